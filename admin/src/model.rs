@@ -86,6 +86,28 @@ pub struct Stat {
     pub controllers: Vec<ControllerStat>,
     /// The worker threads, by number.
     pub workers: Vec<WorkerStat>,
+    /// The disks and LUNs that cannot be served now, and are tried again.
+    pub out: Vec<OutDisk>,
+}
+
+/// A disk or LUN that cannot be served now.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OutDisk {
+    /// Its name.
+    pub id: String,
+    /// The controller of a LUN; null for a disk.
+    pub controller: Option<String>,
+    /// The guest interface.
+    pub interface: String,
+    /// Why it is out.
+    pub why: String,
+    /// For how long it has been out, in nanoseconds.
+    pub out_ns: u64,
+    /// How often it was tried.
+    pub tries: u32,
+    /// When it is tried again, in nanoseconds from now.
+    pub next_try_ns: u64,
 }
 
 impl Stat {
@@ -319,6 +341,26 @@ pub struct ListedDisk {
     pub frontend: Option<FrontendInfo>,
 }
 
+/// The result of `disk.retry`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DiskRetried {
+    /// The ids of those that are served now.
+    pub served: Vec<String>,
+    /// Those that are still out. Empty if one was asked for: then it is an error.
+    pub out: Vec<StillOut>,
+}
+
+/// A disk that still cannot be served.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StillOut {
+    /// Its id.
+    pub id: String,
+    /// Why.
+    pub why: String,
+}
+
 /// A connected VMM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -337,6 +379,8 @@ pub struct FrontendInfo {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DiskList {
+    /// The disks and LUNs that cannot be served now, and are tried again.
+    pub out: Vec<OutDisk>,
     /// The disks and LUNs, in the order of the configuration; those that were added follow.
     pub disks: Vec<ListedDisk>,
 }

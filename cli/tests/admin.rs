@@ -100,6 +100,7 @@ fn responses_match_the_handbook() {
             "version",
             "resize",
             "resume",
+            "disk.retry",
             "disk.list",
             "disk.add",
             "disk.remove",

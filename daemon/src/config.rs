@@ -13,6 +13,7 @@ use crate::broker::Broker;
 use crate::file::RawConfig;
 use crate::interface::{ConfiguredInterface, Interfaces};
 use crate::live::saved::SavedChanges;
+use crate::out::OutDisk;
 use crate::reload::ConfigSource;
 use crate::sandbox::SandboxConfig;
 use crate::sockets::SocketPermissions;
@@ -65,6 +66,10 @@ pub struct ServeConfig {
     pub table: Interfaces,
     /// The guest interfaces with their disks. Ids are unique among all disks, controllers and LUNs.
     pub interfaces: Vec<Box<dyn ConfiguredInterface>>,
+    /// Each disk that cannot be served keeps the daemon from starting.
+    pub strict: bool,
+    /// The disks that cannot be served now.
+    pub out: Vec<OutDisk>,
 }
 
 /// The level of the log of the program.

@@ -18,6 +18,7 @@ use crate::flush::flush_all;
 use crate::interface::{HostContext, StartFailure};
 use crate::live::saved::KeptChanges;
 use crate::metrics::{MetricsEndpoint, MetricsSocket, MetricsStartError};
+use crate::out::{OutDisk, OutDisks, Retries};
 use crate::resolve::UniqueNames;
 use crate::sandbox::{self, SandboxError};
 use crate::service_notifier::{Reporting, ServiceNotifier};
@@ -36,6 +37,9 @@ pub enum StartError {
     /// The size watch thread could not be started.
     #[error("size watch: {0}")]
     Watch(#[source] io::Error),
+    /// The thread that tries disks that are out could not be started.
+    #[error("disk retry: {0}")]
+    Retries(#[source] io::Error),
     /// The state file could not be locked or written.
     #[error(
         "serve: state: found {path:?}: {source}, expected a file that this daemon alone can write, in an existing folder"
@@ -77,6 +81,7 @@ pub struct Daemon {
     state: Arc<DaemonState>,
     watchdog: Option<Watchdog>,
     watch: SizeWatch,
+    retries: Option<Retries>,
     balancer: Option<Balancer>,
     drain_timeout: Duration,
 }
@@ -116,6 +121,8 @@ impl Daemon {
         });
         let stands_by = Arc::new(AtomicBool::new(predecessor.is_some()));
         let limit_groups = config.storages.limit_groups();
+        config.out.iter().for_each(OutDisk::log);
+        let out = OutDisks::new(config.out);
         let state = state.transpose()?;
         let kept = Arc::new(KeptChanges::new(config.saved, state.clone()));
         let host = HostContext {
@@ -126,6 +133,7 @@ impl Daemon {
             state,
             kept: Arc::clone(&kept),
             storages: config.storages,
+            out: Arc::clone(&out),
             stands_by: Arc::clone(&stands_by),
         };
         let file = host.state.clone();
@@ -135,7 +143,7 @@ impl Daemon {
         drop(host);
         let (table, log, given, source, end) = (config.table, config.log, config.given, config.source, config.end);
         let control =
-            DaemonControl { table, log, file, given, source, limit_groups, placement, kept, drain_timeout, end };
+            DaemonControl { table, log, file, given, source, limit_groups, placement, kept, out, drain_timeout, end };
         let state = Arc::new(DaemonState::new(engine, interfaces, control));
         // Before guests are taken over: their queues start as they were set.
         state.restore_live();
@@ -157,7 +165,8 @@ impl Daemon {
         let metrics = metrics.map(|socket| MetricsEndpoint::start(socket, &state)).transpose()?;
         let watch = SizeWatch::start(&state).map_err(StartError::Watch)?;
         let balancer = config.balance.then(|| Balancer::start(&state)).transpose().map_err(StartError::Workers)?;
-        let daemon = Daemon { admin, metrics, state, watchdog, watch, balancer, drain_timeout };
+        let retries = Retries::start(&state).map_err(StartError::Retries)?;
+        let daemon = Daemon { admin, metrics, state, watchdog, watch, retries, balancer, drain_timeout };
         for interface in daemon.state.interfaces() {
             interface.publish()?;
         }
@@ -223,6 +232,7 @@ impl Daemon {
         drop(self.metrics);
         bound.step("the size watch");
         drop(self.watch);
+        drop(self.retries);
         bound.step("a queue that moves");
         drop(self.balancer);
         bound.step("the queues");

@@ -17,10 +17,11 @@ use mqblk_vhost_user_server::{Frontend, Server};
 use crate::admin::wire;
 use crate::config::StorageConfig;
 use crate::interface::{
-    DeviceDescription, DeviceKeys, DeviceStat, DiskTable, Export, FIXED_QUEUES, ListPosition, ResolveContext,
-    ServedDevice, StatDetail,
+    ChangeSource, DeviceDescription, DeviceKeys, DeviceStat, DiskTable, Export, FIXED_QUEUES, ListPosition,
+    ResolveContext, ServedDevice, StatDetail,
 };
 use crate::limits::{LIMIT_GROUP, is_limit_key};
+use crate::out::OutDisk;
 use crate::print::{Pair, Section, backend_pairs, current_limit_pairs, plug_pairs, storage_pairs};
 use crate::queues::queue_settings_pairs;
 use crate::resize::{ChangeError, ResizeOutcome};
@@ -28,7 +29,7 @@ use crate::resolve::{Claim, ConfigError, StorageKeys, rename_subject, take_id, t
 use crate::storage_backends::StorageBackends;
 
 /// How guests reach a disk over one interface: the interface's own keys.
-pub trait Endpoint: Send + Sync + Sized + 'static {
+pub trait Endpoint: Clone + Send + Sync + 'static {
     /// Maximum length of the serial number that guests read, in bytes.
     const SERIAL_BYTES: usize;
 
@@ -78,6 +79,8 @@ pub trait Endpoint: Send + Sync + Sized + 'static {
 /// The keys of a disk whose storage is not open yet.
 pub struct DiskKeys<E> {
     position: ListPosition,
+    /// As they were given, with the id.
+    given: Settings,
     settings: Settings,
     id: String,
     endpoint: E,
@@ -91,13 +94,17 @@ impl<E: Endpoint> DiskKeys<E> {
     /// Returns the first invalid value.
     pub fn take(disk: DiskTable, context: &mut ResolveContext<'_>) -> Result<DiskKeys<E>, SettingError> {
         let DiskTable { mut settings, owner, position } = disk;
+        let mut given = settings.clone();
         let kind = take_storage_kind(&mut settings, context.kinds)?;
         let id = take_id(&mut settings, "path", kind)?;
+        if given.peek("id").is_none() {
+            given.insert("id", &id)?;
+        }
         rename_subject(&mut settings, format!("disk {id:?}"));
         context.names.claim(&settings, "id", &id, owner)?;
         let endpoint = E::take(&mut settings, context)?;
         let storage = StorageKeys::take(&mut settings, kind, &id, E::SERIAL_BYTES)?;
-        Ok(DiskKeys { position, settings, id, endpoint, storage })
+        Ok(DiskKeys { position, given, settings, id, endpoint, storage })
     }
 
     /// Returns the id.
@@ -131,18 +138,30 @@ impl<E: Endpoint> DiskKeys<E> {
         self.endpoint
     }
 
+    /// Returns what keeps it out.
+    pub fn out(&self, interface: &'static str, origin: ChangeSource, why: &dyn std::error::Error) -> OutDisk {
+        let mut settings = self.given.clone();
+        if settings.peek("interface").is_none() {
+            // It is not there: there is nothing that this could collide with.
+            let _ = settings.insert("interface", interface);
+        }
+        OutDisk::new(self.id.clone(), interface, settings, origin, why)
+    }
+
     /// Opens the storage, and fails if a key is left.
     ///
     /// # Errors
     /// If the storage cannot be opened, or a key is unknown.
-    pub fn open(self, storages: &dyn StorageBackends) -> Result<DiskConfig<E>, ConfigError> {
-        let DiskKeys { position, settings, id, mut endpoint, storage } = self;
+    pub fn open(&self, storages: &dyn StorageBackends) -> Result<DiskConfig<E>, ConfigError> {
+        let DiskKeys { position, given, settings, id, endpoint, storage } = self;
+        let (position, given, id, mut endpoint) = (*position, given.clone(), id.clone(), endpoint.clone());
+        let (settings, storage) = (settings.clone(), storage.clone());
         let subject = Settings::new(settings.subject());
         let storage = storage.open(settings, storages)?;
         if storage.disk.max_channels() == Some(1) {
             endpoint.keep_on_one_worker(&subject)?;
         }
-        Ok(DiskConfig { position, id, endpoint, storage })
+        Ok(DiskConfig { position, given, id, endpoint, storage })
     }
 }
 
@@ -165,6 +184,8 @@ impl<E: Endpoint> DeviceKeys for DiskKeys<E> {
 pub struct DiskConfig<E> {
     /// Its position in lists.
     pub position: ListPosition,
+    /// Its keys as they were given, with the id.
+    pub given: Settings,
     /// Names the disk in logs and metrics.
     pub id: String,
     /// How guests reach it.

@@ -18,7 +18,7 @@ use crate::limits::LIMIT_GROUP;
 const MAX_BYTES: u64 = 16 << 20;
 
 /// The top-level keys of the daemon itself.
-const OWN_KEYS: [&str; 16] = [
+const OWN_KEYS: [&str; 17] = [
     "workers",
     "pin",
     "balance",
@@ -31,6 +31,7 @@ const OWN_KEYS: [&str; 16] = [
     "metrics-mode",
     "drain-timeout-s",
     "state",
+    "strict",
     "sandbox",
     "sandbox-allow",
     "user",

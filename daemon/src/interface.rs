@@ -24,6 +24,7 @@ use mqblk_vhost_user_server::{Frontend, Server};
 use crate::cpus::Cpus;
 use crate::file::RawTable;
 use crate::live::saved::KeptChanges;
+use crate::out::{Admission, OutDisk, OutDisks};
 use crate::print::{Pair, Section};
 use crate::resize::{ChangeError, ResizeOutcome};
 use crate::resolve::{ConfigError, UniqueNames};
@@ -175,11 +176,15 @@ pub trait InterfaceKeys {
         Vec::new()
     }
 
-    /// Opens the storage, and fails if a key is left.
+    /// Opens the storage. `admission` is told of disks that cannot be served now, and decides whether the others are.
     ///
     /// # Errors
-    /// If the storage cannot be opened, or a key is unknown.
-    fn open(self: Box<Self>, storages: &dyn StorageBackends) -> Result<Box<dyn ConfiguredInterface>, ConfigError>;
+    /// If a key is unknown or wrong, or a disk cannot be served and all have to be.
+    fn open(
+        self: Box<Self>,
+        storages: &dyn StorageBackends,
+        admission: &mut Admission,
+    ) -> Result<Box<dyn ConfiguredInterface>, ConfigError>;
 }
 
 /// The keys of a device, before its queues are assigned to workers.
@@ -264,6 +269,8 @@ pub struct HostContext {
     pub kept: Arc<KeptChanges>,
     /// The storage backends, for disks that are added.
     pub storages: Arc<dyn StorageBackends>,
+    /// The disks that are out.
+    pub out: Arc<OutDisks>,
     /// True until the process before this one has handed over: devices that VMMs connect to stand by.
     pub stands_by: Arc<AtomicBool>,
 }
@@ -316,6 +323,9 @@ pub trait ServedInterface: Send + Sync {
     fn remove_disk(&self, _id: &str, _force: bool, _source: ChangeSource) -> Option<Result<(), ChangeError>> {
         None
     }
+
+    /// Records that the next daemon does not serve this disk or LUN, which is out, if it is one of this interface.
+    fn give_up(&self, _disk: &OutDisk) {}
 
     /// Adds the controller that `settings` describe, as a table of the configuration would, without LUNs.
     /// `None`: the interface has no controllers.

@@ -24,6 +24,7 @@ pub mod key_values;
 pub mod limits;
 pub mod live;
 mod metrics;
+pub mod out;
 pub mod print;
 pub mod queues;
 pub mod reload;
@@ -55,6 +56,17 @@ use file::RawConfig;
 use interface::Interfaces;
 use resolve::ConfigError;
 
+/// What a configuration is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be served.
+    Serve,
+    /// To be printed, with what all disks are.
+    Print,
+    /// To say which disks cannot be served, also while a daemon has its sockets.
+    Check,
+}
+
 /// Resolves a configuration for this host and opens its storage, after all checks that are possible before anything is created.
 ///
 /// `predecessor`: the daemon whose sockets and images it takes over.
@@ -65,12 +77,17 @@ pub fn configure(
     raw: RawConfig,
     interfaces: Interfaces,
     predecessor: Option<Predecessor>,
+    purpose: Purpose,
 ) -> Result<ServeConfig, ConfigError> {
     let given = raw.clone();
     let closed = resolve::resolve(raw, interfaces, &Cpus::of_this_host(), &storage_backends::kinds())?;
+    let closed = if purpose == Purpose::Print { closed.strict() } else { closed };
     activation::check_all_are_used()?;
     let handed = predecessor.as_ref().map(Predecessor::images);
     let config = ServeConfig { given, predecessor, ..rights::open(closed, handed)? };
+    if purpose == Purpose::Check {
+        return Ok(config);
+    }
     if let Some(admin) = &config.admin {
         mqblk_vhost_user_server::probe_socket(&admin.socket).map_err(ConfigError::Admin)?;
     }

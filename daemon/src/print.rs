@@ -52,6 +52,7 @@ pub fn to_toml(config: &ServeConfig) -> String {
     if let Some(state) = &config.state {
         line("state", &string(&state.path().to_string_lossy()));
     }
+    line("strict", &string(if config.strict { "on" } else { "off" }));
     line("sandbox", &string(config.sandbox.mode.word()));
     if let Some(allow) = config.sandbox.allow_text() {
         line("sandbox-allow", &string(&allow));

@@ -205,8 +205,9 @@ impl Status {
         self.changes = changes;
         let devices = state.devices();
         let guests = devices.iter().filter(|device| device.is_connected()).count();
+        let out = state.out().list().len();
         drop(state);
-        let line = status_line(devices.len(), guests);
+        let line = status_line(devices.len(), guests, out);
         if line != self.last {
             self.notifier.send(&format!("STATUS={line}"));
             self.last = line;
@@ -215,9 +216,10 @@ impl Status {
 }
 
 /// Returns what `systemctl status` shows. Devices are disks and controllers, and each has a guest at most.
-fn status_line(devices: usize, guests: usize) -> String {
+fn status_line(devices: usize, guests: usize, out: usize) -> String {
     let plural = |count: usize| if count == 1 { "" } else { "s" };
-    format!("Serving {devices} device{}; {guests} guest{} connected", plural(devices), plural(guests))
+    let out = if out == 0 { String::new() } else { format!("; {out} OUT (mqblk disk list)") };
+    format!("Serving {devices} device{}; {guests} guest{} connected{out}", plural(devices), plural(guests))
 }
 
 struct SignsOfLife {
@@ -294,7 +296,7 @@ mod tests {
 
     #[test]
     fn status_lines() {
-        assert_eq!(status_line(1, 0), "Serving 1 device; 0 guests connected");
-        assert_eq!(status_line(3, 1), "Serving 3 devices; 1 guest connected");
+        assert_eq!(status_line(1, 0, 0), "Serving 1 device; 0 guests connected");
+        assert_eq!(status_line(3, 1, 2), "Serving 3 devices; 1 guest connected; 2 OUT (mqblk disk list)");
     }
 }

@@ -23,6 +23,7 @@ use crate::interface::{ChangeSource, DeviceStat, Export, Interfaces, ServedDevic
 use crate::limits::LimitGroups;
 use crate::live::saved::{ConfiguredValues, KeptChanges, SavedChanges};
 use crate::live::{self, Keeping};
+use crate::out::{OutDisk, OutDisks};
 use crate::reload::{self, ConfigChange, ConfigItem, ConfigSource};
 use crate::resize::{ChangeError, ResizeOutcome};
 use crate::service_notifier::ServiceNotifier;
@@ -57,6 +58,8 @@ pub struct DaemonControl {
     pub placement: Arc<RankedMutex<QueuePlacement>>,
     /// What is kept of changed settings.
     pub kept: Arc<KeptChanges>,
+    /// The disks that are out.
+    pub out: Arc<OutDisks>,
     /// How long a stop waits for storage.
     pub drain_timeout: Duration,
     /// Ends the wait of the program for a signal.
@@ -85,6 +88,7 @@ pub struct DaemonState {
     kept: Arc<KeptChanges>,
     interfaces: Vec<Arc<dyn ServedInterface>>,
     limit_groups: LimitGroups,
+    out: Arc<OutDisks>,
     drain_timeout: Duration,
     loans: RankedMutex<BTreeMap<u32, u32>>,
     changes: Changes,
@@ -98,7 +102,7 @@ pub struct DaemonState {
 impl DaemonState {
     /// Creates the state of a daemon that starts now. `interfaces` are those of `control.table`, served.
     pub fn new(engine: Arc<Engine>, interfaces: Vec<Arc<dyn ServedInterface>>, control: DaemonControl) -> DaemonState {
-        let DaemonControl { table, log, file, given, source, limit_groups, placement, kept, drain_timeout, end } =
+        let DaemonControl { table, log, file, given, source, limit_groups, placement, kept, out, drain_timeout, end } =
             control;
         DaemonState {
             engine,
@@ -112,6 +116,7 @@ impl DaemonState {
             kept,
             interfaces,
             limit_groups,
+            out,
             drain_timeout,
             loans: RankedMutex::leaf(BTreeMap::new()),
             changes: Changes::default(),
@@ -451,7 +456,44 @@ impl DaemonState {
     ///
     /// # Errors
     /// If a value is invalid, or the disk cannot be served.
-    pub fn add_disk(&self, mut settings: Settings, source: ChangeSource) -> Result<String, ChangeError> {
+    pub fn add_disk(&self, settings: Settings, source: ChangeSource) -> Result<String, ChangeError> {
+        let id = self.serve_disk(settings, source)?;
+        // They are another disk's.
+        self.kept.forget(&id);
+        self.out.remove(&id);
+        Ok(id)
+    }
+
+    /// Returns the disks that are out.
+    pub fn out(&self) -> &OutDisks {
+        &self.out
+    }
+
+    /// Tries to serve a disk or LUN that is out.
+    ///
+    /// # Errors
+    /// If none of this id is out, or it still cannot be served.
+    pub fn retry_disk(&self, id: &str) -> Result<(), ChangeError> {
+        let _one = self.change_alone(VerbScope::Target(id.to_owned()), "disk.retry")?;
+        let Some(disk) = self.out.find(id) else {
+            let ids: Vec<String> = self.out.list().into_iter().map(|disk| disk.id).collect();
+            let expected = match ids.len() {
+                0 => "the id of a disk or LUN that is out, of which there is none".to_owned(),
+                _ => format!("one of those that are out: {}", ids.join(", ")),
+            };
+            return Err(ChangeError::Setting(Settings::new("disk").error("id", format!("{id:?}"), expected)));
+        };
+        if let Err(error) = self.serve_disk(disk.settings, disk.origin) {
+            self.out.failed(id, &error.to_string());
+            return Err(error);
+        }
+        self.out.remove(id);
+        self.restore_live();
+        tracing::info!(disk = id, tries = disk.tries, "served again");
+        Ok(())
+    }
+
+    fn serve_disk(&self, mut settings: Settings, source: ChangeSource) -> Result<String, ChangeError> {
         let is_taken = |id: &str| self.has_id(id);
         let word = settings.peek("interface").unwrap_or_default().to_owned();
         let interface = match self.interfaces().iter().find(|interface| interface.adds(&settings)) {
@@ -483,6 +525,10 @@ impl DaemonState {
     /// # Errors
     /// If nothing has this id, a guest is connected, or its storage cannot be flushed.
     pub fn remove_disk(&self, id: &str, force: bool, source: ChangeSource) -> Result<(), ChangeError> {
+        if let Some(disk) = self.out.find(id) {
+            self.give_up_disk(&disk, source);
+            return Ok(());
+        }
         if let Some(removed) = self.interfaces().iter().find_map(|interface| interface.remove_disk(id, force, source)) {
             return removed;
         }
@@ -491,6 +537,16 @@ impl DaemonState {
             return Err(ChangeError::Failed(format!("{id:?}: it is of {interface}, which does not remove it here")));
         }
         Err(ChangeError::Setting(self.no_such("id", id)))
+    }
+
+    /// Tries a disk no more that is out.
+    fn give_up_disk(&self, disk: &OutDisk, source: ChangeSource) {
+        self.out.remove(&disk.id);
+        self.kept.forget(&disk.id);
+        if source == ChangeSource::RunTime {
+            self.interfaces().iter().for_each(|interface| interface.give_up(disk));
+        }
+        tracing::info!(disk = disk.id, "disk removed, which was out");
     }
 
     /// Adds the controller that `settings` describe, without LUNs. Returns its id.

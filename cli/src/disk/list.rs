@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mqblk_admin::model::{DiskList, FrontendInfo, ListedDisk};
+use mqblk_admin::model::{DiskList, FrontendInfo, ListedDisk, OutDisk};
 use mqblk_core::ByteLen;
 use serde_json::json;
 
@@ -20,13 +20,25 @@ pub(super) fn list(daemon: &DaemonArgs) -> Result<String, CallError> {
     if daemon.json {
         return Ok(format!("{response}\n"));
     }
-    Ok(disk_table(&read::<DiskList>(LIST, response)?.disks))
+    let DiskList { disks, out } = read(LIST, response)?;
+    Ok(disk_table(&disks, &out))
 }
 
-fn disk_table(disks: &[ListedDisk]) -> String {
+fn disk_table(disks: &[ListedDisk], out: &[OutDisk]) -> String {
     let head = ["disk", "interface", "storage", "size", "state", "errors", "vmm", "since", "queues"];
     let rows = std::iter::once(head.map(str::to_owned).to_vec()).chain(disks.iter().map(row));
-    table::align(&rows.collect::<Vec<_>>())
+    let rows = rows.chain(out.iter().map(out_row));
+    let why = out.iter().map(|disk| {
+        let next = short(Duration::from_nanos(disk.next_try_ns));
+        format!("{} is out, and tried again in {next}: {}\n", disk.id, disk.why)
+    });
+    table::align(&rows.collect::<Vec<_>>()) + &why.collect::<String>()
+}
+
+/// The row of a disk that is out: since when, instead of a VMM.
+fn out_row(disk: &OutDisk) -> Vec<String> {
+    let since = short(Duration::from_nanos(disk.out_ns));
+    [&disk.id, &disk.interface, NONE, NONE, "out", NONE, NONE, &since, NONE].map(str::to_owned).to_vec()
 }
 
 fn row(disk: &ListedDisk) -> Vec<String> {
@@ -81,11 +93,20 @@ mod tests {
             ListedDisk { id: "b".to_owned(), health: health("stopped", 3), read_only: Some(true), ..disk.clone() },
             ListedDisk { id: "c".to_owned(), size_bytes: None, ..disk },
         ];
-        let table = disk_table(&disks);
+        let out = OutDisk {
+            id: "d".to_owned(),
+            interface: "virtio-blk".to_owned(),
+            out_ns: 61_000_000_000,
+            why: "no file".to_owned(),
+            ..OutDisk::default()
+        };
+        let table = disk_table(&disks, &[out]);
         let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(rows[1], ["a", "virtio-blk", "-", "1G", "running", "0", "pid", "77", "2h", "4"]);
         assert_eq!(rows[2], ["b", "virtio-blk", "-", "1G", "stopped", "3", "-", "-", "-"]);
         assert_eq!(rows[3], ["c", "virtio-blk", "-", "-", "opening", "-", "-", "-", "-"]);
+        assert_eq!(rows[4], ["d", "virtio-blk", "-", "-", "out", "-", "-", "1m", "-"]);
+        assert_eq!(rows[5].join(" "), "d is out, and tried again in 0s: no file");
     }
 
     #[test]

@@ -8,7 +8,7 @@ pub(crate) use set::set_settings;
 use std::process::ExitCode;
 
 use clap::Subcommand;
-use mqblk_admin::model::{DiskAdded, DiskRemoved};
+use mqblk_admin::model::{DiskAdded, DiskRemoved, DiskRetried};
 use mqblk_core::settings::SettingError;
 use mqblk_daemon::key_values;
 use mqblk_daemon::state_file::absolute_setting;
@@ -57,6 +57,16 @@ enum Action {
     /// Change settings of a disk or LUN while its guest works
     Set(set::SetArgs),
 
+    /// Try now to serve a disk or LUN that is out, or all that are
+    Retry {
+        #[command(flatten)]
+        daemon: DaemonArgs,
+
+        /// The disk's or LUN's id; without it all that are out
+        #[arg(value_name = "ID")]
+        id: Option<String>,
+    },
+
     /// Show the disks and LUNs: what they are made of, and who uses them
     List {
         #[command(flatten)]
@@ -71,9 +81,24 @@ pub(crate) fn run(args: DiskArgs) -> ExitCode {
         Action::Remove { daemon, id, force } => remove("disk remove", "disk.remove", &daemon, &id, force),
         Action::Resize(args) => return resize::run(args),
         Action::Set(args) => set::set(&args),
+        Action::Retry { daemon, id } => retry(&daemon, id.as_deref()),
         Action::List { daemon } => list::list(&daemon),
     };
     failure::show(result, CallError::is_usage)
+}
+
+/// Has the daemon try disks that are out.
+fn retry(daemon: &DaemonArgs, id: Option<&str>) -> Result<String, CallError> {
+    let what = "disk retry";
+    let params = id.map_or_else(|| json!({}), |id| json!({ "id": id }));
+    let response = call(what, &daemon.admin.path(), "disk.retry", &params)?;
+    if daemon.json {
+        return Ok(format!("{response}\n"));
+    }
+    let DiskRetried { served, out } = read(what, response)?;
+    let served = served.iter().map(|id| format!("{id} is served\n"));
+    let text: String = served.chain(out.iter().map(|disk| format!("{} is out: {}\n", disk.id, disk.why))).collect();
+    Ok(if text.is_empty() { "no disk is out\n".to_owned() } else { text })
 }
 
 /// Has the daemon add what `settings` describe, by `verb`. Returns what to print; `what` names the subcommand in messages.

@@ -96,6 +96,16 @@ pub(crate) struct ServeArgs {
     #[arg(long, requires = "takeover", display_order = 9)]
     pub background: bool,
 
+    /// Serve nothing if a disk cannot be served
+    ///
+    /// Without it the other disks are served, and this one is tried again: `mqblk disk list` and the log say why it is out.
+    #[arg(long, display_order = 10)]
+    pub strict: bool,
+
+    /// Open all storage, say what would be out, and exit: with 1 if a disk could not be served
+    #[arg(long, display_order = 60)]
+    pub check: bool,
+
     /// Give up before serving what the daemon does not need: system calls, capabilities, files that the configuration does not name. log:
     /// only log the system calls [default: off]
     #[arg(long, value_name = "on|off|log", display_order = 50)]

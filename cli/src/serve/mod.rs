@@ -16,7 +16,7 @@ use mqblk_daemon::interface::Interfaces;
 use mqblk_daemon::reload::ConfigSource;
 use mqblk_daemon::resolve::ConfigError;
 use mqblk_daemon::service_notifier::ServiceNotifier;
-use mqblk_daemon::{Daemon, LogLevel, Predecessor, TakeoverError};
+use mqblk_daemon::{Daemon, LogLevel, Predecessor, Purpose, TakeoverError};
 use mqblk_daemon::{key_values, print};
 
 use crate::failure::{self, BAD_USAGE, FAILED};
@@ -59,7 +59,7 @@ pub(crate) fn run_conventional(args: &VhostUserArgs, interfaces: Interfaces, log
         raw
     });
     raise_descriptor_limit();
-    let code = run_raw(raw, false, None, interfaces, |config| ServeConfig { log: Some(log), ..config });
+    let code = run_raw(raw, Purpose::Serve, None, interfaces, |config| ServeConfig { log: Some(log), ..config });
     mqblk_daemon::sockets::discard();
     code
 }
@@ -75,15 +75,19 @@ fn run_configured(
     // While this is the only thread.
     let received = mqblk_daemon::activation::receive();
     let raw = received.and_then(|()| gather(&args, &given, interfaces));
-    let is_printed = args.print_config;
+    let purpose = match () {
+        () if args.print_config => Purpose::Print,
+        () if args.check => Purpose::Check,
+        () => Purpose::Serve,
+    };
     let predecessor = match (&args.takeover, &raw) {
-        (Some(path), Ok(_)) if !is_printed => match take_over(path.as_deref()) {
+        (Some(path), Ok(_)) if purpose == Purpose::Serve => match take_over(path.as_deref()) {
             Ok(predecessor) => Some(predecessor),
             Err(error) => return failure::report(&error, FAILED),
         },
         _ => None,
     };
-    run_raw(raw, is_printed, predecessor, interfaces, move |config| {
+    run_raw(raw, purpose, predecessor, interfaces, move |config| {
         let source = Arc::new(CommandLine { args, given, interfaces });
         ServeConfig { log: Some(log), source: Some(source), ..config }
     })
@@ -99,26 +103,39 @@ fn admin_path(given: Option<&Path>) -> PathBuf {
     given.map_or_else(mqblk_admin::default_socket, Path::to_owned)
 }
 
-/// Serves a configuration, or prints it. `complete` adds what changes it at run time.
+/// Serves a configuration, or prints or checks it. `complete` adds what changes it at run time.
 fn run_raw(
     raw: Result<RawConfig, SettingError>,
-    is_printed: bool,
+    purpose: Purpose,
     predecessor: Option<Predecessor>,
     interfaces: Interfaces,
     complete: impl FnOnce(ServeConfig) -> ServeConfig,
 ) -> ExitCode {
-    let config =
-        match raw.map_err(ConfigError::from).and_then(|raw| mqblk_daemon::configure(raw, interfaces, predecessor)) {
-            Ok(config) => config,
-            // A service manager tries again after the first, and not after the second (RestartPreventExitStatus=).
-            Err(error) => return failure::report(&error, if error.is_from_host() { FAILED } else { BAD_USAGE }),
-        };
-    if is_printed {
-        return show(&print::to_toml(&config));
+    let configure = |raw| mqblk_daemon::configure(raw, interfaces, predecessor, purpose);
+    let config = match raw.map_err(ConfigError::from).and_then(configure) {
+        Ok(config) => config,
+        // A service manager tries again after the first, and not after the second (RestartPreventExitStatus=).
+        Err(error) => return failure::report(&error, if error.is_from_host() { FAILED } else { BAD_USAGE }),
+    };
+    match purpose {
+        Purpose::Print => return show(&print::to_toml(&config)),
+        Purpose::Check => return check(&config),
+        Purpose::Serve => {}
     }
     match serve(complete(config)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failure::report(&*error, FAILED),
+    }
+}
+
+/// Says which disks of a configuration can be served.
+fn check(config: &ServeConfig) -> ExitCode {
+    let served = config.interfaces.iter().flat_map(|interface| interface.ids());
+    let served = served.map(|(noun, id)| format!("{noun} {id}: can be served\n"));
+    let out = config.out.iter().map(|disk| format!("{} is out: {}\n", disk.id, disk.why));
+    match show(&served.chain(out).collect::<String>()) {
+        ExitCode::SUCCESS if !config.out.is_empty() => FAILED.into(),
+        code => code,
     }
 }
 
@@ -184,6 +201,7 @@ fn gather(args: &ServeArgs, given: &InterfaceOptions, interfaces: Interfaces) ->
         Some(path) => file::read(path, interfaces)?,
         None => RawConfig::new("serve"),
     };
+    let strict = args.strict.then(|| "on".to_owned());
     let sandbox_allow = (!args.sandbox_allow.is_empty()).then(|| args.sandbox_allow.join(":"));
     let own = [
         ("workers", &args.workers),
@@ -198,6 +216,7 @@ fn gather(args: &ServeArgs, given: &InterfaceOptions, interfaces: Interfaces) ->
         ("metrics-mode", &args.metrics_mode),
         ("drain-timeout-s", &args.drain_timeout_s),
         ("state", &args.state),
+        ("strict", &strict),
         ("sandbox", &args.sandbox),
         ("sandbox-allow", &sandbox_allow),
         ("user", &args.user),

@@ -7,12 +7,18 @@ use crate::call::settings_text;
 
 /// Formats a line for each trouble of a disk, LUN or controller.
 pub(crate) fn notes(report: &Report) -> String {
-    health_lines(report)
+    out_lines(report)
+        + &health_lines(report)
         + &throttle_lines(report)
         + &connection_lines(report)
         + &error_lines(report)
         + &budget_lines(report)
         + &loan_lines(report)
+}
+
+/// Formats a line for each disk and LUN that is out.
+fn out_lines(report: &Report) -> String {
+    report.out.iter().map(|disk| format!("{} is out (tried {} times): {}\n", disk.id, disk.tries, disk.why)).collect()
 }
 
 /// Formats a line for each worker whose queues another one serves.
@@ -141,8 +147,9 @@ mod tests {
             throttle: None,
             queues: Vec::new(),
         };
-        let (controllers, workers) = (Vec::new(), Vec::new());
+        let (controllers, workers, out) = (Vec::new(), Vec::new(), Vec::new());
         Report {
+            out,
             since: Since::Previous,
             interval_ns: 1,
             restarted: false,

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use mqblk_admin::model::{
-    ConnectionsStat, Distribution, Health, LatencyParts, Load, LunCounters, LunStat, QueueStat, Stat, TenantBudgetStat,
-    WorkerStat,
+    ConnectionsStat, Distribution, Health, LatencyParts, Load, LunCounters, LunStat, OutDisk, QueueStat, Stat,
+    TenantBudgetStat, WorkerStat,
 };
 use mqblk_core::ByteLen;
 use serde::Serialize;
@@ -40,6 +40,9 @@ pub(crate) struct Report {
     pub controllers: Vec<ControllerRates>,
     /// The workers.
     pub workers: Vec<WorkerRates>,
+    /// The disks and LUNs that are out.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub out: Vec<OutDisk>,
 }
 
 /// One disk.
@@ -294,6 +297,7 @@ pub(crate) fn compare(before: Option<&Stat>, now: &Stat) -> Report {
         disks: disks.collect(),
         controllers: controllers.collect(),
         workers: workers.collect(),
+        out: now.out.clone(),
     }
 }
 

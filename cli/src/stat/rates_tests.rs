@@ -48,6 +48,7 @@ fn load_after(times: u64) -> Load {
 fn stat_after(times: u64) -> Stat {
     let load = load_after(times);
     Stat {
+        out: Vec::new(),
         version: "1".to_owned(),
         time_ns: 100 * SECOND + times * SECOND,
         uptime_ns: times * SECOND,

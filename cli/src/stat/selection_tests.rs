@@ -101,6 +101,7 @@ fn report() -> Report {
         queues: Vec::new(),
     };
     Report {
+        out: Vec::new(),
         since: Since::Previous,
         interval_ns: 1,
         restarted: false,

@@ -28,6 +28,7 @@ fn report() -> Report {
     };
     let turns = TurnRates { cpu_percent: 87.5, merge_splits: 2, ..TurnRates::default() };
     Report {
+        out: Vec::new(),
         since: Since::Previous,
         interval_ns: 1_500_000_000,
         restarted: false,

@@ -46,6 +46,7 @@ fn stat(seconds: u64) -> Stat {
         disks: (0..6).map(disk).collect(),
         controllers: vec![controller],
         workers: vec![worker(0), worker(1)],
+        out: Vec::new(),
     }
 }
 

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use mqblk_admin::model::{DiskAdded, DiskList, DiskRemoved, FrontendInfo, ListedDisk};
+use mqblk_admin::model::{DiskAdded, DiskList, DiskRemoved, DiskRetried, FrontendInfo, ListedDisk, StillOut};
 use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError};
 use mqblk_vhost_user_server::Frontend;
 use serde_json::Value;
 
-use super::wire::{health, nanoseconds};
+use super::wire::{health, nanoseconds, out};
 use super::{change_error, response, take_settings};
 use crate::interface::{ChangeSource, Export, ServedDevice};
+use crate::out::open_all;
 use crate::state::DaemonState;
 
 const ADD: &[Param] = &[Param {
@@ -23,10 +24,17 @@ const REMOVE: &[Param] = &[
     Param { name: "force", kind: ParamKind::Boolean, about: "Also while a guest is connected, which loses it [false]" },
 ];
 
+const RETRY: &[Param] =
+    &[Param { name: "id", kind: ParamKind::Text, about: "The id of the disk or LUN; all that are out [all]" }];
+
 /// Returns the verbs.
-pub(super) fn verbs(state: &Arc<DaemonState>) -> [Verb; 3] {
+pub(super) fn verbs(state: &Arc<DaemonState>) -> [Verb; 4] {
     let (listing, adding, removing) = (Arc::clone(state), Arc::clone(state), Arc::clone(state));
+    let retrying = Arc::clone(state);
     [
+        Verb::new("disk.retry", "Tries now to serve a disk or LUN that is out", RETRY, move |params| {
+            retry(&retrying, params)
+        }),
         Verb::new("disk.list", "The disks and LUNs, and who uses them", &[], move |_| response(list(&listing))),
         Verb::new("disk.add", "Serves one more disk, or adds a LUN to a controller", ADD, move |params| {
             add(&adding, params)
@@ -63,7 +71,23 @@ fn list(state: &DaemonState) -> DiskList {
         let exports = device.exports();
         exports.iter().map(|export| listed(device.as_ref(), export.as_ref())).collect::<Vec<_>>()
     };
-    DiskList { disks: devices.iter().flat_map(of_device).collect() }
+    DiskList { disks: devices.iter().flat_map(of_device).collect(), out: out(state.out()) }
+}
+
+fn retry(state: &DaemonState, params: &Params) -> Result<Value, VerbError> {
+    let ids = match params.text("id") {
+        Some(id) => vec![id.to_owned()],
+        None => state.out().list().into_iter().map(|disk| disk.id).collect(),
+    };
+    let mut result = DiskRetried::default();
+    for (id, tried) in open_all(ids, |id| (state.retry_disk(&id), id)).into_iter().map(|(tried, id)| (id, tried)) {
+        match tried {
+            Ok(()) => result.served.push(id),
+            Err(error) if params.text("id").is_some() => return Err(change_error(error, params)),
+            Err(error) => result.out.push(StillOut { id, why: error.to_string() }),
+        }
+    }
+    response(result)
 }
 
 /// Converts a connected frontend.

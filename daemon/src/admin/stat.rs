@@ -78,6 +78,7 @@ fn stat_of(state: &DaemonState, workers: &[WorkerStats], stats: Vec<DeviceStat>)
         disks,
         controllers,
         workers: workers.iter().zip(0..).map(worker).collect(),
+        out: super::wire::out(state.out()),
     }
 }
 

@@ -2,10 +2,10 @@
 //! does not compile until it is reported here.
 
 use std::sync::Weak;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mqblk_admin::model::{
-    ConnectionsStat, DiskStat, Distribution, FailedRequest, Health, HealthStop, Latency, LatencyParts, Load,
+    self, ConnectionsStat, DiskStat, Distribution, FailedRequest, Health, HealthStop, Latency, LatencyParts, Load,
     PollingStat, QueueStat, ResourceStat, TenantBudgetStat, ThrottleStat, WorkerStat,
 };
 use mqblk_core::{BudgetUse, ConnectionStats, ResourceUse};
@@ -17,6 +17,7 @@ use mqblk_engine::{
 use super::settings_json;
 use crate::disk_list::DiskInfo;
 use crate::interface::StatDetail;
+use crate::out::{OutDisk, OutDisks};
 use crate::print::current_limit_pairs;
 
 /// The role of request queues.
@@ -176,3 +177,18 @@ fn distribution(histogram: &LatencyHistogram, detail: StatDetail) -> Distributio
 #[cfg(test)]
 #[path = "wire_tests.rs"]
 pub mod tests;
+
+/// Converts the disks that are out.
+pub fn out(disks: &OutDisks) -> Vec<model::OutDisk> {
+    let now = Instant::now();
+    let convert = |disk: OutDisk| model::OutDisk {
+        controller: disk.settings.peek("controller").map(str::to_owned),
+        id: disk.id,
+        interface: disk.interface.to_owned(),
+        why: disk.why,
+        out_ns: nanoseconds(now.saturating_duration_since(disk.since)),
+        tries: disk.tries,
+        next_try_ns: nanoseconds(disk.next.saturating_duration_since(now)),
+    };
+    disks.list().into_iter().map(convert).collect()
+}

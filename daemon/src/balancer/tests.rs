@@ -14,6 +14,7 @@ use crate::file::RawConfig;
 use crate::interface::{DeviceDescription, DeviceStat, Export, Interfaces, ListPosition, ServedInterface, StatDetail};
 use crate::limits::LimitGroups;
 use crate::live::saved::{KeptChanges, SavedChanges};
+use crate::out::OutDisks;
 use crate::resize::{ChangeError, ResizeOutcome};
 use crate::state::DaemonControl;
 
@@ -122,6 +123,7 @@ fn placing(devices: &[Arc<Device>]) -> (Arc<DaemonState>, Placing) {
         limit_groups: LimitGroups::default(),
         placement: Arc::new(RankedMutex::new(LockRank::Placement, QueuePlacement::new(2))),
         kept: Arc::new(KeptChanges::new(SavedChanges::default(), None)),
+        out: OutDisks::new(Vec::new()),
         drain_timeout: Duration::ZERO,
         end: None,
     };

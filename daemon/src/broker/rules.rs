@@ -25,6 +25,7 @@ pub(super) struct Rules {
     folders: Vec<AllowedFolder>,
     /// Files that were named before the seal, by their paths and by their real paths.
     files: BTreeMap<PathBuf, FileIdentity>,
+    awaited: Vec<AwaitedFile>,
     sealed: bool,
 }
 
@@ -34,6 +35,35 @@ struct AllowedFolder {
     /// Its path as it was given, and without symbolic links.
     paths: [PathBuf; 2],
     folder: OwnedFd,
+}
+
+/// A file that was named before the seal, and was not there: one that comes is opened, unless it is a link.
+#[derive(Debug)]
+struct AwaitedFile {
+    path: PathBuf,
+    /// Where it is to be.
+    folder: OwnedFd,
+}
+
+impl AwaitedFile {
+    /// Returns that of `path`; `None` without a folder.
+    fn of(path: &Path) -> Option<AwaitedFile> {
+        let folder = find(path.parent()?).ok()?;
+        path.file_name()?;
+        Some(AwaitedFile { path: path.to_owned(), folder })
+    }
+
+    fn find(&self) -> Result<OwnedFd, ImageOpenError> {
+        let name = Path::new(self.path.file_name().unwrap_or_default());
+        find_beneath(&self.folder, name, false).map_err(|error| match error {
+            Errno::XDEV | Errno::LOOP => ImageOpenError::Refused(
+                "a link, which was not there at the start of the daemon: the sandbox opens it only if sandbox-allow has the folder that \
+                 it leads to"
+                    .to_owned(),
+            ),
+            error => io::Error::from(error).into(),
+        })
+    }
 }
 
 /// Which file a path led to. A path that leads to another one later is refused: somebody who may write to a folder of it could make it lead
@@ -95,7 +125,8 @@ impl Rules {
     /// Returns all folders and files, for the broker's own restrictions.
     pub(super) fn paths(&self) -> impl Iterator<Item = Result<BorrowedFd<'_>, &Path>> {
         let folders = self.folders.iter().map(|folder| Ok(folder.folder.as_fd()));
-        folders.chain(self.files.keys().map(|path| Err(path.as_path())))
+        let awaited = self.awaited.iter().map(|file| Ok(file.folder.as_fd()));
+        folders.chain(awaited).chain(self.files.keys().map(|path| Err(path.as_path())))
     }
 
     /// Opens an image. Before the seal every image may be opened, and is named by that: the configuration is being read.
@@ -106,7 +137,13 @@ impl Rules {
         if self.sealed {
             return open_found(&self.find(path)?, access);
         }
-        let found = find(path)?;
+        let found = match find(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.awaited.extend(AwaitedFile::of(path));
+                return Err(error.into());
+            }
+            found => found?,
+        };
         let file = open_found(&found, access)?;
         self.name(path.to_owned(), &file.metadata()?);
         Ok(file)
@@ -133,6 +170,9 @@ impl Rules {
                     found => found,
                 };
             }
+        }
+        if let Some(awaited) = self.awaited.iter().find(|file| file.path == path) {
+            return awaited.find();
         }
         Err(ImageOpenError::Refused(if replaced {
             "another file than at the start of the daemon: the sandbox opens it only if sandbox-allow has its folder"

@@ -204,6 +204,28 @@ fn what_was_opened_before_the_seal_is_opened_again_unless_it_was_replaced() {
     refusal(&broker, &files.at("in/a"));
 }
 
+/// A disk that is out, and comes.
+#[test]
+fn what_was_missing_at_the_seal_is_opened_when_it_comes() {
+    let files = Files::new();
+    let (ours, _broker) = start(restrict);
+    let broker = Broker::over(ours, None);
+    for name in ["out/late", "out/link", "nowhere/late"] {
+        broker.open(&files.at(name), WRITE).expect_err(name);
+    }
+    broker.seal().unwrap();
+    std::fs::write(files.at("out/late"), "late").unwrap();
+    std::fs::write(files.at("out/another"), "another").unwrap();
+    symlink(files.at("in/a"), files.at("out/link")).unwrap();
+    std::fs::create_dir(files.at("nowhere")).unwrap();
+    std::fs::write(files.at("nowhere/late"), "late").unwrap();
+    assert_eq!(content(broker.open(&files.at("out/late"), WRITE).unwrap()), "late");
+    for refused in ["out/another", "out/link", "nowhere/late"] {
+        let why = refusal(&broker, &files.at(refused));
+        assert!(why.contains("sandbox"), "{refused}: {why}");
+    }
+}
+
 #[test]
 fn a_path_that_cannot_be_allowed_is_named_with_its_key() {
     let error = unrestricted().allow(Path::new("/nowhere/images"), "sandbox-allow").unwrap_err().to_string();

@@ -23,6 +23,7 @@ use crate::file::{RawConfig, RawTable};
 use crate::interface::{DeviceKeys, DiskTable, InterfaceKeys, Interfaces, ListPosition, ResolveContext};
 use crate::limits::LimitGroups;
 use crate::live::saved::{SECTION, SavedChanges};
+use crate::out::Admission;
 use crate::sandbox::{SandboxConfig, SandboxError};
 use crate::sockets::PlannedSocket;
 use crate::state_file::SavedState;
@@ -105,6 +106,7 @@ pub struct ClosedConfig {
     table: Interfaces,
     limit_groups: LimitGroups,
     interfaces: Vec<Box<dyn InterfaceKeys>>,
+    strict: bool,
 }
 
 impl ClosedConfig {
@@ -128,10 +130,16 @@ impl ClosedConfig {
         self.interfaces.iter().flat_map(|interface| interface.sockets()).collect()
     }
 
-    /// Opens the storage of each disk and LUN.
+    /// Has each disk that cannot be served keep the daemon from starting.
+    #[must_use]
+    pub fn strict(self) -> ClosedConfig {
+        ClosedConfig { strict: true, ..self }
+    }
+
+    /// Opens the storage of each disk and LUN. What the host refuses is out, and the others are served.
     ///
     /// # Errors
-    /// If the storage cannot be opened, or a key is unknown.
+    /// If a key is unknown or wrong, or nothing at all can be served and nobody could see that.
     pub fn open(self, storages: Arc<dyn StorageBackends>) -> Result<ServeConfig, ConfigError> {
         let ClosedConfig {
             workers,
@@ -145,14 +153,21 @@ impl ClosedConfig {
             user,
             state,
             saved,
-            placement,
+            mut placement,
             table,
             limit_groups,
+            strict,
             ..
         } = self;
         let storages: Arc<dyn StorageBackends> = Arc::new(LimitedStorages::new(storages, limit_groups));
-        let interfaces =
-            self.interfaces.into_iter().map(|keys| keys.open(storages.as_ref())).collect::<Result<_, _>>()?;
+        let mut admission = Admission { strict, ..Admission::default() };
+        let open = |keys: Box<dyn InterfaceKeys>| keys.open(storages.as_ref(), &mut admission);
+        let interfaces: Vec<_> = self.interfaces.into_iter().map(open).collect::<Result<_, _>>()?;
+        let serves = interfaces.iter().any(|interface| interface.queues() > 0 || interface.expects_more());
+        if let (Some(error), false, None) = (admission.first, serves, &admin) {
+            return Err(error);
+        }
+        placement.remove(&admission.freed_queues);
         let broker = None;
         Ok(ServeConfig {
             workers,
@@ -176,6 +191,8 @@ impl ClosedConfig {
             end: None,
             table,
             interfaces,
+            strict,
+            out: admission.out,
         })
     }
 }
@@ -222,6 +239,7 @@ pub fn resolve(
     let hang_warning = process::take_hang_warning(&mut raw.process)?;
     let sandbox = SandboxConfig::take(&mut raw.process)?;
     let user = UserConfig::take(&mut raw.process)?;
+    let strict = raw.process.switch("strict")?.unwrap_or(false);
     raw.process.finish()?;
     let mut placement = QueuePlacement::new(workers);
     for (_, device) in &mut devices {
@@ -250,6 +268,7 @@ pub fn resolve(
         table: interfaces,
         limit_groups,
         interfaces: taken,
+        strict,
     })
 }
 

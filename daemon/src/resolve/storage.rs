@@ -18,7 +18,7 @@ const MAX_MERGE_SEGMENTS: u16 = 1024;
 const DEFAULT_STORAGE: &str = "file";
 
 /// The keys of a storage that is not open yet.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct StorageKeys {
     serial: String,
     cache: CacheMode,

@@ -182,7 +182,11 @@ mod tests {
             (0..600).map(|_| rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::CLOEXEC).unwrap()).collect();
         std::thread::scope(|scope| {
             let sending = scope.spawn(|| {
-                one.send(&Message::StandsBy { devices: devices.clone(), sockets: Vec::new() }, &descriptors, LONG)
+                one.send(
+                    &Message::StandsBy { devices: devices.clone(), sockets: Vec::new(), out: Vec::new() },
+                    &descriptors,
+                    LONG,
+                )
             });
             let (message, received) = other.receive(LONG).unwrap();
             sending.join().unwrap().unwrap();

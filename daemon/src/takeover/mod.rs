@@ -76,6 +76,9 @@ enum Message {
         devices: Vec<String>,
         /// The paths of their sockets.
         sockets: Vec<PathBuf>,
+        /// The ids of those that are out: their frontends have to connect again.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        out: Vec<String>,
     },
     /// From the predecessor: the connections of a device. Descriptors: those of `state`, and then that of a frontend that waits.
     Connection {

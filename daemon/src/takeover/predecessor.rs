@@ -166,7 +166,8 @@ impl Predecessor {
         let owned: HashSet<&str> = owned.map(|offered| offered.id.as_str()).collect();
         let sockets = devices.iter().filter_map(|device| Some(device.server()?.listener()?.0)).collect();
         let devices = devices.iter().map(|device| device.id()).collect();
-        self.channel.send(&Message::StandsBy { devices, sockets }, &[], SEND_TIMEOUT)?;
+        let out = state.out().list().into_iter().map(|disk| disk.id).collect();
+        self.channel.send(&Message::StandsBy { devices, sockets, out }, &[], SEND_TIMEOUT)?;
         let start = Instant::now();
         let mut served = HashSet::new();
         loop {
@@ -213,7 +214,9 @@ impl Predecessor {
         for offered in self.devices.iter().filter(|offered| offered.is_connected) {
             let found = devices.get(&offered.id);
             let is_same = found.is_some_and(|device| device.describe().interface == offered.interface);
-            if !is_same {
+            if found.is_none() && state.out().find(&offered.id).is_some() {
+                tracing::error!(disk = offered.id, "its guest has to wait: the disk is out");
+            } else if !is_same {
                 let OfferedDevice { id, interface, .. } = offered;
                 return Err(TakeoverError::Failed(format!(
                     "found {id:?} ({interface}) of the running daemon, which a guest uses, and not here, expected it in the configuration \

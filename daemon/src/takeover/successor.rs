@@ -146,11 +146,19 @@ struct PreparedDevice {
     held: HeldDevice,
 }
 
-/// A device that the successor does not have, and no guest uses.
+/// What the successor has.
+struct StandsBy {
+    devices: HashSet<String>,
+    sockets: HashSet<PathBuf>,
+    /// What it cannot serve now.
+    out: HashSet<String>,
+}
+
+/// A device that the successor does not have: no guest uses it, or it is out there, and its guest waits for it.
 struct OtherDevice {
     held: HeldDevice,
     server: Arc<Server>,
-    /// The successor has another device at its socket.
+    /// The successor has the socket: it has another device there, or this one is out.
     keeps_file: bool,
 }
 
@@ -242,22 +250,21 @@ impl Successor {
     ) -> Result<(Vec<PreparedDevice>, Vec<OtherDevice>), TakeoverError> {
         self.send(&Message::Offer(offer), &descriptors)?;
         drop(descriptors);
-        let (taken, sockets) = self.wait_ready(alone)?;
-        let (taken, sockets): (HashSet<String>, HashSet<PathBuf>) =
-            (taken.into_iter().collect(), sockets.into_iter().collect());
+        let StandsBy { devices: taken, sockets, out } = self.wait_ready(alone)?;
         let (mut held, mut others) = (Vec::new(), Vec::new());
         for device in state.devices() {
             let (id, Some(server)) = (device.id(), device.server()) else { continue };
             let device = server.hold(HOLD_TIMEOUT).map_err(|why| TakeoverError::Failed(format!("{id:?}: {why}")))?;
             if taken.contains(&id) {
                 held.push(PreparedDevice { id, held: device });
-            } else if device.is_connected() {
+            } else if device.is_connected() && !out.contains(&id) {
                 return Err(TakeoverError::Failed(format!(
                     "{id:?}: a guest uses it now, and the successor does not have it"
                 )));
             } else {
-                // Its socket may be that of another device now.
-                let keeps_file = server.listener().is_some_and(|(path, ..)| sockets.contains(&path));
+                // Its socket may be that of another device now; one that is out has it when it comes.
+                let keeps_file =
+                    out.contains(&id) || server.listener().is_some_and(|(path, ..)| sockets.contains(&path));
                 others.push(OtherDevice { held: device, server, keeps_file });
             }
         }
@@ -272,13 +279,16 @@ impl Successor {
         Ok((held, others))
     }
 
-    /// Waits until the successor stands by. Returns the ids of its devices, and the paths of their sockets.
-    fn wait_ready(&self, alone: &Alone) -> Result<(Vec<String>, Vec<PathBuf>), TakeoverError> {
+    /// Waits until the successor stands by.
+    fn wait_ready(&self, alone: &Alone) -> Result<StandsBy, TakeoverError> {
         let end = Instant::now() + START_TIMEOUT;
         loop {
             alone.check().map_err(TakeoverError::Failed)?;
             match self.channel.receive(STOP_CHECK) {
-                Ok((Message::StandsBy { devices, sockets }, _)) => return Ok((devices, sockets)),
+                Ok((Message::StandsBy { devices, sockets, out }, _)) => {
+                    let (devices, out) = (devices.into_iter().collect(), out.into_iter().collect());
+                    return Ok(StandsBy { devices, sockets: sockets.into_iter().collect(), out });
+                }
                 Ok(_) => return Err(TakeoverError::unexpected("another message", "that it stands by")),
                 Err(TakeoverError::Io(error)) if error.kind() == ErrorKind::TimedOut && Instant::now() < end => {}
                 Err(error) => return Err(error),

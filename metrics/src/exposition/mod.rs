@@ -7,7 +7,7 @@ mod histogram;
 mod load;
 mod storage;
 
-use mqblk_admin::model::{Stat, WorkerStat};
+use mqblk_admin::model::{OutDisk, Stat, WorkerStat};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, prometheus_text, text};
 use prometheus_client::registry::Registry;
@@ -51,11 +51,15 @@ struct StatCollector {
 impl Collector for StatCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> std::fmt::Result {
         let mut writer = MetricWriter::new(&mut encoder);
-        let Stat { version, disks, controllers, workers, .. } = &self.stat;
+        let Stat { version, disks, controllers, workers, out, .. } = &self.stat;
         let build = Item { labels: vec![("version", version.clone())], of: () };
         writer.info("mqblk_build", "The daemon's version", &[build])?;
         writer.families("process_", PROCESS, &[Item { labels: Vec::new(), of: &self.process }])?;
         devices::write(&mut writer, disks, controllers, self.detail)?;
+        let labels = |disk: &OutDisk| vec![("disk", disk.id.clone()), ("interface", disk.interface.clone())];
+        let items: Vec<_> = out.iter().map(|disk| Item { labels: labels(disk), of: disk }).collect();
+        writer.families("mqblk_out_", OUT, &items)?;
+        writer.families("mqblk_", DISKS_OUT, &[Item { labels: Vec::new(), of: &out.len() }])?;
         let workers =
             workers.iter().map(|worker| Item { labels: vec![("worker", worker.worker.to_string())], of: worker });
         writer.families("mqblk_worker_", WORKER, &workers.collect::<Vec<_>>())
@@ -65,6 +69,16 @@ impl Collector for StatCollector {
 const PROCESS: &[Family<ProcessSample>] = &[
     Family::gauge("start_time", "When the daemon was started, since 1970", |it| Some(Value::Seconds(it.start_time_s))),
     Family::counter("cpu", "CPU time of all threads", |it| Some(Value::Nanoseconds(it.cpu_ns))),
+];
+
+const DISKS_OUT: &[Family<usize>] =
+    &[Family::gauge("disks_out", "Disks and LUNs that cannot be served now", |it| Some(Value::Number(*it as u64)))];
+
+const OUT: &[Family<OutDisk>] = &[
+    Family::gauge("time", "For how long a disk or LUN has been out", |it| Some(Value::Nanoseconds(it.out_ns))),
+    Family::counter("tries", "How often a disk or LUN that is out was tried", |it| {
+        Some(Value::Number(it.tries.into()))
+    }),
 ];
 
 const WORKER: &[Family<WorkerStat>] = &[

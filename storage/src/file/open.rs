@@ -98,7 +98,7 @@ fn open_file(
     opener: &dyn ImageOpener,
 ) -> Result<(File, FileKind, bool), SettingError> {
     let FileSettings { path, read_only, .. } = config;
-    let not_a_disk = |found: &str| settings.error("path", describe(path, found), "a regular file or a block device");
+    let not_a_disk = |found: &str| settings.refused("path", describe(path, found), "a regular file or a block device");
     let missing = |error: io::Error| {
         let expected = match Errno::from_io_error(&error) {
             Some(Errno::MFILE) => "a higher limit of open files (ulimit -n, LimitNOFILE=)",
@@ -219,7 +219,7 @@ fn refuse_other_formats(
          {0} -O raw`), or export it (`qemu-nbd --persistent --format={0} --socket=SOCKET`) and serve path=nbd+unix:///?socket=SOCKET",
         format.name
     );
-    Err(settings.error("path", describe(&config.path, format!("an image of the format {}", format.name)), expected))
+    Err(settings.refused("path", describe(&config.path, format!("an image of the format {}", format.name)), expected))
 }
 
 /// Returns the host's error number, if it is the host that refused.
@@ -276,7 +276,7 @@ fn lock_while_open(settings: &Settings, config: &FileSettings, file: &File) -> R
                 path.display(),
                 if *read_only { "" } else { ", or open it with readonly=on in all of them" },
             );
-            Err(settings.error("path", describe(path, "in use by another process"), expected))
+            Err(settings.refused("path", describe(path, "in use by another process"), expected))
         }
         Err(LockError::Unsupported(error)) => {
             tracing::warn!(
@@ -318,12 +318,12 @@ fn block_size(
                 "block-size={least}{alternative}: {} takes direct I/O in units of {least} bytes",
                 config.path.display()
             );
-            Err(settings.error("block-size", block.bytes().to_string(), expected))
+            Err(settings.refused("block-size", block.bytes().to_string(), expected))
         }
         Some(block) => Ok(block),
         None => BlockSize::new(least.max(of_device).max(BlockSize::B512.bytes())).ok_or_else(|| {
             let found = describe(&config.path, format!("logical blocks of {least} bytes"));
-            settings.error("path", found, "storage with logical blocks of at most 65536 bytes")
+            settings.refused("path", found, "storage with logical blocks of at most 65536 bytes")
         }),
     }
 }
@@ -335,7 +335,7 @@ fn size(
     kind: FileKind,
     block: BlockSize,
 ) -> Result<ByteLen, SettingError> {
-    let unknown = |error| settings.error("path", describe(&config.path, error), "storage that tells its size");
+    let unknown = |error| settings.refused("path", describe(&config.path, error), "storage that tells its size");
     let size = host::size(file, kind).map_err(unknown)?;
     if size != ByteLen::ZERO && size.is_aligned(block) {
         return Ok(size);
@@ -344,7 +344,7 @@ fn size(
     let whole_sectors = size != ByteLen::ZERO && size.is_aligned(BlockSize::B512);
     let smaller = kind != FileKind::BlockDevice && block != BlockSize::B512 && whole_sectors;
     let alternative = if smaller { " (block-size=512 direct=off takes any multiple of 512)" } else { "" };
-    Err(settings.error("path", found, format!("a multiple of block-size {} above 0{alternative}", block.bytes())))
+    Err(settings.refused("path", found, format!("a multiple of block-size {} above 0{alternative}", block.bytes())))
 }
 
 fn geometry(size: ByteLen, block: BlockSize, read_only: bool, kind: FileKind, device: BlockDeviceInfo) -> Geometry {

@@ -134,7 +134,7 @@ impl Keys {
 /// Checks that the export can be a disk.
 fn geometry(settings: &Settings, export: &ExportInfo, read_only: bool) -> Result<Geometry, SettingError> {
     if export.has(export_flag::READ_ONLY) && !read_only {
-        return Err(settings.error("readonly", "off, of an export that is read-only", "readonly=on"));
+        return Err(settings.refused("readonly", "off, of an export that is read-only", "readonly=on"));
     }
     let block = BlockSize::new(export.block.max(BlockSize::B512.bytes()));
     let size = ByteLen(export.size);
@@ -145,7 +145,7 @@ fn geometry(settings: &Settings, export: &ExportInfo, read_only: bool) -> Result
         _ => {
             let found = format!("an export of {} bytes", export.size);
             let block = block.map_or(0, BlockSize::bytes);
-            Err(settings.error("path", found, format!("a multiple of its block size {block} above 0")))
+            Err(settings.refused("path", found, format!("a multiple of its block size {block} above 0")))
         }
     }
 }

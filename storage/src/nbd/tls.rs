@@ -58,7 +58,7 @@ impl TlsClient {
         let name = ServerName::try_from(host.clone())
             .map_err(|error| settings.error("tls-hostname", format!("{host:?} ({error})"), "a host name or address"))?;
         let config = load(Path::new(&folder)).map_err(|why| {
-            settings.error("tls-creds", format!("{folder:?} ({why})"), format!("a folder with {CA} in PEM form"))
+            settings.refused("tls-creds", format!("{folder:?} ({why})"), format!("a folder with {CA} in PEM form"))
         })?;
         Ok(TlsClient { config: Arc::new(config), name, folder })
     }

@@ -68,12 +68,12 @@ impl ChainOpener<'_> {
         while let Some((path, format)) = self.backing_of(layers.last())? {
             if layers.len() == MAX_CHAIN {
                 let found = format!("more than {MAX_CHAIN} images, {path:?} the next");
-                return Err(self.settings.error("backing", found, "a shorter chain (`qemu-img rebase` or `commit`)"));
+                return Err(self.settings.refused("backing", found, "a shorter chain (`qemu-img rebase` or `commit`)"));
             }
             let file = self.open_named(&path, false)?;
             if !seen.insert(identity(&file).map_err(|error| self.refused("backing", &path, error))?) {
                 let found = format!("{path:?} (it is in the chain before)");
-                return Err(self.settings.error("backing", found, "a chain that ends"));
+                return Err(self.settings.refused("backing", found, "a chain that ends"));
             }
             let is_qcow2 = match format.as_deref() {
                 Some("raw" | "file" | "host_device") => false,
@@ -81,7 +81,7 @@ impl ChainOpener<'_> {
                 None => header::has_magic(&file).map_err(|error| self.refused("backing", &path, error))?,
                 Some(other) => {
                     let found = format!("{path:?} (format {other:?})");
-                    return Err(self.settings.error("backing", found, "a raw or qcow2 image"));
+                    return Err(self.settings.refused("backing", found, "a raw or qcow2 image"));
                 }
             };
             layers.push(self.layer("backing", path, file, is_qcow2, true, &mut seen)?);
@@ -124,7 +124,7 @@ impl ChainOpener<'_> {
         let forbidden = || {
             let found = format!("{path:?} (named by the image, with backing={})", self.named.text());
             let expected = format!("leave for it: backing={}, or backing=allow for all files", path.display());
-            self.settings.error("backing", found, expected)
+            self.settings.refused("backing", found, expected)
         };
         // Before it is opened, as that alone may have effects; and after, as the path may lead elsewhere by then.
         if !self.named.allow(path) {
@@ -150,11 +150,11 @@ impl ChainOpener<'_> {
         let kind = file.metadata().map_err(|error| self.refused(key, &path, error))?;
         if kind.file_type().is_block_device() {
             let found = format!("{path:?} (a block device)");
-            return Err(self.settings.error(key, found, "a qcow2 image in a regular file"));
+            return Err(self.settings.refused(key, found, "a qcow2 image in a regular file"));
         }
         let header = Header::read(&file, kind.len());
-        let mut header =
-            header.map_err(|error| self.settings.error(key, format!("{path:?} ({})", error.found), error.expected))?;
+        let mut header = header
+            .map_err(|error| self.settings.refused(key, format!("{path:?} ({})", error.found), error.expected))?;
         self.check(key, &path, &file, &mut header, read_only)?;
         let data = if header.external_data { Some(self.open_data(&path, &header, read_only, seen)?) } else { None };
         Ok(Layer { path, file, header: Some(header), data })
@@ -174,14 +174,14 @@ impl ChainOpener<'_> {
             TableError::Io(error) => self.refused(key, path, error),
             TableError::Damaged(what) => {
                 let found = format!("{path:?} (damaged: {what})");
-                self.settings.error(key, found, "an intact image; `qemu-img check -r all` repairs one")
+                self.settings.refused(key, found, "an intact image; `qemu-img check -r all` repairs one")
             }
         };
         if header.is_dirty() && read_only {
             let found = format!("{path:?} (the dirty bit: it was not closed, its refcounts may be missing)");
             let expected =
                 "an image that was closed; serving it without readonly=on repairs it, and `qemu-img check -r all`";
-            return Err(self.settings.error(key, found, expected));
+            return Err(self.settings.refused(key, found, expected));
         }
         // Version 2 has no dirty bit.
         if !read_only && (header.is_dirty() || header.version == 2) {
@@ -210,11 +210,11 @@ impl ChainOpener<'_> {
     ) -> Result<(PathBuf, File), SettingError> {
         if header.raw_data_file && !read_only {
             let found = format!("{image:?} (data_file_raw=on: the data file must stay a raw image)");
-            return Err(self.settings.error("path", found, "readonly=on, or `qemu-img amend -o data_file_raw=off`"));
+            return Err(self.settings.refused("path", found, "readonly=on, or `qemu-img amend -o data_file_raw=off`"));
         }
         let Some(name) = &header.data_file else {
             let found = format!("{image:?} (its external data file has no name in it)");
-            return Err(self.settings.error("path", found, "an image that names its data file"));
+            return Err(self.settings.refused("path", found, "an image that names its data file"));
         };
         let path = self.named_path(image, name)?;
         let file = self.open_named(&path, !read_only)?;
@@ -222,14 +222,14 @@ impl ChainOpener<'_> {
         let again = identity(&file).is_ok_and(|identity| !seen.insert(identity));
         if !regular || again {
             let found = format!("{path:?} (the data file of {image:?})");
-            return Err(self.settings.error("backing", found, "a regular file that nothing else of the disk is"));
+            return Err(self.settings.refused("backing", found, "a regular file that nothing else of the disk is"));
         }
         Ok((path, file))
     }
 
     fn named_path(&self, image: &Path, name: &str) -> Result<PathBuf, SettingError> {
         named_path(image, name).ok_or_else(|| {
-            self.settings.error("backing", format!("{name:?} (named by {image:?})"), "the path of a file")
+            self.settings.refused("backing", format!("{name:?} (named by {image:?})"), "the path of a file")
         })
     }
 
@@ -260,7 +260,7 @@ impl ChainOpener<'_> {
                 _ => below = Some(format),
             }
         }
-        Err(self.settings.error("path", "no image", "a qcow2 image"))
+        Err(self.settings.refused("path", "no image", "a qcow2 image"))
     }
 
     /// Returns what requests need that go past the library.

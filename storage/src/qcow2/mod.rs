@@ -73,7 +73,7 @@ fn open_disk(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Q
     if size == ByteLen::ZERO || !size.is_aligned(given.block) {
         let found = format!("{} bytes in {:?}", size.0, given.path);
         let expected = format!("a disk whose size is a multiple of block-size {} above 0", given.block.bytes());
-        return Err(settings.error("path", found, expected).into());
+        return Err(settings.refused("path", found, expected).into());
     }
     let image = Arc::new(Image::new(chain, given.path.clone(), given.read_only));
     let start = BlockingThreads::start(Box::new(Arc::clone(&image)), given.threads);

@@ -66,7 +66,7 @@ pub(super) fn place(options: &ImageOptions) -> String {
 
 /// Returns the error for libraries that cannot be used.
 pub(super) fn not_loaded(settings: &Settings, error: &LoadError) -> SettingError {
-    settings.error("storage", format!("rbd ({error})"), "the libraries of Ceph 16 or later")
+    settings.refused("storage", format!("rbd ({error})"), "the libraries of Ceph 16 or later")
 }
 
 /// Returns the error for a process whose sandbox refuses connections.
@@ -108,5 +108,5 @@ pub(super) fn refused(settings: &Settings, options: &ImageOptions, error: &RbdEr
             )
         }
     };
-    settings.error(key, format!("{found} ({error})"), expected)
+    settings.refused(key, format!("{found} ({error})"), expected)
 }

@@ -11,6 +11,7 @@ use mqblk_daemon::resolve::take_u16;
 use mqblk_engine::QueuePlacement;
 
 /// Where a disk is reached.
+#[derive(Clone)]
 pub(super) struct LineEndpoint {
     /// The socket.
     pub socket: PathBuf,

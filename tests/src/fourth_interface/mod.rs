@@ -14,9 +14,10 @@ use mqblk_admin::Verb;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_daemon::disk_list::{DiskConfig, DiskKeys, ServedDisk};
 use mqblk_daemon::interface::{
-    ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition, ProcessKey,
-    ResolveContext, ServedDevice, ServedInterface, StartFailure,
+    ChangeSource, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition,
+    ProcessKey, ResolveContext, ServedDevice, ServedInterface, StartFailure,
 };
+use mqblk_daemon::out::Admission;
 use mqblk_daemon::print::{Pair, Section, number};
 use mqblk_daemon::resolve::ConfigError;
 use mqblk_daemon::sandbox::FileUse;
@@ -83,8 +84,16 @@ impl InterfaceKeys for LineKeys {
         self.disks.iter_mut().map(DiskKeys::device).collect()
     }
 
-    fn open(self: Box<Self>, storages: &dyn StorageBackends) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {
-        let disks = self.disks.into_iter().map(|disk| disk.open(storages)).collect::<Result<_, _>>()?;
+    fn open(
+        self: Box<Self>,
+        storages: &dyn StorageBackends,
+        admission: &mut Admission,
+    ) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {
+        let origin = ChangeSource::Configuration;
+        let mut disks = Vec::new();
+        for keys in self.disks {
+            disks.extend(admission.admit(keys.open(storages), origin, |why| keys.out(WORD, origin, why))?);
+        }
         Ok(Box::new(LineConfig { disks, max_bytes: self.max_bytes }))
     }
 }

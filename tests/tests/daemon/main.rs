@@ -16,6 +16,7 @@ mod metrics;
 mod migrant;
 mod migration;
 mod nbd;
+mod out;
 mod qcow2;
 mod queue_moves;
 mod reproduce;

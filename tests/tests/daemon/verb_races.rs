@@ -41,6 +41,7 @@ const CALLS: &[&[(&str, &str)]] = &[
     &[("resize", r#"{"id":"blk"}"#), ("resize", r#"{"id":"scsi:0:0"}"#)],
     &[("lun.resize", r#"{"id":"scsi:0:0"}"#)],
     &[("resume", r#"{"id":"blk"}"#)],
+    &[("disk.retry", "{}"), ("disk.retry", r#"{"id":"blk"}"#)],
     &[("disk.set", r#"{"id":"blk","settings":{"depth":3,"iops":90000,"limit-group":"g"}}"#)],
     &[("disk.set", r#"{"id":"blk","settings":{"queue-map":"0:0,1:0"}}"#)],
     &[("disk.set", r#"{"id":"scsi:0:0","settings":{"merge":"on"}}"#)],

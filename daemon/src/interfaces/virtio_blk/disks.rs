@@ -13,7 +13,7 @@ use mqblk_engine::{AnyDisk, QueuePlacement};
 use mqblk_vhost_user_server::connection_changes;
 
 use super::disk::BlkDisk;
-use super::saved::{self, AddedDisk, SavedDisks};
+use super::saved::{AddedDisk, SavedDisks};
 use super::{BlkEndpoint, BlkStartError, ConfiguredDisk, WORD, serve};
 use crate::cpus::Cpus;
 use crate::disk_list::{DiskConfig, DiskExport as _, DiskKeys, Endpoint as _, ServedDisk};
@@ -21,6 +21,7 @@ use crate::flush::flush_all;
 use crate::interface::{
     ChangeSource, DiskTable, HostContext, IsTaken, ListPosition, ResolveContext, ServedDevice, ServedInterface,
 };
+use crate::out::OutDisk;
 use crate::resize::ChangeError;
 use crate::resolve::{Claim, UniqueNames, claimed_error};
 
@@ -60,9 +61,12 @@ impl ServedDisks {
     ) -> Result<ServedDisks, BlkStartError> {
         let mut served = Vec::new();
         for ConfiguredDisk { config, origin } in disks {
+            let (id, given) = (config.id.clone(), config.given.clone());
             match listed(config, origin, host) {
                 Ok(disk) => served.push(disk),
-                Err(error) if origin == ChangeSource::RunTime => saved::not_served(&error),
+                Err(error) if origin == ChangeSource::RunTime => {
+                    host.out.add(OutDisk::new(id, WORD, given, origin, &error));
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -135,7 +139,6 @@ impl ServedDisks {
         if source == ChangeSource::RunTime {
             self.save(|saved| saved.add(AddedDisk::new(&id, &given)));
         }
-        self.host.kept.forget(&id);
         let disk = ListedDisk { claims: reservation.keep(), ..disk };
         self.table().push(disk);
         self.changes.fetch_add(1, Ordering::SeqCst);
@@ -213,6 +216,12 @@ impl ServedInterface for ServedDisks {
 
     fn remove_disk(&self, id: &str, force: bool, source: ChangeSource) -> Option<Result<(), ChangeError>> {
         Some(self.begin_remove(id, force, source)?.and_then(|disk| self.remove(disk)))
+    }
+
+    fn give_up(&self, disk: &OutDisk) {
+        if disk.interface == WORD {
+            self.save(|saved| saved.remove(&disk.id, disk.origin));
+        }
     }
 
     fn begin_stop(&self) {

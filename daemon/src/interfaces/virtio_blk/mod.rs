@@ -20,6 +20,7 @@ use crate::interface::{
     ChangeSource, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition,
     ResolveContext, ServedInterface, StartFailure,
 };
+use crate::out::{Admission, OutDisk, open_all};
 use crate::print::{Pair, Section};
 use crate::queues::MAX_QUEUES;
 use crate::resolve::{Claim, ConfigError};
@@ -51,6 +52,7 @@ impl GuestInterface for VirtioBlkInterface {
 }
 
 /// The endpoint of a disk.
+#[derive(Clone)]
 struct BlkEndpoint(VhostUserEndpoint);
 
 impl Endpoint for BlkEndpoint {
@@ -125,13 +127,18 @@ impl InterfaceKeys for BlkKeys {
         self.disks.iter().map(|disk| disk.keys.endpoint().0.planned_socket(disk.keys.subject())).collect()
     }
 
-    fn open(self: Box<Self>, storages: &dyn StorageBackends) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {
+    fn open(
+        self: Box<Self>,
+        storages: &dyn StorageBackends,
+        admission: &mut Admission,
+    ) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {
+        let opened = open_all(self.disks, |DiskToOpen { keys, origin }| (keys.open(storages), keys, origin));
         let mut disks = Vec::new();
-        for DiskToOpen { keys, origin } in self.disks {
-            match keys.open(storages) {
-                Ok(config) => disks.push(ConfiguredDisk { config, origin }),
-                Err(error) if origin == ChangeSource::RunTime => saved::not_served(&error),
-                Err(error) => return Err(error),
+        for (opened, keys, origin) in opened {
+            let files = || keys.endpoint().0.files().into_iter().collect();
+            match admission.admit(opened, origin, |why| OutDisk { files: files(), ..keys.out(WORD, origin, why) })? {
+                Some(config) => disks.push(ConfiguredDisk { config, origin }),
+                None => admission.freed_queues.extend(keys.endpoint().queue_map()),
             }
         }
         Ok(Box::new(BlkConfig { disks, saved: self.saved }))

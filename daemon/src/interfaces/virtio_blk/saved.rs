@@ -101,11 +101,6 @@ fn take(
     })
 }
 
-/// Logs why a disk of the state file is not served.
-pub(super) fn not_served(error: &dyn std::error::Error) {
-    tracing::error!("not served: {error}; the state file keeps it for the next start");
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

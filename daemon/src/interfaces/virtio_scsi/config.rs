@@ -81,6 +81,14 @@ impl From<ChangeSource> for LunOrigin {
 }
 
 impl LunOrigin {
+    /// Returns what it is added and removed by.
+    pub(super) const fn source(self) -> ChangeSource {
+        match self {
+            LunOrigin::Configuration => ChangeSource::Configuration,
+            LunOrigin::RunTime => ChangeSource::RunTime,
+        }
+    }
+
     /// Returns the word that the admin socket reports.
     pub(super) const fn word(self) -> &'static str {
         match self {

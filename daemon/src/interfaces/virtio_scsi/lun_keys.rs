@@ -6,13 +6,16 @@ use std::path::{Path, PathBuf};
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_scsi::reservation::locally_assigned;
 
-use super::RawLun;
 use super::config::{LunConfig, LunOrigin, LunUnit, TargetLun, UnitConfig};
 use super::controller_keys::ControllerKeys;
+use super::{RawLun, WORD};
+use crate::interface::ChangeSource;
+use crate::out::OutDisk;
 use crate::resolve::{
     Claim, ConfigError, StorageKeys, UniqueNames, canonical_path, check_id, is_printable, rename_subject,
     take_printable, take_storage_kind, take_u16,
 };
+use crate::sandbox::FileUse;
 use crate::storage_backends::StorageBackends;
 
 /// Highest LUN of a target: single level addressing carries 14 bits (SAM-5 section 4.7.5).
@@ -38,6 +41,8 @@ fn free_target(addresses: &UsedAddresses) -> Option<u8> {
 /// The keys of a LUN whose storage is not open yet.
 #[derive(Debug)]
 pub(super) struct LunKeys {
+    /// As they were given, with the controller, the id and the address.
+    given: Settings,
     settings: Settings,
     id: String,
     address: TargetLun,
@@ -45,13 +50,13 @@ pub(super) struct LunKeys {
     claims: Vec<Claim>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum UnitKeys {
     Own(Box<OwnUnitKeys>),
     Shared(String),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct OwnUnitKeys {
     storage: StorageKeys,
     unit_name: String,
@@ -72,6 +77,7 @@ impl LunKeys {
         addresses: &mut UsedAddresses,
         names: &mut UniqueNames,
     ) -> Result<LunKeys, SettingError> {
+        let mut given = settings.clone();
         let address = take_address(&mut settings, addresses)?;
         let id = settings.text("id").unwrap_or_else(|| format!("{controller}:{address}"));
         check_id(&settings, &id, "", ":")?;
@@ -91,8 +97,14 @@ impl LunKeys {
                 UnitKeys::Own(Box::new(own))
             }
         };
+        let place = [("target", address.target.to_string()), ("lun", address.lun.to_string())];
+        for (key, value) in [("controller", controller.to_owned()), ("id", id.clone())].into_iter().chain(place) {
+            if given.peek(key).is_none() {
+                given.insert(key, &value)?;
+            }
+        }
         addresses.insert(address, id.clone());
-        Ok(LunKeys { settings, id, address, unit, claims })
+        Ok(LunKeys { given, settings, id, address, unit, claims })
     }
 
     /// Returns its claims.
@@ -123,18 +135,34 @@ impl LunKeys {
         self.settings.error("unit", format!("{unit:?}{found}"), "the id of a LUN with storage of its own")
     }
 
+    /// Returns the error for a logical unit that is out.
+    pub(super) fn unit_is_out(&self, unit: &str) -> SettingError {
+        self.settings.refused("unit", format!("{unit:?}, which is not served"), "the id of a LUN that is")
+    }
+
     /// Returns the error for a logical unit that the LUN `other` of the same target maps already.
     pub(super) fn unit_twice(&self, unit: &str, other: &str) -> SettingError {
         let found = format!("{unit:?}, which target {} has already: {other:?}", self.address.target);
         self.settings.error("unit", found, "another target: a unit is once in each")
     }
 
+    /// Returns what keeps it out.
+    pub(super) fn out(&self, origin: ChangeSource, why: &dyn std::error::Error) -> OutDisk {
+        let reservations = match &self.unit {
+            UnitKeys::Own(own) => own.reservations.clone().map(FileUse::Replaced),
+            UnitKeys::Shared(_) => None,
+        };
+        let out = OutDisk::new(self.id.clone(), WORD, self.given.clone(), origin, why);
+        OutDisk { files: reservations.into_iter().collect(), ..out }
+    }
+
     /// Opens the storage, unless the logical unit is shared.
     ///
     /// # Errors
     /// If the storage cannot be opened, or a key is unknown.
-    pub(super) fn open(self, storages: &dyn StorageBackends) -> Result<LunConfig, ConfigError> {
+    pub(super) fn open(&self, storages: &dyn StorageBackends) -> Result<LunConfig, ConfigError> {
         let LunKeys { settings, id, address, unit, .. } = self;
+        let (settings, id, address, unit) = (settings.clone(), id.clone(), *address, unit.clone());
         let unit = match unit {
             UnitKeys::Own(own) => {
                 let OwnUnitKeys { storage, unit_name, vendor, product, reservations } = *own;

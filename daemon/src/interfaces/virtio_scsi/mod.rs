@@ -30,6 +30,7 @@ use crate::interface::{
     ChangeSource, ConfigTable, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys,
     IsTaken, ListPosition, ResolveContext, ServedDevice, ServedInterface, StartFailure,
 };
+use crate::out::{Admission, OutDisk};
 use crate::print::Section;
 use crate::resize::ChangeError;
 use crate::resolve::ConfigError;
@@ -142,14 +143,18 @@ impl InterfaceKeys for ScsiKeys {
         self.controllers.iter().map(ControllerKeys::planned_socket).collect()
     }
 
-    fn open(self: Box<Self>, storages: &dyn StorageBackends) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {
-        Ok(Box::new(self.into_config(storages)?))
+    fn open(
+        self: Box<Self>,
+        storages: &dyn StorageBackends,
+        admission: &mut Admission,
+    ) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {
+        Ok(Box::new(self.into_config(storages, admission)?))
     }
 }
 
 impl ScsiKeys {
-    fn into_config(self, storages: &dyn StorageBackends) -> Result<ScsiConfig, ConfigError> {
-        let luns = saved_luns::open(self.luns, storages)?;
+    fn into_config(self, storages: &dyn StorageBackends, admission: &mut Admission) -> Result<ScsiConfig, ConfigError> {
+        let luns = saved_luns::open(self.luns, storages, admission)?;
         let controllers = self.controllers.into_iter().zip(luns);
         let mut configs = Vec::new();
         for (keys, luns) in controllers {
@@ -269,6 +274,12 @@ impl ServedInterface for ServedControllers {
             return Some(Err(ChangeError::Failed(format!("lun {id:?}: {why}"))));
         }
         Some(verbs::remove_lun(&self.luns, &self.engine, &LunSelector::Id(id.to_owned()), source).map(|_| ()))
+    }
+
+    fn give_up(&self, disk: &OutDisk) {
+        if disk.interface == WORD {
+            self.luns.give_up(disk);
+        }
     }
 
     fn add_controller(

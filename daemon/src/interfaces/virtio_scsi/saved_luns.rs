@@ -9,6 +9,7 @@ use super::config::{LunConfig, LunOrigin, LunUnit};
 use super::controller_keys::ControllerKeys;
 use super::lun_keys::{LunKeys, UsedAddresses, check_shared};
 use super::state::{AddedLun, SavedLuns};
+use crate::out::{Admission, open_all};
 use crate::resolve::{ConfigError, UniqueNames};
 use crate::storage_backends::StorageBackends;
 
@@ -83,44 +84,37 @@ fn add_saved(
     Ok(())
 }
 
-/// Opens the LUNs. One added at run time that cannot be opened is skipped, and stays in the state file.
+/// Opens the LUNs. `admission` is told of those that cannot be served now.
+///
+/// # Errors
+/// If a LUN cannot be served, and the others are not to be without it.
 pub(super) fn open(
     chosen: Vec<Vec<LunToOpen>>,
     storages: &dyn StorageBackends,
+    admission: &mut Admission,
 ) -> Result<Vec<Vec<LunConfig>>, ConfigError> {
-    let mut opened = Vec::new();
-    for luns in chosen {
-        let mut controller_luns = Vec::new();
-        for LunToOpen { keys, origin, mapped } in luns {
-            let config = match keys.open(storages) {
-                Ok(config) => LunConfig { origin, mapped, ..config },
-                Err(error) if origin == LunOrigin::RunTime => {
-                    tracing::error!("not served: {error}; the state file keeps it for the next start");
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            controller_luns.push(config);
+    let mut all: Vec<Vec<(LunConfig, LunKeys)>> = chosen.iter().map(|_| Vec::new()).collect();
+    let listed = chosen.into_iter().enumerate().flat_map(|(at, luns)| luns.into_iter().map(move |lun| (at, lun)));
+    for (opened, at, lun) in open_all(listed.collect(), |(at, lun)| (lun.keys.open(storages), at, lun)) {
+        let LunToOpen { keys, origin, mapped } = lun;
+        if let Some(config) = admission.admit(opened, origin.source(), |why| keys.out(origin.source(), why))? {
+            all[at].push((LunConfig { origin, mapped, ..config }, keys));
         }
-        opened.push(controller_luns);
     }
-    let units: Vec<String> = opened
-        .iter()
-        .flatten()
-        .filter(|lun| matches!(lun.unit, LunUnit::Own(_)))
-        .map(|lun: &LunConfig| lun.id.clone())
-        .collect();
-    for luns in &mut opened {
-        luns.retain(|lun| match &lun.unit {
-            LunUnit::Shared(unit) if !units.contains(unit) => {
-                tracing::error!(
-                    lun = lun.id,
-                    "not served: the LUN {unit:?}, whose unit it shares, is not; the state file keeps it"
-                );
-                false
-            }
-            _ => true,
-        });
+    let own = all.iter().flatten().filter(|(lun, _)| matches!(lun.unit, LunUnit::Own(_)));
+    let units: Vec<String> = own.map(|(lun, _)| lun.id.clone()).collect();
+    let mut served = Vec::new();
+    for luns in all {
+        let mut of_controller = Vec::new();
+        for (lun, keys) in luns {
+            let source = lun.origin.source();
+            let unit = match &lun.unit {
+                LunUnit::Shared(unit) if !units.contains(unit) => Err(keys.unit_is_out(unit).into()),
+                _ => Ok(lun),
+            };
+            of_controller.extend(admission.admit(unit, source, |why| keys.out(source, why))?);
+        }
+        served.push(of_controller);
     }
-    Ok(opened)
+    Ok(served)
 }

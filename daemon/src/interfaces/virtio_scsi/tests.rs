@@ -6,6 +6,7 @@ use crate::config::ServeConfig;
 use crate::file::{self, RawConfig};
 use crate::interfaces::INTERFACES;
 use crate::key_values;
+use crate::out::Admission;
 use crate::resolve::UniqueNames;
 use crate::resolve::tests::{FakeBackends, assert_round_trip, cpus, error_of, printed, resolve_fake, tables, text};
 use mqblk_engine::QueuePlacement;
@@ -45,7 +46,8 @@ fn configured(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<Scs
     for (_, device) in keys.devices() {
         device.assign_queues(&mut placement)?;
     }
-    keys.into_config(&FakeBackends)
+    let mut all = Admission { strict: true, ..Admission::default() };
+    keys.into_config(&FakeBackends, &mut all)
 }
 
 fn all(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<ServeConfig, ConfigError> {

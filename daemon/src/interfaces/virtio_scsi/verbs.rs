@@ -72,6 +72,7 @@ fn add(luns: &Arc<Luns>, params: &Params) -> Result<Value, VerbError> {
         }
     }
     let lun = luns.add(settings, ChangeSource::RunTime).map_err(|error| change_error(error, params))?;
+    luns.forget_earlier(&lun.id);
     response(LunChange { lun: lun_model(luns, &lun) })
 }
 

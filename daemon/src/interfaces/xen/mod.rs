@@ -19,11 +19,12 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::AnyDisk;
 
 use crate::cpus::Cpus;
-use crate::disk_list::{DiskConfig, DiskKeys, ServedDisk};
+use crate::disk_list::{DiskConfig, DiskKeys, Endpoint as _, ServedDisk};
 use crate::interface::{
-    ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition, ProcessKey,
-    ResolveContext, ServedDevice, ServedInterface, StartFailure,
+    ChangeSource, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition,
+    ProcessKey, ResolveContext, ServedDevice, ServedInterface, StartFailure,
 };
+use crate::out::{Admission, open_all};
 use crate::print::{Pair, Section};
 use crate::resolve::ConfigError;
 use crate::sandbox::FileUse;
@@ -87,8 +88,19 @@ impl InterfaceKeys for XenKeys {
         self.disks.iter_mut().map(DiskKeys::device).collect()
     }
 
-    fn open(self: Box<Self>, storages: &dyn StorageBackends) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {
-        let disks = self.disks.into_iter().map(|disk| disk.open(storages)).collect::<Result<_, _>>()?;
+    fn open(
+        self: Box<Self>,
+        storages: &dyn StorageBackends,
+        admission: &mut Admission,
+    ) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {
+        let mut disks = Vec::new();
+        for (opened, keys) in open_all(self.disks, |keys| (keys.open(storages), keys)) {
+            let origin = ChangeSource::Configuration;
+            match admission.admit(opened, origin, |why| keys.out(WORD, origin, why))? {
+                Some(config) => disks.push(config),
+                None => admission.freed_queues.extend(keys.endpoint().queue_map()),
+            }
+        }
         Ok(Box::new(XenInterfaceConfig { disks, host: self.host }))
     }
 }

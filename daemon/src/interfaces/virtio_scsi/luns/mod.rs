@@ -25,6 +25,7 @@ use super::controller::{Controller, ControllerError, InitialLun, LunError, Serve
 use super::lun_keys::{LunKeys, UsedAddresses};
 use super::state::{AddedLun, SavedLuns};
 use crate::interface::{ChangeSource, HostContext};
+use crate::out::OutDisk;
 use crate::resize::{self, ChangeError, GuestNotice, ResizeOutcome};
 pub(super) use lun::{LunEntry, LunSelector, LunState, Removal, RemovalProgress};
 pub(super) use migration::{IncomingLimits, LunMigration};
@@ -165,7 +166,6 @@ impl Luns {
             if source == ChangeSource::RunTime {
                 self.save(|state| state.add(added));
             }
-            self.host.kept.forget(&id);
             let lun = pending.commit(&unit, added_settings);
             tracing::info!(lun = id, controller = controller.id(), address = %address, "LUN added");
             Ok(lun)
@@ -276,6 +276,23 @@ impl Luns {
             }
             table = table.wait_timeout(&self.changed, left);
         }
+    }
+
+    /// Records that the next daemon does not serve a LUN that is out.
+    pub(super) fn give_up(&self, lun: &OutDisk) {
+        self.save(|state| match lun.origin {
+            ChangeSource::Configuration => {
+                let controller = lun.settings.peek("controller").unwrap_or_default();
+                state.remove_configured(controller, &lun.id);
+            }
+            ChangeSource::RunTime => drop(state.remove_added(&lun.id)),
+        });
+    }
+
+    /// Forgets what was set of an earlier LUN of this id.
+    pub(super) fn forget_earlier(&self, id: &str) {
+        self.host.kept.forget(id);
+        self.host.out.remove(id);
     }
 
     /// Records a change in the state file, if there is one.

@@ -9,6 +9,7 @@ use mqblk_engine::{AnyDisk, Engine, EngineOptions, QueuePlacement, UringContext,
 use super::super::config::TargetLun;
 use super::*;
 use crate::config::{CacheMode, StorageConfig};
+use crate::out::OutDisks;
 use crate::storage_backends::Registry;
 use crate::vhost_user::VhostUserEndpoint;
 
@@ -106,6 +107,7 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
         placement: Arc::new(RankedMutex::new(LockRank::Placement, QueuePlacement::new(1))),
         state: None,
         storages: Arc::new(Registry::of_this_process()),
+        out: OutDisks::new(Vec::new()),
         stands_by: Arc::default(),
     };
     Arc::new(Luns::start(&[controller], &host, SavedLuns::default()).unwrap())

@@ -47,7 +47,7 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
     // With persistent grants its driver holds a page for each segment of each ring entry: 128 MiB for a disk with the larger rings.
     let mut guest = Domain::create(&mut host, &DomainConfig::new("guest").memory_mib(768))?;
     // Rings of one page, where a slot is soon reused, and in a long run of 16.
-    let orders: &[u32] = if least > 1 { &[0, 4] } else { &[0] };
+    let orders: &[u8] = if least > 1 { &[0, 4] } else { &[0] };
     for &order in orders {
         guest.load_blkfront(BlkfrontParameters { max_ring_page_order: order, ..BlkfrontParameters::default() })?;
         for (mode, disk, _) in MODES {

@@ -179,6 +179,11 @@ pub trait Disk<L: IoContext>: Send + Sync {
         Err("cannot be handed over".to_owned())
     }
 
+    /// Returns what tells a raw image from another one under its name. `None`: it is not raw bytes that a guest fills as it likes. Blocks.
+    fn raw_identity(&self) -> Option<String> {
+        None
+    }
+
     /// Tells `observer` from now on, and at once if the storage cannot be reached now. There is one observer: another one takes its place.
     /// A backend that never has anything to say need not do anything.
     fn observe(&self, _observer: Arc<dyn DiskObserver>) {}

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_core::{ByteLen, Completion, DiskChannel, Geometry, Op, Outcome, Request, Tag};
+use mqblk_core::{ByteLen, ByteOffset, Completion, DiskChannel, Geometry, Op, Outcome, Request, Tag};
 use mqblk_memory::{BouncePool, Buffer};
 use mqblk_uring::{ClientId, FileTransfer, IoCompletion, Refused, RingFile, UringContext};
 use rustix::fs::FallocateFlags;
@@ -34,16 +34,16 @@ const STALL_RETRY: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(crate) struct FileChannel {
-    file: Arc<OpenFile>,
+    pub(super) file: Arc<OpenFile>,
     /// With the size as of the last batch.
     geometry: Geometry,
-    ring: RingFile,
-    client: ClientId,
-    inline: InlineIo,
+    pub(super) ring: RingFile,
+    pub(super) client: ClientId,
+    pub(super) inline: InlineIo,
     /// Other transfers are executed by kernel threads.
-    accessed: AccessedRegions,
+    pub(super) accessed: AccessedRegions,
     pub(super) unsupported: UnsupportedOps,
-    inflight: Vec<Option<InflightRequest>>,
+    pub(super) inflight: Vec<Option<InflightRequest>>,
     free_indices: Vec<u32>,
     /// Requests that wait for a bounce slot or for space in the context, first come first served.
     stalled: VecDeque<u32>,
@@ -53,19 +53,25 @@ pub(crate) struct FileChannel {
     ended: Vec<u32>,
     /// When to retry stalled requests if no other request of this channel is in flight.
     retry_at: Option<Instant>,
-    bounce: Option<BouncePool>,
-    zeroes: Option<BouncePool>,
+    pub(super) bounce: Option<BouncePool>,
+    pub(super) zeroes: Option<BouncePool>,
+    /// Zeroes for a part of a unit, if logical blocks are smaller.
+    pub(super) zero_unit: Option<(Buffer, u32)>,
 }
 
 /// The operation could not be issued now; the request is unchanged.
-struct Stalled;
+pub(super) struct Stalled;
 
 impl FileChannel {
     pub(super) fn new(file: Arc<OpenFile>, len: ByteLen, context: &mut UringContext) -> io::Result<FileChannel> {
         let bounce =
             file.direct.map(|_| BouncePool::new(&mut context.buffers, BOUNCE_SLOTS, BOUNCE_LEN)).transpose()?;
         let writable = !file.geometry.read_only;
-        let zeroes = writable.then(|| BouncePool::new(&mut context.buffers, ZERO_SLOTS, ZERO_LEN)).transpose()?;
+        let mut zeroes = writable.then(|| BouncePool::new(&mut context.buffers, ZERO_SLOTS, ZERO_LEN)).transpose()?;
+        let zero_unit = match (&mut zeroes, &file.small_blocks) {
+            (Some(pool), Some(blocks)) => pool.take(&mut context.buffers, blocks.unit()),
+            _ => None,
+        };
         Ok(FileChannel {
             ring: context.register_file(Arc::clone(&file.fd)),
             client: context.add_client(),
@@ -81,6 +87,7 @@ impl FileChannel {
             retry_at: None,
             bounce,
             zeroes,
+            zero_unit,
             geometry: file.geometry,
             file,
         })
@@ -97,6 +104,9 @@ impl FileChannel {
                     return Err(admission::INVALID);
                 }
                 let Some(direct) = self.file.direct else { return Ok(OpStage::Transfer) };
+                if self.cuts_units(request) {
+                    return Ok(OpStage::Bounce);
+                }
                 let (memory, length) = (u64::from(direct.memory) - 1, direct.offset - 1);
                 let segments = context.buffers.segments(buffer);
                 let fits =
@@ -108,12 +118,43 @@ impl FileChannel {
                 Err(Outcome::Unsupported)
             }
             (Op::Discard { .. }, _) => Ok(OpStage::Punch),
+            (Op::WriteZeroes { .. }, _) if self.cuts_units(request) => Ok(OpStage::ZeroWrite),
             (Op::WriteZeroes { may_unmap, .. }, _) => Ok(match self.unsupported {
                 UnsupportedOps { punch: false, .. } if may_unmap && self.file.discard.is_some() => OpStage::Punch,
                 UnsupportedOps { zero_range: false, .. } => OpStage::ZeroRange,
                 _ => OpStage::ZeroWrite,
             }),
         }
+    }
+
+    /// Returns true if the storage reads and writes larger units, and the request has a part of one.
+    #[inline]
+    fn cuts_units(&self, request: &Request<Buffer>) -> bool {
+        self.file.small_blocks.as_ref().is_some_and(|blocks| !blocks.is_whole(request.start, request.len))
+    }
+
+    /// Has a request hold its units of the file: for a write of a part of one `alone`. Returns false if others exclude that.
+    pub(super) fn hold_units(&mut self, index: u32, at: ByteOffset, len: ByteLen, alone: bool) -> bool {
+        let Some(blocks) = self.file.small_blocks.as_ref().filter(|_| self.file.direct.is_some()) else { return true };
+        let Some(request) = self.inflight[index as usize].as_mut() else { return true };
+        request.held = blocks.hold(at, len, alone);
+        request.held.is_some()
+    }
+
+    /// Gives a request's units back.
+    #[inline]
+    pub(super) fn release_units(&mut self, index: u32) {
+        if let Some(blocks) = &self.file.small_blocks
+            && let Some(held) = self.inflight[index as usize].as_mut().and_then(|request| request.held.take())
+        {
+            blocks.release(held);
+        }
+    }
+
+    /// Puts a request first of those that wait for space.
+    pub(super) fn stall_first(&mut self, index: u32) {
+        self.stalled.push_front(index);
+        self.retry_at = Some(Instant::now() + STALL_RETRY);
     }
 
     /// Starts a request: completes it, or adds it to the table and issues its first operation.
@@ -124,6 +165,16 @@ impl FileChannel {
         if let Some(outcome) = admission::check_request(&self.geometry, &request) {
             return Some(complete(request, outcome));
         }
+        let request = match &self.file.small_blocks {
+            Some(blocks) if matches!(request.op, Op::Discard { .. }) => {
+                match blocks.inner(request.start, request.len) {
+                    Some((start, len)) => Request { start, len, ..request },
+                    // A hint that the storage cannot take.
+                    None => return Some(complete(request, Outcome::Done(ByteLen::ZERO))),
+                }
+            }
+            _ => request,
+        };
         let stage = match self.first_stage(context, &request) {
             Ok(stage) => stage,
             Err(outcome) => return Some(complete(request, outcome)),
@@ -171,6 +222,32 @@ impl FileChannel {
     /// Issues the operation of a request's current stage.
     #[inline]
     fn issue(&mut self, context: &mut UringContext, index: u32) -> Result<(), Stalled> {
+        if self.file.small_blocks.is_some() {
+            self.issue_holding(context, index)
+        } else {
+            self.issue_now(context, index)
+        }
+    }
+
+    /// As [`issue_now`](Self::issue_now), of a request that holds the units that it changes.
+    #[inline(never)]
+    fn issue_holding(&mut self, context: &mut UringContext, index: u32) -> Result<(), Stalled> {
+        let Some(request) = self.inflight[index as usize].as_ref() else { return Ok(()) };
+        let changes =
+            request.op.modifies() && matches!(request.stage, OpStage::Transfer | OpStage::Punch | OpStage::ZeroRange);
+        let (at, left) = (request.at(), request.left());
+        if changes && !self.hold_units(index, at, left, false) {
+            return Err(Stalled);
+        }
+        let issued = self.issue_now(context, index);
+        if changes && issued.is_err() {
+            self.release_units(index);
+        }
+        issued
+    }
+
+    #[inline]
+    fn issue_now(&mut self, context: &mut UringContext, index: u32) -> Result<(), Stalled> {
         let Some(request) = self.inflight[index as usize].as_mut() else { return Ok(()) };
         let (cookie, at, left) = (u64::from(index), request.at(), request.left());
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -198,40 +275,6 @@ impl FileChannel {
         refused.map_err(|_| Stalled)
     }
 
-    /// Issues the next slice of a request that goes through a bounce slot or a slot of zeroes.
-    fn issue_slice(&mut self, context: &mut UringContext, index: u32) -> Result<(), Stalled> {
-        let Some(request) = self.inflight[index as usize].as_mut() else { return Ok(()) };
-        let (cookie, at) = (u64::from(index), request.at());
-        let pool = if request.stage == OpStage::Bounce { &mut self.bounce } else { &mut self.zeroes };
-        let Some(pool) = pool else { return Err(Stalled) };
-        let len = request.left().min(pool.slot_len());
-        let Some((slice, slot)) = pool.take(&mut context.buffers, len) else { return Err(Stalled) };
-        let fua = request.op == Op::Write { fua: true };
-        if let (Op::Write { .. }, Some(buffer)) = (request.op, &request.buffer) {
-            request.faulted = !context.buffers.copy_range(buffer, request.done, &slice, 0, len);
-        }
-        request.in_thread = !self.accessed.contains(at, len) || self.inline.needs_thread(len);
-        let transfer = FileTransfer { file: &self.ring, at, skip: 0, in_thread: request.in_thread };
-        let issued = match request.op {
-            // Of a write whose data was lost nothing is written: a read takes its place, and the request fails when that ends.
-            Op::Write { .. } if request.faulted => context.read(self.client, cookie, transfer, slice),
-            Op::Read => context.read(self.client, cookie, transfer, slice),
-            _ => context.write(self.client, cookie, transfer, slice, fua),
-        };
-        match issued {
-            Ok(()) => {
-                request.slot = Some(slot);
-                Ok(())
-            }
-            Err(Refused(slice)) => {
-                if let Some(slice) = slice {
-                    pool.release(&mut context.buffers, slice, slot);
-                }
-                Err(Stalled)
-            }
-        }
-    }
-
     /// Processes a completion: issues the request's next operation, or completes the request.
     #[inline]
     fn complete(
@@ -245,24 +288,19 @@ impl FileChannel {
         let Some(request) = self.inflight.get_mut(index as usize).and_then(Option::as_mut) else { return };
         if ThreadedOps::counts(request.stage) {
             let stage = request.stage;
+            self.release_units(index);
             return self.complete_threaded(context, (index, stage), result, completions);
         }
         match (request.slot.take(), buffer) {
-            (Some(slot), Some(slice)) => {
-                if let (Op::Read, Some(buffer), Ok(len)) = (request.op, &request.buffer, u64::try_from(result)) {
-                    request.faulted = !context.buffers.copy_range(&slice, 0, buffer, request.done, ByteLen(len));
-                }
-                if request.faulted {
-                    result = -mqblk_core::Errno::FAULT.0;
-                }
-                let pool = if request.stage == OpStage::Bounce { &mut self.bounce } else { &mut self.zeroes };
-                if let Some(pool) = pool {
-                    pool.release(&mut context.buffers, slice, slot);
-                }
-            }
+            (Some(slot), Some(slice)) => match self.complete_slice(context, index, (slice, slot, result)) {
+                Some(moved) => result = moved,
+                None => return,
+            },
             (None, Some(buffer)) => request.buffer = Some(buffer),
             (_, None) => {}
         }
+        self.release_units(index);
+        let Some(request) = self.inflight[index as usize].as_mut() else { return };
         if request.in_thread {
             request.in_thread = false;
             if let Ok(len) = u64::try_from(result) {
@@ -283,7 +321,9 @@ impl FileChannel {
     ) {
         let place = &mut self.inflight[index as usize];
         let Some(request) = place.as_mut() else { return };
-        let unit = self.file.direct.map_or(1, |direct| direct.offset);
+        // Slices of parts of units end anywhere.
+        let is_sliced = self.file.small_blocks.is_some() && request.stage != OpStage::Transfer;
+        let unit = self.file.direct.filter(|_| !is_sliced).map_or(1, |direct| direct.offset);
         match request.advance(result, unit, &mut self.unsupported) {
             NextStep::Issue => {
                 let stage = request.stage;
@@ -375,7 +415,7 @@ impl DiskChannel<UringContext> for FileChannel {
     fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], completions: &mut Vec<Completion<Buffer>>) {
         let is_cancelled = |request: &InflightRequest| tags.binary_search(&request.tag).is_ok();
         // Stalled and waiting requests have no operation in the kernel.
-        let (inflight, free) = (&mut self.inflight, &mut self.free_indices);
+        let inflight = &self.inflight;
         let mut ended = Vec::new();
         self.stalled.retain(|index| {
             let stalled = inflight[*index as usize].as_ref().filter(|request| is_cancelled(request));
@@ -391,8 +431,10 @@ impl DiskChannel<UringContext> for FileChannel {
             }
         }
         for index in cancelled {
-            free.push(index);
-            completions.extend(inflight[index as usize].take().map(|request| request.complete(Outcome::Aborted)));
+            self.drop_unit(context, index);
+            self.free_indices.push(index);
+            let request = self.inflight[index as usize].take();
+            completions.extend(request.map(|request| request.complete(Outcome::Aborted)));
         }
         if self.stalled.is_empty() {
             self.retry_at = None;
@@ -423,6 +465,9 @@ impl DiskChannel<UringContext> for FileChannel {
         let file = std::mem::replace(&mut self.ring, RingFile::Plain(Arc::clone(&self.file.fd)));
         context.unregister_file(file);
         context.remove_client(self.client);
+        if let (Some((zeroes, slot)), Some(pool)) = (self.zero_unit.take(), &mut self.zeroes) {
+            pool.release(&mut context.buffers, zeroes, slot);
+        }
         for pool in [self.bounce.take(), self.zeroes.take()].into_iter().flatten() {
             pool.close(&mut context.buffers);
         }

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use mqblk_core::ByteLen;
+use mqblk_core::{BlockSize, ByteLen};
 
 /// Bytes that are read at a time, and their alignment in memory and in the file, which direct I/O needs.
 const BLOCK: usize = 4096;
@@ -51,6 +51,45 @@ pub(super) fn detect(file: &File, size: ByteLen) -> Option<ImageFormat> {
     last.get(at..)?.starts_with(b"conectix").then_some(ImageFormat { name: "vpc", is_of_guests: false })
 }
 
+/// Returns true if the first block of a disk of this size has a partition table that is one only with logical blocks of 512 bytes: a GPT's header
+/// in the second of these, or an MBR whose partitions would not fit with 4096. Source: UEFI 2.10 sections 5.2 and 5.3.
+pub(super) fn has_table_of_512(file: &File, size: ByteLen) -> bool {
+    read_block(file, 0).is_some_and(|first| is_table_of_512(&first, size))
+}
+
+/// Offset and bytes of an MBR's entries, and how many there are.
+const MBR_ENTRIES: usize = 446;
+const MBR_ENTRY: usize = 16;
+/// The type of the entry of an MBR that a GPT is behind.
+const PROTECTIVE: u8 = 0xee;
+
+fn is_table_of_512(first: &[u8], size: ByteLen) -> bool {
+    if first.get(510..512) != Some(&[0x55, 0xaa]) {
+        return false;
+    }
+    if first.get(512..520) == Some(b"EFI PART") {
+        return true;
+    }
+    let entries = first[MBR_ENTRIES..510].chunks_exact(MBR_ENTRY);
+    let mut used = entries.filter(|entry| entry[4] != 0).peekable();
+    let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number: u64, byte| number << 8 | u64::from(*byte));
+    let end = |entry: &[u8]| number(&entry[8..12]) + number(&entry[12..16]);
+    let is_entry = |entry: &[u8]| {
+        matches!(entry[0], 0 | 0x80)
+            && entry[4] != PROTECTIVE
+            && number(&entry[12..16]) > 0
+            && BlockSize::B512.len_of(end(entry)).is_some_and(|end| end <= size)
+    };
+    let is_any = used.peek().is_some();
+    let mut needs_512 = false;
+    is_any
+        && used.all(|entry| {
+            needs_512 |= BlockSize::B4096.len_of(end(entry)).is_none_or(|end| end > size);
+            is_entry(entry)
+        })
+        && needs_512
+}
+
 /// Reads a block, or what there is of it at the file's end.
 fn read_block(file: &File, at: u64) -> Option<Vec<u8>> {
     let mut memory = vec![0; 2 * BLOCK];
@@ -86,6 +125,28 @@ mod tests {
         assert_eq!(detected(&vhd), Some("vpc"));
         vhd.extend_from_slice(&[0; 512]);
         assert_eq!(detected(&vhd), None, "not at the end");
+    }
+
+    #[test]
+    fn partition_tables_tell_their_blocks() {
+        let size = ByteLen(1 << 30);
+        let mut first = vec![0; 4096];
+        assert!(!is_table_of_512(&first, size));
+        first[510..512].copy_from_slice(&[0x55, 0xaa]);
+        assert!(!is_table_of_512(&first, size), "no partition");
+        let mut entry = |kind: u8, start: u32, sectors: u32| {
+            first[MBR_ENTRIES + 4] = kind;
+            first[MBR_ENTRIES + 8..MBR_ENTRIES + 12].copy_from_slice(&start.to_le_bytes());
+            first[MBR_ENTRIES + 12..MBR_ENTRIES + 16].copy_from_slice(&sectors.to_le_bytes());
+            is_table_of_512(&first, size)
+        };
+        assert!(entry(0x83, 2048, (1 << 21) - 2048), "to the end of the disk");
+        assert!(!entry(0x83, 2048, 1000), "fits with either");
+        assert!(!entry(0x83, 2048, 1 << 21), "fits with neither");
+        assert!(!entry(PROTECTIVE, 1, (1 << 21) - 1), "its GPT would be elsewhere");
+        first[512..520].copy_from_slice(b"EFI PART");
+        assert!(is_table_of_512(&first, size));
+        assert!(!is_table_of_512(&first[..512], size), "a short disk");
     }
 
     /// Images that another program has made.

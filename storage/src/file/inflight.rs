@@ -3,11 +3,14 @@
 use mqblk_core::{ByteLen, ByteOffset, Completion, Errno, Op, Outcome, Tag};
 use mqblk_memory::Buffer;
 
+use super::slices::SliceState;
+use super::small_blocks::HeldUnits;
+
 /// Maximum number of consecutive EINTR or EAGAIN results before the request fails.
 const MAX_RETRIES: u8 = 64;
 const EINTR: i32 = 4;
 const EAGAIN: i32 = 11;
-const ECANCELED: i32 = 125;
+pub(super) const CANCELED: i32 = 125;
 /// Outcome of a write that makes no progress without an error.
 const NO_PROGRESS: Outcome = Outcome::Failed(Errno(5)); // EIO
 
@@ -64,6 +67,10 @@ pub(super) struct InflightRequest {
     pub(super) faulted: bool,
     /// Its transfer is executed by a kernel thread: the first to its region of the file, or a long copy.
     pub(super) in_thread: bool,
+    /// Its operation between the file and memory of the daemon's own.
+    pub(super) slice: SliceState,
+    /// Units of the file that it holds.
+    pub(super) held: Option<HeldUnits>,
     retries: u8,
 }
 
@@ -82,6 +89,8 @@ impl InflightRequest {
             slot: None,
             faulted: false,
             in_thread: false,
+            slice: SliceState::default(),
+            held: None,
             retries: 0,
         }
     }
@@ -135,7 +144,7 @@ impl InflightRequest {
     #[cold]
     fn advance_cancelled(&mut self, result: i32, unit: u32, unsupported: &mut UnsupportedOps) -> NextStep {
         self.cancelled = false;
-        let next = if result == -ECANCELED { NextStep::Issue } else { self.advance(result, unit, unsupported) };
+        let next = if result == -CANCELED { NextStep::Issue } else { self.advance(result, unit, unsupported) };
         match next {
             NextStep::Issue => NextStep::Complete(Outcome::Aborted),
             end @ NextStep::Complete(_) => end,
@@ -255,7 +264,7 @@ mod tests {
         let zeroes = Op::WriteZeroes { may_unmap: true, fua: true };
         let done = Outcome::Done(ByteLen(8192));
         for (op, stage, result, want) in [
-            (Op::Read, OpStage::Transfer, -ECANCELED, Outcome::Aborted),
+            (Op::Read, OpStage::Transfer, -CANCELED, Outcome::Aborted),
             (Op::Read, OpStage::Transfer, -EINTR, Outcome::Aborted),
             (Op::Read, OpStage::Bounce, -EAGAIN, Outcome::Aborted),
             (Op::Read, OpStage::Transfer, 4096, Outcome::Aborted),

@@ -8,6 +8,7 @@
 //! | `block-size` | the storage's own logical block size | 512 or 4096 |
 //! | `lock` | exclusive | `exclusive`: held while the file is open. `shared-migration`: held while queues run. `off`: nothing keeps others out |
 //! | `format` | auto | `raw`: the file's bytes are the disk's, whatever they are. `auto`: an image of another format is refused |
+//! | `served-raw` | nothing | set by the daemon: what the image was when it was served as raw before ([`Disk::raw_identity`]). If it still is, it is raw whatever its guest has written |
 //! | `aio` | auto | `io_uring`: requests go through the worker's ring. `threads`: through threads of the disk's own. `auto`: threads where the file system cannot be asked without waiting (FUSE, NFS, SMB) |
 //! | `discard` | unmap | `unmap`: discards punch holes. `ignore`: the disk has no discard, and zeroes keep their space |
 //!
@@ -43,6 +44,8 @@ mod inline;
 pub(crate) mod lock;
 mod lock_users;
 mod open;
+mod slices;
+mod small_blocks;
 mod threaded;
 mod threads;
 
@@ -56,8 +59,8 @@ pub use lock::set_sharing;
 pub use lock_users::Sharing;
 use mqblk_core::settings::Settings;
 use mqblk_core::{
-    BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageAccess, ImageOpener, Limits,
-    OpenImage,
+    BlockSize, ByteLen, ByteOffset, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageAccess, ImageOpener,
+    Limits, OpenImage,
 };
 use mqblk_uring::UringContext;
 
@@ -65,6 +68,7 @@ use crate::admission::{self, DiskSize};
 use crate::blocking::BlockingThreads;
 pub(crate) use channel::FileChannel;
 use lock::ImageLock;
+use small_blocks::SmallBlocks;
 use threads::FileCalls;
 
 /// Maximum number of segments of one operation (UIO_MAXIOV).
@@ -84,7 +88,7 @@ const THREADS: u32 = 16;
 pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     let (open, lock) = open::open(settings, opener)?;
     let open = Arc::new(open);
-    let start = || BlockingThreads::start(Box::new(FileCalls(Arc::clone(&open))), THREADS);
+    let start = || BlockingThreads::start(Box::new(FileCalls::new(Arc::clone(&open))), THREADS);
     let threads = open.uses_threads.then(start).transpose();
     let what = || format!("threads for {}", open.path.display());
     let threads = threads.map_err(|source| DiskError::Os { what: what(), source })?;
@@ -108,8 +112,23 @@ struct OpenFile {
     unmap: bool,
     /// Granularity of discards in bytes; `None` when they are not possible.
     discard: Option<ByteLen>,
+    /// Logical blocks are smaller than what the storage reads, writes and frees at once.
+    small_blocks: Option<SmallBlocks>,
     /// It holds the lock of its file while it is open.
     locked: bool,
+}
+
+impl OpenFile {
+    /// Checks that a size is one of whole units: a write of the last one must not make the file longer.
+    fn check_units(&self, size: ByteLen) -> Result<(), DiskError> {
+        match self.small_blocks.as_ref().filter(|_| self.direct.is_some()) {
+            Some(blocks) if !blocks.is_whole(ByteOffset(0), size) => {
+                let expected = format!("a multiple of {} bytes, the unit of its direct I/O", blocks.unit().0);
+                Err(DiskError::Size { found: format!("{} bytes in {}", size.0, self.path.display()), expected })
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Drop for OpenFile {
@@ -167,6 +186,7 @@ impl HostFile {
             uses_threads: false,
             unmap: false,
             discard: None,
+            small_blocks: None,
             locked: false,
         }))))
     }
@@ -258,6 +278,7 @@ impl Disk<UringContext> for FileDisk {
         };
         if let Some(size) = size {
             admission::check_resize(geometry, size)?;
+            self.open.check_units(size)?;
             if *kind == FileKind::BlockDevice {
                 let expected =
                     "no size: the host gives a block device its size; without one it is looked at again".to_owned();
@@ -275,6 +296,7 @@ impl Disk<UringContext> for FileDisk {
             let expected = format!("a multiple of block-size {} above 0", geometry.logical_block.bytes());
             return Err(DiskError::Size { found: format!("{} bytes in {}", found.0, path.display()), expected });
         }
+        self.open.check_units(found)?;
         self.open.size.set(found);
         Ok(found)
     }
@@ -303,6 +325,10 @@ impl Disk<UringContext> for FileDisk {
         Ok(images)
     }
 
+    fn raw_identity(&self) -> Option<String> {
+        open::raw_identity(&self.open.fd, self.open.kind)
+    }
+
     fn deactivate(&self) -> Result<(), DiskError> {
         let what = || format!("flush of {} before its lock is released, which is kept", self.open.path.display());
         self.lock.release(|| self.sync()).map_err(|source| DiskError::Os { what: what(), source })
@@ -321,5 +347,7 @@ impl Disk<UringContext> for FileDisk {
     }
 }
 
+#[cfg(test)]
+mod small_blocks_tests;
 #[cfg(test)]
 mod tests;

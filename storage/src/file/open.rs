@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use rustix::io::Errno;
 use super::format;
 use super::host::{self, BlockDeviceInfo, DirectIo};
 use super::lock::{self, ImageLock, LockError};
+use super::small_blocks::SmallBlocks;
 use super::{Alignment, FileKind, OpenFile};
 use crate::admission::{self, DiskSize};
 use crate::lock_mode::LockMode;
@@ -34,6 +36,8 @@ struct FileSettings {
     lock: LockMode,
     /// `format=raw`: whatever the file begins with.
     raw: bool,
+    /// What the image was when it was served as raw before.
+    served_raw: Option<String>,
     /// `aio`: threads or not; `None`: as the file system needs it.
     threads: Option<bool>,
 }
@@ -45,7 +49,7 @@ pub(super) fn open(
     let Some(path) = settings.text("path") else {
         return Err(settings.error("path", "nothing", "a regular file or a block device"));
     };
-    let config = FileSettings {
+    let mut config = FileSettings {
         path: PathBuf::from(path),
         direct: settings.switch("direct")?.unwrap_or(true),
         read_only: settings.switch("readonly")?.unwrap_or(false),
@@ -53,27 +57,40 @@ pub(super) fn open(
         unmap: settings.choice("discard", &["unmap", "ignore"])? != Some("ignore"),
         lock: LockMode::from_settings(settings)?,
         raw: settings.choice("format", &["auto", "raw"])? == Some("raw"),
+        // No key for users, so none that errors list.
+        served_raw: settings.peek("served-raw").is_some().then(|| settings.text("served-raw")).flatten(),
         threads: match settings.choice("aio", &["auto", "io_uring", "threads"])? {
             None | Some("auto") => None,
             Some(word) => Some(word == "threads"),
         },
     };
-    let (file, kind, direct) = open_file(settings, &config, opener.as_ref())?;
-    if !config.raw {
+    let (mut file, mut kind, mut direct) = open_file(settings, &config, opener.as_ref())?;
+    let device = device_of(&file, kind);
+    if direct && ends_within_unit(&config, &file, kind, device) {
+        tracing::warn!(
+            "{}: {}: its size is not a multiple of {} bytes, the unit of its direct I/O; going on with direct=off, through the host's page cache",
+            settings.subject(),
+            config.path.display(),
+            alignment(&file, device).offset
+        );
+        config.direct = false;
+        drop(file);
+        (file, kind, direct) = open_file(settings, &config, opener.as_ref())?;
+    }
+    let served_raw = config.served_raw.is_some() && config.served_raw == raw_identity(&file, kind);
+    if !config.raw && !served_raw {
         refuse_other_formats(settings, &config, &file, kind)?;
     }
     if config.lock == LockMode::Exclusive {
         lock_while_open(settings, &config, &file)?;
     }
-    let number = file.metadata().map(|data| match kind {
-        FileKind::BlockDevice => data.rdev(),
-        _ => data.dev(),
-    });
-    let device = number.ok().and_then(host::block_device_info);
     let direct = direct.then(|| alignment(&file, device));
-    let block = block_size(settings, &config, kind, direct, device)?;
+    let unit = unit(kind, direct, device);
+    let block = block_size(settings, &config, (&file, kind), unit, device)?;
     let size = size(settings, &config, &file, kind, block)?;
-    let geometry = geometry(size, block, config.read_only, kind, device.unwrap_or_default());
+    let small_blocks = (block.bytes() < unit).then(|| SmallBlocks::new(unit));
+    let physical = small_blocks.as_ref().and_then(|_| BlockSize::new(unit)).unwrap_or(block);
+    let geometry = geometry(size, (block, physical), config.read_only, kind, device.unwrap_or_default());
     let discard = if config.unmap && !config.read_only { discard_granularity(&file, kind, size, device) } else { None };
     let uses_threads = config.threads.unwrap_or(kind == FileKind::Regular && !host::has_nowait(&file));
     let FileSettings { path, unmap, lock, read_only, .. } = config;
@@ -84,7 +101,15 @@ pub(super) fn open(
     let fd = Arc::new(file.into());
     let lock = ImageLock::new(lock, (&path, &fd), read_only, kind == FileKind::BlockDevice, opener);
     let locked = lock.mode == LockMode::Exclusive;
-    Ok((OpenFile { path, fd, geometry, size, kind, direct, uses_threads, unmap, discard, locked }, lock))
+    Ok((OpenFile { path, fd, geometry, size, kind, direct, uses_threads, unmap, discard, small_blocks, locked }, lock))
+}
+
+/// Returns what tells an image from another one at its path: the file or device, and its size. An image that a guest has not made (by `qemu-img
+/// convert` onto the same file) has another size.
+pub(super) fn raw_identity(file: &impl AsFd, kind: FileKind) -> Option<String> {
+    let (stat, size) = (rustix::fs::fstat(file).ok()?, host::size(file, kind).ok()?);
+    let number = if kind == FileKind::BlockDevice { stat.st_rdev } else { stat.st_ino };
+    Some(format!("{number}:{}", size.0))
 }
 
 fn describe(path: &Path, reason: impl std::fmt::Display) -> String {
@@ -162,33 +187,35 @@ fn open_file(
 /// it does must serve its other disks.
 const DETECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Returns the format of a file, if it has one and the storage says so in time.
-fn detect_in_time(
+/// Returns what `read` finds in a file, if the storage says so in time.
+fn read_in_time<T: Send + 'static>(
     settings: &Settings,
     config: &FileSettings,
     file: &File,
-    size: ByteLen,
-) -> Option<format::ImageFormat> {
+    read: impl Fn(&File) -> T + Clone + Send + 'static,
+) -> Option<T> {
     let (sender, found) = channel();
+    let of_thread = read.clone();
     let detection = file.try_clone().and_then(|file| {
         spawn("image-format", move || {
             // Nobody may be waiting any more.
-            let _ = sender.send(format::detect(&file, size));
+            let _ = sender.send(of_thread(&file));
         })
     });
     if detection.is_err() {
-        return format::detect(file, size);
+        return Some(read(file));
     }
-    found.recv_timeout(DETECT_TIMEOUT).unwrap_or_else(|_| {
+    let found = found.recv_timeout(DETECT_TIMEOUT).ok();
+    if found.is_none() {
         tracing::warn!(
-            "{}: {}: the storage has not read a block for {} s: whether it is an image of another format is not known (format=raw says that it is \
-             not)",
+            "{}: {}: the storage has not read a block for {} s: whether it is an image of another format, or one with a partition table, is not \
+             known (format=raw, block-size= say it)",
             settings.subject(),
             config.path.display(),
             DETECT_TIMEOUT.as_secs()
         );
-        None
-    })
+    }
+    found
 }
 
 /// Refuses a file that is an image of another format: a guest that is given its bytes would destroy it.
@@ -201,7 +228,8 @@ fn refuse_other_formats(
     kind: FileKind,
 ) -> Result<(), SettingError> {
     let size = host::size(file, kind).unwrap_or(ByteLen::ZERO);
-    let Some(format) = detect_in_time(settings, config, file, size) else { return Ok(()) };
+    let found = read_in_time(settings, config, file, move |file| format::detect(file, size)).flatten();
+    let Some(format) = found else { return Ok(()) };
     if format.is_of_guests && kind == FileKind::BlockDevice {
         tracing::info!(
             "{}: {} begins as a {} device, and is served as it is",
@@ -299,33 +327,55 @@ fn alignment(file: &File, device: Option<BlockDeviceInfo>) -> Alignment {
     }
 }
 
-/// Returns the logical block size: the configured one, if the storage supports it, or the storage's own.
+/// Returns what the storage reads and writes at once, in bytes; 0 if that is not known to be more than a byte.
+fn unit(kind: FileKind, direct: Option<Alignment>, device: Option<BlockDeviceInfo>) -> u32 {
+    // A block device zeroes and discards whole blocks of its own, cached or not.
+    let of_device = device.filter(|_| kind == FileKind::BlockDevice).map_or(0, |device| device.logical_block);
+    direct.map_or(0, |direct| direct.offset).max(of_device)
+}
+
+/// Returns the logical block size: the configured one, else 512 for an image that was made with it, else the storage's own.
 fn block_size(
     settings: &Settings,
     config: &FileSettings,
-    kind: FileKind,
-    direct: Option<Alignment>,
+    (file, kind): (&File, FileKind),
+    unit: u32,
     device: Option<BlockDeviceInfo>,
 ) -> Result<BlockSize, SettingError> {
-    let of_device = device.map_or(0, |device| device.logical_block);
-    // A block device zeroes and discards whole blocks of its own, cached or not.
-    let bound_by_device = kind == FileKind::BlockDevice;
-    let least = direct.map_or(0, |direct| direct.offset).max(if bound_by_device { of_device } else { 0 });
-    match config.block {
-        Some(block) if block.bytes() < least => {
-            let alternative = if bound_by_device { "" } else { ", or direct=off" };
-            let expected = format!(
-                "block-size={least}{alternative}: {} takes direct I/O in units of {least} bytes",
-                config.path.display()
-            );
-            Err(settings.refused("block-size", block.bytes().to_string(), expected))
-        }
-        Some(block) => Ok(block),
-        None => BlockSize::new(least.max(of_device).max(BlockSize::B512.bytes())).ok_or_else(|| {
-            let found = describe(&config.path, format!("logical blocks of {least} bytes"));
-            settings.refused("path", found, "storage with logical blocks of at most 65536 bytes")
-        }),
+    if let Some(block) = config.block {
+        return Ok(block);
     }
+    let own = unit.max(device.map_or(0, |device| device.logical_block)).max(BlockSize::B512.bytes());
+    if own > BlockSize::B512.bytes() {
+        let size = host::size(file, kind).unwrap_or(ByteLen::ZERO);
+        let is_regular = kind == FileKind::Regular;
+        let is_odd = size.is_aligned(BlockSize::B512) && !size.0.is_multiple_of(own.into());
+        let find = move |file: &File| format::has_table_of_512(file, size);
+        if (is_regular && is_odd) || read_in_time(settings, config, file, find) == Some(true) {
+            return Ok(BlockSize::B512);
+        }
+    }
+    BlockSize::new(own).ok_or_else(|| {
+        let found = describe(&config.path, format!("logical blocks of {own} bytes"));
+        settings.refused("path", found, "storage with logical blocks of at most 65536 bytes")
+    })
+}
+
+/// Returns true if a write of the last unit of its direct I/O would make a file longer, and blocks of 512 bytes would do.
+fn ends_within_unit(config: &FileSettings, file: &File, kind: FileKind, device: Option<BlockDeviceInfo>) -> bool {
+    let unit = u64::from(alignment(file, device).offset);
+    let size = host::size(file, kind).unwrap_or(ByteLen::ZERO);
+    let may_have_512 = config.block.is_none_or(|block| block == BlockSize::B512) && size.is_aligned(BlockSize::B512);
+    kind == FileKind::Regular && may_have_512 && !size.0.is_multiple_of(unit)
+}
+
+/// Returns the device that a file is, or is on.
+fn device_of(file: &File, kind: FileKind) -> Option<BlockDeviceInfo> {
+    let number = file.metadata().map(|data| match kind {
+        FileKind::BlockDevice => data.rdev(),
+        _ => data.dev(),
+    });
+    number.ok().and_then(host::block_device_info)
 }
 
 fn size(
@@ -347,8 +397,14 @@ fn size(
     Err(settings.refused("path", found, format!("a multiple of block-size {} above 0{alternative}", block.bytes())))
 }
 
-fn geometry(size: ByteLen, block: BlockSize, read_only: bool, kind: FileKind, device: BlockDeviceInfo) -> Geometry {
-    let physical = BlockSize::new(device.physical_block).unwrap_or(block).max(block);
+fn geometry(
+    size: ByteLen,
+    (block, least_physical): (BlockSize, BlockSize),
+    read_only: bool,
+    kind: FileKind,
+    device: BlockDeviceInfo,
+) -> Geometry {
+    let physical = BlockSize::new(device.physical_block).unwrap_or(block).max(least_physical);
     // The alignment of a file's blocks is up to its file system; only a device's own offsets are the disk's.
     let shift = if kind == FileKind::BlockDevice { device.alignment_offset } else { 0 };
     Geometry {

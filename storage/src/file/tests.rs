@@ -120,15 +120,15 @@ fn conforms_without_discard() {
     conforms(in_memory(), 8 << 20, &[("discard", "ignore"), ("block-size", "4096")], 6);
 }
 
-fn open(settings: &[(&str, &str)]) -> Arc<dyn Disk<UringContext>> {
+pub(super) fn open(settings: &[(&str, &str)]) -> Arc<dyn Disk<UringContext>> {
     TestTarget { kind: "file", settings, keeps_data: true, seed: 0 }.open(&[]).unwrap()
 }
 
 /// Loop devices need root and a host that has them (`losetup`).
-struct LoopDevice(String);
+pub(super) struct LoopDevice(pub(super) String);
 
 impl LoopDevice {
-    fn new(image: &Path, sector: &str) -> Option<LoopDevice> {
+    pub(super) fn new(image: &Path, sector: &str) -> Option<LoopDevice> {
         let image = image.to_str().unwrap();
         let made = Command::new("losetup").args(["--find", "--show", "--sector-size", sector, image]).output().ok()?;
         let name = String::from_utf8(made.stdout).unwrap().trim().to_owned();
@@ -210,6 +210,7 @@ fn a_full_device() {
             uses_threads: false,
             unmap: true,
             discard: None,
+            small_blocks: None,
             locked: false,
         };
         let disk = FileDisk { open: Arc::new(open), lock, threads: None };

@@ -26,7 +26,8 @@ pub struct BlkRig {
 
 impl BlkRig {
     /// Starts a daemon with these disks, by id and special settings; `FOLDER` in them is its folder. Each has a raw image of its own there,
-    /// which is its `path`, or the base of its overlay `ID.qcow2`.
+    /// which is its `path` unless it has
+    /// another one, or the base of its overlay `ID.qcow2`.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -34,7 +35,7 @@ impl BlkRig {
         let mut arguments = vec!["--workers".to_owned(), "2".to_owned()];
         arguments.extend(more.iter().map(|one| (*one).to_owned()));
         for (id, settings) in disks {
-            let has_image = settings.contains("storage=qcow2") || settings.contains("storage=rbd");
+            let has_image = ["storage=qcow2", "storage=rbd", "path="].iter().any(|word| settings.contains(word));
             let path = if has_image { String::new() } else { format!("path=FOLDER/{id}.img,") };
             let disk = format!("id={id},socket=FOLDER/{id}.sock,queues=2,{path}{settings}");
             arguments.extend(["--disk".to_owned(), disk]);

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use mqblk_tests::crash::blk_rig::BlkRig;
 use mqblk_tests::crash::kills::{self, KillPlan, RunningLoad, Victim, replayed_requests};
-use mqblk_tests::crash::load::LoadHistory;
+use mqblk_tests::crash::load::{DISK_SECTORS, LoadHistory};
+use mqblk_tests::crash::oracle::SECTOR;
+use mqblk_tests::guest::LoopDevice;
 use mqblk_tests::hostile::TIMEOUT;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -44,6 +46,28 @@ fn kill_and_stop_under_load(packed: bool, in_order: bool) {
         [(packed, ", packed rings"), (in_order, ", in order")].into_iter().filter_map(|(is, text)| is.then_some(text));
     let name = rings.fold("virtio-blk".to_owned(), |name, text| name + text);
     rig.kill_and_stop(&name, &DISKS, KillPlan::usual(), BlkRig::content);
+}
+
+/// Sectors are written by reading and writing a block of the device: a kill between the two, or within the write, leaves their neighbours.
+#[test]
+fn killed_and_stopped_with_blocks_smaller_than_the_device_s() {
+    let backing = tempfile::NamedTempFile::new().expect("a file");
+    backing.as_file().set_len(DISK_SECTORS * SECTOR as u64).expect("its size");
+    let device = LoopDevice::attach_file(backing.path(), &["--sector-size", "4096"]).expect("a loop device");
+    let settings = |aio: &str| format!("storage=file,path={},block-size=512,{aio}", device.path().display());
+    for aio in ["aio=io_uring", "aio=threads"] {
+        let zeroes = vec![0; (DISK_SECTORS * SECTOR as u64) as usize];
+        std::fs::write(device.path(), zeroes).expect("an empty device");
+        let settings = settings(aio);
+        let disks = [("cache", settings.as_str())];
+        let content = |_: &BlkRig, _: &str| std::fs::read(device.path()).expect("the device");
+        BlkRig::start(&disks, &[]).kill_and_stop(
+            &format!("virtio-blk, small blocks, {aio}"),
+            &disks,
+            KillPlan::usual(),
+            content,
+        );
+    }
 }
 
 /// Each request takes 0.2 s, so that there are always some in flight.

@@ -131,12 +131,12 @@ fn in_memory_files_are_not_opened_for_direct_io() {
     assert!(disk.limits().discard.is_some());
 }
 
-/// Direct I/O that demands 4096 bytes refuses smaller blocks, with a hint.
 #[test]
-fn blocks_smaller_than_direct_io_takes() {
+fn blocks_are_those_of_the_storage_unless_given() {
     let settings = mqblk_core::settings::Settings::new("disk \"a\"");
     let config = |block| FileSettings {
         raw: false,
+        served_raw: None,
         path: "/x".into(),
         direct: true,
         read_only: false,
@@ -148,11 +148,11 @@ fn blocks_smaller_than_direct_io_takes() {
     let coarse = Some(Alignment { memory: 512, offset: 4096 });
     let fine = Some(Alignment { memory: 4, offset: 512 });
     let disk = |logical_block| Some(BlockDeviceInfo { logical_block, ..BlockDeviceInfo::default() });
-    let size = |block, kind, direct, device| block_size(&settings, &config(block), kind, direct, device);
-    let error = size(Some(BlockSize::B512), FileKind::Regular, coarse, None).unwrap_err().to_string();
-    assert!(error.starts_with("disk \"a\": block-size: found 512, expected block-size=4096, or direct=off"), "{error}");
-    let error = size(Some(BlockSize::B512), FileKind::BlockDevice, None, disk(4096)).unwrap_err().to_string();
-    assert!(error.contains("expected block-size=4096: "), "{error}");
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(1 << 20).unwrap();
+    let size = |block, kind, direct, device| {
+        block_size(&settings, &config(block), (&file, kind), unit(kind, direct, device), device)
+    };
     for (block, kind, direct, device, want) in [
         (None, FileKind::Regular, coarse, None, 4096),
         (None, FileKind::Regular, fine, disk(512), 512),
@@ -161,6 +161,8 @@ fn blocks_smaller_than_direct_io_takes() {
         (None, FileKind::Regular, None, disk(4096), 4096),
         (None, FileKind::BlockDevice, coarse, disk(4096), 4096),
         (Some(BlockSize::B512), FileKind::Regular, None, disk(4096), 512),
+        (Some(BlockSize::B512), FileKind::Regular, coarse, disk(4096), 512),
+        (Some(BlockSize::B512), FileKind::BlockDevice, coarse, disk(4096), 512),
         (Some(BlockSize::B4096), FileKind::BlockDevice, fine, disk(512), 4096),
     ] {
         assert_eq!(
@@ -181,12 +183,18 @@ fn topology_is_that_of_the_device() {
         opt_io: 1 << 20,
         ..BlockDeviceInfo::default()
     };
-    let disk = geometry(ByteLen(1 << 20), BlockSize::B512, false, FileKind::BlockDevice, device);
+    let disk = geometry(ByteLen(1 << 20), (BlockSize::B512, BlockSize::B512), false, FileKind::BlockDevice, device);
     assert_eq!((disk.physical_block, disk.alignment_offset), (BlockSize::B4096, 7));
     assert_eq!((disk.min_io, disk.opt_io), (ByteLen(4096), ByteLen(1 << 20)));
-    let file = geometry(ByteLen(1 << 20), BlockSize::B512, false, FileKind::Regular, device);
+    let file = geometry(ByteLen(1 << 20), (BlockSize::B512, BlockSize::B512), false, FileKind::Regular, device);
     assert_eq!((file.physical_block, file.alignment_offset), (BlockSize::B4096, 0));
-    let unknown = geometry(ByteLen(1 << 20), BlockSize::B4096, false, FileKind::Regular, BlockDeviceInfo::default());
+    let unknown = geometry(
+        ByteLen(1 << 20),
+        (BlockSize::B4096, BlockSize::B4096),
+        false,
+        FileKind::Regular,
+        BlockDeviceInfo::default(),
+    );
     assert_eq!((unknown.physical_block, unknown.min_io), (BlockSize::B4096, ByteLen::ZERO));
 }
 
@@ -206,4 +214,27 @@ fn an_image_of_another_format_is_refused_with_what_to_do() {
         open(&[("direct", direct), ("format", "raw")]).unwrap();
     }
     assert!(open(&[("format", "qcow2")]).unwrap_err().contains("format: found \"qcow2\", expected one of auto, raw"));
+}
+
+/// What was served as raw is raw whatever its guest has written; what came there since is not.
+#[test]
+fn an_image_that_was_served_as_raw_is_raw() {
+    let (_dir, path) = image(&on_disk(), 1 << 20);
+    let path_text = path.to_str().unwrap();
+    let identity = try_open(&[("path", path_text)]).unwrap().raw_identity().unwrap();
+    let write = |bytes: &[u8]| {
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).unwrap();
+    };
+    write(b"QFI\xfb\0\0\0\x03");
+    assert!(error_of(&[("path", path_text)]).contains("an image of the format qcow2"));
+    let known = [("path", path_text), ("served-raw", identity.as_str())];
+    assert_eq!(try_open(&known).unwrap().raw_identity().as_ref(), Some(&identity));
+    // Another size, or another file.
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(2 << 20).unwrap();
+    assert!(error_of(&known).contains("an image of the format qcow2"));
+    std::fs::copy(&path, path.with_extension("new")).unwrap();
+    std::fs::rename(path.with_extension("new"), &path).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
+    assert!(error_of(&known).contains("an image of the format qcow2"));
 }

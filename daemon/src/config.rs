@@ -10,6 +10,7 @@ use mqblk_core::settings::SettingError;
 use mqblk_engine::{AnyDisk, DiskHealth, DiskLimits, ErrorPolicy, IoLimits, LimitGroup, PlugOptions, QueuePlacement};
 
 use crate::broker::Broker;
+use crate::contract::{DiskContract, SavedContracts};
 use crate::file::RawConfig;
 use crate::interface::{ConfiguredInterface, Interfaces};
 use crate::live::saved::SavedChanges;
@@ -46,6 +47,8 @@ pub struct ServeConfig {
     pub state: Option<SavedState>,
     /// What was changed of settings at run time before.
     pub saved: SavedChanges,
+    /// What guests were given before.
+    pub contracts: SavedContracts,
     /// The workers of the queues, for disks that are added at run time.
     pub placement: QueuePlacement,
     /// The storage backends, for disks that are added at run time.
@@ -155,6 +158,12 @@ pub struct StorageLimits {
 }
 
 impl StorageConfig {
+    /// Returns what guests are given of it, with these texts besides its serial number.
+    pub fn contract(&self, texts: &[(&str, &str)]) -> DiskContract {
+        let serial = [("serial", self.serial.as_str())];
+        DiskContract::new(&self.kind, &self.resolved_settings, &*self.disk, &[&serial, texts].concat())
+    }
+
     /// Creates the state that all workers share of the disk or logical unit `name`: its error policy and its limits.
     pub fn new_health(&self, name: &str) -> Arc<DiskHealth> {
         let limits = DiskLimits::new(self.limits.own, self.limits.group.as_ref());

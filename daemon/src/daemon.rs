@@ -14,6 +14,7 @@ use mqblk_vhost_user_server::{ListenSocket, SocketError};
 use crate::admin;
 use crate::balancer::Balancer;
 use crate::config::{AdminConfig, ServeConfig};
+use crate::contract::KeptContracts;
 use crate::flush::flush_all;
 use crate::interface::{HostContext, StartFailure};
 use crate::live::saved::KeptChanges;
@@ -125,6 +126,7 @@ impl Daemon {
         let out = OutDisks::new(config.out);
         let state = state.transpose()?;
         let kept = Arc::new(KeptChanges::new(config.saved, state.clone()));
+        let contracts = Arc::new(KeptContracts::new(config.contracts, config.storages.raw_images(), state.clone()));
         let host = HostContext {
             engine: Arc::clone(&engine),
             drain_timeout,
@@ -132,6 +134,7 @@ impl Daemon {
             placement: Arc::new(RankedMutex::new(LockRank::Placement, config.placement)),
             state,
             kept: Arc::clone(&kept),
+            contracts: Arc::clone(&contracts),
             storages: config.storages,
             out: Arc::clone(&out),
             stands_by: Arc::clone(&stands_by),
@@ -142,8 +145,20 @@ impl Daemon {
         let placement = Arc::clone(&host.placement);
         drop(host);
         let (table, log, given, source, end) = (config.table, config.log, config.given, config.source, config.end);
-        let control =
-            DaemonControl { table, log, file, given, source, limit_groups, placement, kept, out, drain_timeout, end };
+        let control = DaemonControl {
+            table,
+            log,
+            file,
+            given,
+            source,
+            limit_groups,
+            placement,
+            kept,
+            contracts,
+            out,
+            drain_timeout,
+            end,
+        };
         let state = Arc::new(DaemonState::new(engine, interfaces, control));
         // Before guests are taken over: their queues start as they were set.
         state.restore_live();

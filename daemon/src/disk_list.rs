@@ -16,6 +16,7 @@ use mqblk_vhost_user_server::{Frontend, Server};
 
 use crate::admin::wire;
 use crate::config::StorageConfig;
+use crate::contract::DiskContract;
 use crate::interface::{
     ChangeSource, DeviceDescription, DeviceKeys, DeviceStat, DiskTable, Export, FIXED_QUEUES, ListPosition,
     ResolveContext, ServedDevice, StatDetail,
@@ -73,6 +74,11 @@ pub trait Endpoint: Clone + Send + Sync + 'static {
     /// Returns its unique values.
     fn claims(&self) -> Vec<Claim> {
         Vec::new()
+    }
+
+    /// Returns what a guest was given of the disk by a daemon before this one.
+    fn given(&self) -> Option<&DiskContract> {
+        None
     }
 }
 
@@ -157,7 +163,7 @@ impl<E: Endpoint> DiskKeys<E> {
         let (position, given, id, mut endpoint) = (*position, given.clone(), id.clone(), endpoint.clone());
         let (settings, storage) = (settings.clone(), storage.clone());
         let subject = Settings::new(settings.subject());
-        let storage = storage.open(settings, storages)?;
+        let storage = storage.open(settings, storages, endpoint.given())?;
         if storage.disk.max_channels() == Some(1) {
             endpoint.keep_on_one_worker(&subject)?;
         }

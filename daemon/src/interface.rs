@@ -21,6 +21,7 @@ use mqblk_engine::{
 };
 use mqblk_vhost_user_server::{Frontend, Server};
 
+use crate::contract::{Contracts, KeptContracts};
 use crate::cpus::Cpus;
 use crate::file::RawTable;
 use crate::live::saved::KeptChanges;
@@ -116,6 +117,8 @@ pub struct ResolveContext<'a> {
     pub names: &'a mut UniqueNames,
     /// What was changed at run time before; `None`: that is not kept.
     pub saved: Option<&'a SavedState>,
+    /// What guests were given before.
+    pub given: &'a Contracts,
 }
 
 /// The position of a device in lists: reports and printed configurations sort by it.
@@ -267,6 +270,8 @@ pub struct HostContext {
     pub state: Option<Arc<StateFile>>,
     /// What is kept of changed settings: forgotten of what is added or removed.
     pub kept: Arc<KeptChanges>,
+    /// What guests are given, for the next daemon.
+    pub contracts: Arc<KeptContracts>,
     /// The storage backends, for disks that are added.
     pub storages: Arc<dyn StorageBackends>,
     /// The disks that are out.

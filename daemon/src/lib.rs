@@ -12,6 +12,7 @@ mod balancer;
 pub mod broker;
 mod changes;
 pub mod config;
+pub mod contract;
 pub mod cpus;
 mod daemon;
 pub mod disk_list;
@@ -80,7 +81,9 @@ pub fn configure(
     purpose: Purpose,
 ) -> Result<ServeConfig, ConfigError> {
     let given = raw.clone();
-    let closed = resolve::resolve(raw, interfaces, &Cpus::of_this_host(), &storage_backends::kinds())?;
+    let contracts = predecessor.as_ref().map(Predecessor::contracts);
+    let (cpus, kinds) = (Cpus::of_this_host(), storage_backends::kinds());
+    let closed = resolve::resolve_handed(raw, interfaces, &cpus, &kinds, contracts)?;
     let closed = if purpose == Purpose::Print { closed.strict() } else { closed };
     activation::check_all_are_used()?;
     let handed = predecessor.as_ref().map(Predecessor::images);

@@ -17,6 +17,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::changes::{Alone, Change, Changes};
 use crate::config::LogLevel;
+use crate::contract::{KeptContracts, SavedContracts};
 use crate::exclusive::{ExclusiveVerbs, RunningVerb, VerbScope};
 use crate::file::RawConfig;
 use crate::interface::{ChangeSource, DeviceStat, Export, Interfaces, ServedDevice, ServedInterface, StatDetail};
@@ -60,6 +61,8 @@ pub struct DaemonControl {
     pub kept: Arc<KeptChanges>,
     /// The disks that are out.
     pub out: Arc<OutDisks>,
+    /// What guests are given.
+    pub contracts: Arc<KeptContracts>,
     /// How long a stop waits for storage.
     pub drain_timeout: Duration,
     /// Ends the wait of the program for a signal.
@@ -86,6 +89,7 @@ pub struct DaemonState {
     exclusive: ExclusiveVerbs,
     placement: Arc<RankedMutex<QueuePlacement>>,
     kept: Arc<KeptChanges>,
+    contracts: Arc<KeptContracts>,
     interfaces: Vec<Arc<dyn ServedInterface>>,
     limit_groups: LimitGroups,
     out: Arc<OutDisks>,
@@ -102,8 +106,20 @@ pub struct DaemonState {
 impl DaemonState {
     /// Creates the state of a daemon that starts now. `interfaces` are those of `control.table`, served.
     pub fn new(engine: Arc<Engine>, interfaces: Vec<Arc<dyn ServedInterface>>, control: DaemonControl) -> DaemonState {
-        let DaemonControl { table, log, file, given, source, limit_groups, placement, kept, out, drain_timeout, end } =
-            control;
+        let DaemonControl {
+            table,
+            log,
+            file,
+            given,
+            source,
+            limit_groups,
+            placement,
+            kept,
+            contracts,
+            out,
+            drain_timeout,
+            end,
+        } = control;
         DaemonState {
             engine,
             table,
@@ -114,6 +130,7 @@ impl DaemonState {
             exclusive: ExclusiveVerbs::default(),
             placement,
             kept,
+            contracts,
             interfaces,
             limit_groups,
             out,
@@ -320,6 +337,11 @@ impl DaemonState {
     /// Writes what is kept of changed settings to the state file, if there is one.
     pub(crate) fn write_saved(&self) {
         self.kept.write();
+    }
+
+    /// Returns what guests rely on now, for a daemon that takes over without a state file.
+    pub(crate) fn given_to_guests(&self) -> SavedContracts {
+        self.contracts.saved()
     }
 
     /// Returns what the configuration says of a disk, LUN or controller.

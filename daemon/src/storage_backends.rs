@@ -8,6 +8,7 @@ use mqblk_core::settings::Settings;
 use mqblk_engine::AnyDisk;
 use mqblk_storage::host_images::HostImages;
 
+use crate::contract::RawImages;
 use crate::limits::LimitGroups;
 use crate::test_keys;
 
@@ -29,32 +30,43 @@ pub trait StorageBackends: Send + Sync {
     fn limit_groups(&self) -> LimitGroups {
         LimitGroups::default()
     }
-}
 
-/// Storage backends, and the groups of limits of a configuration.
-pub struct LimitedStorages {
-    inner: Arc<dyn StorageBackends>,
-    groups: LimitGroups,
-}
-
-impl LimitedStorages {
-    /// Combines both.
-    pub fn new(inner: Arc<dyn StorageBackends>, groups: LimitGroups) -> LimitedStorages {
-        LimitedStorages { inner, groups }
+    /// Returns the images that guests have had as raw bytes.
+    fn raw_images(&self) -> RawImages {
+        RawImages::default()
     }
 }
 
-impl StorageBackends for LimitedStorages {
+/// Storage backends, the groups of limits of a configuration, and what images were before.
+pub struct ConfiguredStorages {
+    inner: Arc<dyn StorageBackends>,
+    groups: LimitGroups,
+    raw_images: RawImages,
+}
+
+impl ConfiguredStorages {
+    /// Combines them.
+    pub fn new(inner: Arc<dyn StorageBackends>, groups: LimitGroups, raw_images: RawImages) -> ConfiguredStorages {
+        ConfiguredStorages { inner, groups, raw_images }
+    }
+}
+
+impl StorageBackends for ConfiguredStorages {
     fn kinds(&self) -> Vec<&'static str> {
         self.inner.kinds()
     }
 
     fn open(&self, kind: &str, settings: &mut Settings) -> Result<OpenedDisk, DiskError> {
+        self.raw_images.apply(kind, settings);
         self.inner.open(kind, settings)
     }
 
     fn limit_groups(&self) -> LimitGroups {
         self.groups.clone()
+    }
+
+    fn raw_images(&self) -> RawImages {
+        self.raw_images.clone()
     }
 }
 

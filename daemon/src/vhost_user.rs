@@ -1,6 +1,7 @@
 //! The vhost-user endpoint of a device: its socket and its queues. Shared by the virtio interfaces.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -11,6 +12,7 @@ use mqblk_memory::SharedFileRules;
 use mqblk_vhost_user_server::{ServerOptions, SharePolicy, is_passed};
 use toml::Value;
 
+use crate::contract::{ContractRecorder, DeviceContract, DiskContract, device_key};
 use crate::interface::{HostContext, ResolveContext};
 use crate::print::{Pair, number, string};
 use crate::queues::{QueueMap, polling_pairs, take_coalesce, take_poll};
@@ -41,20 +43,29 @@ pub struct VhostUserEndpoint {
     pub budget: BudgetLimits,
     /// Use of registered buffers: guest memory is pinned once instead of for each request.
     pub fixed_buffers: FixedBufferUse,
+    /// What a guest was given of the device by a daemon before this one.
+    pub given: Option<DeviceContract>,
 }
 
 impl VhostUserEndpoint {
-    /// Takes the keys of the device that is the settings' subject, and claims its socket. `queues` is the default number of queues,
-    /// `max_queues` the maximum.
+    /// Takes the keys of the device that is the settings' subject, of the interface `word`, and claims its socket. `queues` is the default
+    /// number of queues, `max_queues` the maximum. A guest that has the device already decides its queues.
     ///
     /// # Errors
     /// If a value is invalid, or the socket is claimed already.
     pub fn take(
         settings: &mut Settings,
+        word: &str,
         (queues, max_queues): (u16, u16),
         context: &mut ResolveContext<'_>,
     ) -> Result<VhostUserEndpoint, SettingError> {
+        settings.alias("num_queues", "queues")?;
+        settings.alias("queue_size", "queue-size")?;
+        let key = settings.peek("socket").map(|socket| device_key(Path::new(socket)));
+        let given = key.and_then(|key| context.given.get(&key)).filter(|given| given.interface == word).cloned();
+        given.iter().for_each(|given| given.apply_queues(settings));
         let taken = Self::take_keys(settings, queues, max_queues);
+        let taken = taken.map(|endpoint| VhostUserEndpoint { given, ..endpoint });
         let endpoint = taken.map_err(|error| with_similar_key(error, settings))?;
         let owner = settings.subject().rsplit(": ").next().unwrap_or_default().to_owned();
         context.names.claim_file(settings, "socket", &endpoint.socket, owner)?;
@@ -77,8 +88,6 @@ impl VhostUserEndpoint {
     }
 
     fn take_keys(settings: &mut Settings, queues: u16, max_queues: u16) -> Result<VhostUserEndpoint, SettingError> {
-        settings.alias("num_queues", "queues")?;
-        settings.alias("queue_size", "queue-size")?;
         Ok(VhostUserEndpoint {
             socket: take_socket(settings)?,
             permissions: VHOST_USER_KEYS.take_permissions(settings)?,
@@ -92,6 +101,7 @@ impl VhostUserEndpoint {
                 .choice("fixed-buffers", FixedBufferUse::WORDS)?
                 .map_or(FixedBufferUse::Auto, FixedBufferUse::from_word),
             queue_map: QueueMap::take(settings),
+            given: None,
         })
     }
 
@@ -142,8 +152,26 @@ impl VhostUserEndpoint {
         probed.map(drop).map_err(|source| ConfigError::Socket { subject, source })
     }
 
-    /// Returns the options of the server of the device `name` with these disks. The queues are the request queues.
-    pub fn server_options(&self, name: &str, disks: Vec<QueueDisk>, host: &HostContext) -> ServerOptions {
+    /// Records what guests of the device are given, from now on. `disks`: by address.
+    pub fn record_guests(
+        &self,
+        word: &str,
+        disks: BTreeMap<String, DiskContract>,
+        host: &HostContext,
+    ) -> Arc<ContractRecorder> {
+        let (queues, queue_size) = (self.queues, self.queue_size);
+        let contract = DeviceContract { interface: word.to_owned(), queues, queue_size, disks };
+        host.contracts.serve(device_key(&self.socket), contract)
+    }
+
+    /// Returns the options of the server of the device `name` with these disks, which tells `guests`. The queues are the request queues.
+    pub fn server_options(
+        &self,
+        name: &str,
+        disks: Vec<QueueDisk>,
+        guests: &Arc<ContractRecorder>,
+        host: &HostContext,
+    ) -> ServerOptions {
         ServerOptions {
             name: name.to_owned(),
             socket: self.socket.clone(),
@@ -159,6 +187,7 @@ impl VhostUserEndpoint {
             engine: Arc::clone(&host.engine),
             host_state: None,
             standby: host.stands_by.load(Ordering::SeqCst),
+            guests: Some(Arc::clone(guests) as _),
         }
     }
 }

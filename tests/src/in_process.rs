@@ -91,6 +91,7 @@ pub fn serve_device<D: VirtioDevice<UringContext>>(
         engine: Arc::clone(&engine),
         host_state: None,
         standby: false,
+        guests: None,
     };
     let server = Server::start(device, serve).expect("the socket can be made");
     (server, engine)

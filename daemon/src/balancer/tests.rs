@@ -121,6 +121,7 @@ fn placing(devices: &[Arc<Device>]) -> (Arc<DaemonState>, Placing) {
         given: RawConfig::new("test"),
         source: None,
         limit_groups: LimitGroups::default(),
+        contracts: Arc::new(crate::contract::KeptContracts::new(Default::default(), Default::default(), None)),
         placement: Arc::new(RankedMutex::new(LockRank::Placement, QueuePlacement::new(2))),
         kept: Arc::new(KeptChanges::new(SavedChanges::default(), None)),
         out: OutDisks::new(Vec::new()),

@@ -18,6 +18,7 @@ use mqblk_vhost_user_server::SocketError;
 
 use crate::broker::BrokerStartError;
 use crate::config::{AdminConfig, MetricsConfig, ServeConfig};
+use crate::contract::SavedContracts;
 use crate::cpus::Cpus;
 use crate::file::{RawConfig, RawTable};
 use crate::interface::{DeviceKeys, DiskTable, InterfaceKeys, Interfaces, ListPosition, ResolveContext};
@@ -27,7 +28,7 @@ use crate::out::Admission;
 use crate::sandbox::{SandboxConfig, SandboxError};
 use crate::sockets::PlannedSocket;
 use crate::state_file::SavedState;
-use crate::storage_backends::{LimitedStorages, StorageBackends};
+use crate::storage_backends::{ConfiguredStorages, StorageBackends};
 use crate::user::{UserConfig, UserError};
 pub use names::{Claim, UniqueNames, canonical_path, check_id, claimed_error, file_claim, rename_subject, take_id};
 pub use storage::{StorageKeys, is_printable, take_plug, take_printable, take_storage_kind};
@@ -102,6 +103,7 @@ pub struct ClosedConfig {
     user: Option<UserConfig>,
     state: Option<SavedState>,
     saved: SavedChanges,
+    contracts: SavedContracts,
     placement: QueuePlacement,
     table: Interfaces,
     limit_groups: LimitGroups,
@@ -153,13 +155,15 @@ impl ClosedConfig {
             user,
             state,
             saved,
+            contracts,
             mut placement,
             table,
             limit_groups,
             strict,
             ..
         } = self;
-        let storages: Arc<dyn StorageBackends> = Arc::new(LimitedStorages::new(storages, limit_groups));
+        let storages: Arc<dyn StorageBackends> =
+            Arc::new(ConfiguredStorages::new(storages, limit_groups, contracts.raw_images()));
         let mut admission = Admission { strict, ..Admission::default() };
         let open = |keys: Box<dyn InterfaceKeys>| keys.open(storages.as_ref(), &mut admission);
         let interfaces: Vec<_> = self.interfaces.into_iter().map(open).collect::<Result<_, _>>()?;
@@ -181,6 +185,7 @@ impl ClosedConfig {
             user,
             state,
             saved,
+            contracts,
             placement,
             storages,
             broker,
@@ -202,10 +207,24 @@ impl ClosedConfig {
 /// # Errors
 /// Returns the first invalid value.
 pub fn resolve(
+    raw: RawConfig,
+    interfaces: Interfaces,
+    cpus: &Cpus,
+    kinds: &[&'static str],
+) -> Result<ClosedConfig, ConfigError> {
+    resolve_handed(raw, interfaces, cpus, kinds, None)
+}
+
+/// As [`resolve`], for guests that another daemon hands over, which were given `handed`.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn resolve_handed(
     mut raw: RawConfig,
     interfaces: Interfaces,
     cpus: &Cpus,
     kinds: &[&'static str],
+    handed: Option<&SavedContracts>,
 ) -> Result<ClosedConfig, ConfigError> {
     // With an admin socket disks may be added later.
     if raw.is_empty(interfaces) && raw.process.peek("admin").is_none() {
@@ -215,7 +234,9 @@ pub fn resolve(
     let mut names = UniqueNames::default();
     let state = process::take_state(&mut raw.process)?;
     let saved = state.as_ref().map(|state| state.section(SECTION)).transpose()?.unwrap_or_default();
-    let mut context = ResolveContext { cpus, kinds, names: &mut names, saved: state.as_ref() };
+    let contracts = state.as_ref().map(SavedContracts::read).unwrap_or_default().or_handed(handed);
+    let given = contracts.devices();
+    let mut context = ResolveContext { cpus, kinds, names: &mut names, saved: state.as_ref(), given };
     let mut taken: Vec<Box<dyn InterfaceKeys>> = interfaces.0.iter().map(|interface| interface.keys()).collect();
     take_devices(&mut raw, interfaces, &mut taken, &mut context)?;
     for keys in &mut taken {
@@ -264,6 +285,7 @@ pub fn resolve(
         user,
         state,
         saved,
+        contracts,
         placement,
         table: interfaces,
         limit_groups,

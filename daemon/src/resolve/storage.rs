@@ -7,6 +7,7 @@ use mqblk_engine::{ErrorPolicy, IoLimits, MergeMode, OnError, OnNoSpace, PlugOpt
 
 use super::{ConfigError, take_u16, with_similar_key};
 use crate::config::{CacheMode, StorageConfig, StorageLimits};
+use crate::contract::DiskContract;
 use crate::limits::take_limits;
 use crate::storage_backends::StorageBackends;
 
@@ -56,8 +57,15 @@ impl StorageKeys {
         })
     }
 
-    /// Opens the storage, which takes its own keys. Fails if a key is left then.
-    pub fn open(self, mut settings: Settings, storages: &dyn StorageBackends) -> Result<StorageConfig, ConfigError> {
+    /// Opens the storage, which takes its own keys, as a guest was given it before (`given`). Fails if a key is left then.
+    pub fn open(
+        self,
+        mut settings: Settings,
+        storages: &dyn StorageBackends,
+        given: Option<&DiskContract>,
+    ) -> Result<StorageConfig, ConfigError> {
+        let subject = settings.subject().to_owned();
+        given.iter().for_each(|given| given.apply_settings(&mut settings, self.kind));
         let group = storages.limit_groups().take_group(&mut settings)?.flatten();
         let limits = StorageLimits { own: self.limits, group };
         let (disk, resolved_settings) = match storages.open(self.kind, &mut settings) {
@@ -68,7 +76,12 @@ impl StorageKeys {
             }
         };
         settings.finish()?;
-        let StorageKeys { serial, cache, plug, watch_size, errors, kind, .. } = self;
+        let StorageKeys { mut serial, cache, plug, watch_size, errors, kind, .. } = self;
+        let mut disk = disk;
+        if let Some(given) = given {
+            serial = given.keep_text(&subject, "serial", serial);
+            disk = given.keep(&subject, disk);
+        }
         let (kind, resolved_settings) = (kind.to_owned(), resolved_settings);
         Ok(StorageConfig { serial, cache, plug, watch_size, errors, limits, kind, resolved_settings, disk })
     }

@@ -22,6 +22,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::contract::SavedContracts;
+
 pub(crate) use images::{HandedImages, OpenImages};
 pub use predecessor::Predecessor;
 pub(crate) use successor::{ProcessListeners, start};
@@ -119,6 +121,9 @@ struct Offer {
     state: Option<PathBuf>,
     images: Vec<OfferedImage>,
     service_manager: Option<OfferedNotifications>,
+    /// What guests were given. Daemons before this field begin with what their configuration says.
+    #[serde(default)]
+    contracts: SavedContracts,
 }
 
 /// A device that guests' VMMs connect to.

@@ -19,6 +19,7 @@ use serde_json::json;
 use super::channel::Channel;
 use super::images::{OpenImages, open_images};
 use super::{Message, Offer, OfferedDevice, OfferedMetrics, OfferedSocket, PROTOCOL, TakeoverError, VERB, images};
+use crate::contract::SavedContracts;
 use crate::state::DaemonState;
 
 /// How long the predecessor is waited for: it may drain until its own time-out of at most an hour.
@@ -35,6 +36,7 @@ pub struct Predecessor {
     version: String,
     devices: Vec<OfferedDevice>,
     admin: Option<OfferedSocket>,
+    contracts: SavedContracts,
     parts: RankedMutex<Parts>,
 }
 
@@ -109,11 +111,17 @@ impl Predecessor {
         set_sharing(Sharing::Undecided);
         tracing::info!(version = offer.version, devices = offer.devices.len(), "a running daemon hands over");
         let parts = RankedMutex::leaf(parts);
-        Ok(Predecessor { channel, version: offer.version, devices: offer.devices, admin: offer.admin, parts })
+        let Offer { version, devices, admin, contracts, .. } = offer;
+        Ok(Predecessor { channel, version, devices, admin, contracts, parts })
     }
 
     fn parts(&self) -> RankedGuard<'_, Parts> {
         self.parts.lock()
+    }
+
+    /// Returns what it has given to guests.
+    pub(crate) fn contracts(&self) -> &SavedContracts {
+        &self.contracts
     }
 
     /// Returns its open images. There are none after [`take_over`](Self::take_over).

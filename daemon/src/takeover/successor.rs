@@ -131,6 +131,7 @@ fn offer(state: &DaemonState) -> Result<(Offer, Vec<OwnedFd>), String> {
         state: state_file,
         images: offered_images,
         service_manager,
+        contracts: state.given_to_guests(),
     };
     Ok((offer, descriptors))
 }

@@ -49,6 +49,7 @@ fn start_server() -> (Server, PathBuf) {
         engine: Arc::clone(&ENGINE),
         host_state: None,
         standby: false,
+        guests: None,
     };
     (Server::start(device, options).expect("the socket can be made"), socket)
 }

@@ -115,6 +115,15 @@ impl RestartableDaemon {
         assert!(status.success(), "the old daemon ended with {status}:\n{}", log_end(&self.log()));
     }
 
+    /// Replaces a text in the arguments of the daemons that are started from now on.
+    ///
+    /// # Panics
+    /// When it is not there.
+    pub fn replace_in_arguments(&mut self, before: &str, after: &str) {
+        assert!(self.arguments.iter().any(|argument| argument.contains(before)), "no {before:?}");
+        self.arguments.iter_mut().for_each(|argument| *argument = argument.replace(before, after));
+    }
+
     /// Returns the arguments of `mqblk serve`.
     pub fn arguments(&self) -> &[String] {
         &self.arguments

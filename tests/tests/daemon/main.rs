@@ -4,6 +4,7 @@ mod bench_endings;
 mod bench_series;
 mod broker;
 mod client_blkio;
+mod contracts;
 mod device_state;
 mod disk_changes;
 mod fourth_interface;

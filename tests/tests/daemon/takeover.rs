@@ -251,10 +251,10 @@ fn a_successor_that_cannot_start_changes_nothing() {
         (edited("id=fault", "id=other"), "found \"fault\" (virtio-blk) of the running daemon, which a guest uses"),
         (edited("id=fault,", "id=fault,interface=virtio-scsi,"), "found \"fault\" (virtio-blk) of the running daemon"),
         (
-            edited("queues=2,storage=file,direct=on", "queues=1,storage=file,direct=on"),
+            // Without the map the guest's two queues would be kept.
+            edited("queues=2,storage=file,direct=on", "queues=1,queue-map=0:0,storage=file,direct=on"),
             "queues: found 2, expected at most 1",
         ),
-        (edited("queues=2,storage=file,direct=on", "queues=2,queue-size=2,storage=file,direct=on"), "size: found"),
         (with(&["--disk", &missing]), "missing.img"),
         (with(&["--disk", &another]), "no/such/folder.sock"),
         (with(&["--metrics", "192.0.2.1:1"]), "192.0.2.1:1"),

@@ -264,6 +264,7 @@ fn with_scsi(kind: RingKind, size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, te
         engine,
         host_state: None,
         standby: false,
+        guests: None,
     };
     let server = Server::start(device, serve).expect("the socket can be made");
     let mut device = virtio_scsi::ScsiController::connect(&virtio_scsi::ScsiConnectOptions {

@@ -12,6 +12,7 @@ use mqblk_virtio_blk::VirtioBlk;
 
 use crate::admin::wire::tenant_budget;
 use crate::config::StorageConfig;
+use crate::contract::ContractRecorder;
 use crate::disk_list::DiskExport;
 use crate::resize::{self, ChangeError, GuestNotice, ResizeOutcome};
 
@@ -24,14 +25,27 @@ pub(super) struct BlkDisk {
     device: Arc<VirtioBlk>,
     storage: StorageConfig,
     server: Arc<Server>,
+    guests: Arc<ContractRecorder>,
     /// Serialises size changes.
     resize_lock: RankedMutex<()>,
 }
 
 impl BlkDisk {
-    /// Creates the disk `id`, which `server` serves as `device`.
-    pub(super) fn new(id: String, device: Arc<VirtioBlk>, storage: StorageConfig, server: Server) -> BlkDisk {
-        BlkDisk { id, device, storage, server: Arc::new(server), resize_lock: RankedMutex::new(LockRank::Resize, ()) }
+    /// Creates the disk `id`, which `server` serves as `device`, and whose `guests` are recorded.
+    pub(super) fn new(
+        id: String,
+        device: Arc<VirtioBlk>,
+        storage: StorageConfig,
+        server: Server,
+        guests: Arc<ContractRecorder>,
+    ) -> BlkDisk {
+        let resize_lock = RankedMutex::new(LockRank::Resize, ());
+        BlkDisk { id, device, storage, server: Arc::new(server), guests, resize_lock }
+    }
+
+    /// Forgets what its guest was given: the disk is removed.
+    pub(super) fn forget_guest(&self) {
+        self.guests.forget();
     }
 
     /// Starts to drain its queues, as the first step of a stop.
@@ -113,6 +127,7 @@ impl DiskExport for BlkDisk {
             false => GuestNotice::Unchanged,
         };
         if resized.is_change() {
+            self.guests.set_disk(super::ONLY_DISK, Some(self.storage.contract(&[])));
             tracing::info!(disk = self.id, before = %resized.before, size = %resized.size, guest = guest.word(), "resized");
         }
         Ok(ResizeOutcome { resized, guest })

@@ -105,10 +105,13 @@ impl ServedDisks {
         let position = ListPosition::Added(self.table().iter().map(after).max().unwrap_or(0));
         let given = Settings::new(settings.subject());
         let kinds = self.host.storages.kinds();
+        // Of a disk that was out its guest may still be there.
+        let recorded = self.host.contracts.saved();
         let (keys, claims) = {
             let mut names = self.host.names.lock();
             let keys = names.attempt(|names| {
-                let mut context = ResolveContext { cpus: &self.cpus, kinds: &kinds, names, saved: None };
+                let mut context =
+                    ResolveContext { cpus: &self.cpus, kinds: &kinds, names, saved: None, given: recorded.devices() };
                 let owner = settings.subject().to_owned();
                 DiskKeys::<BlkEndpoint>::take(DiskTable { settings, owner, position }, &mut context)
             })?;
@@ -171,6 +174,7 @@ impl ServedDisks {
         let export = disk.served.export();
         export.begin_stop();
         export.stop();
+        export.forget_guest();
         self.table().retain(|other| other.served.id() != disk.served.id());
         self.changes.fetch_add(1, Ordering::SeqCst);
         let queue_map = current_map(export);

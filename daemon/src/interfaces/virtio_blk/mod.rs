@@ -6,6 +6,7 @@ mod disk;
 mod disks;
 mod saved;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mqblk_core::DiskSlot;
@@ -15,6 +16,7 @@ use mqblk_vhost_user_server::{Server, SocketError};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
 use crate::config::CacheMode;
+use crate::contract::DiskContract;
 use crate::disk_list::{DiskConfig, DiskKeys, Endpoint, ServedDisk};
 use crate::interface::{
     ChangeSource, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition,
@@ -36,6 +38,8 @@ use saved::SavedDisks;
 const WORD: &str = "virtio-blk";
 /// Maximum length of virtio-blk's identification string (virtio 1.3 section 5.2.6, VIRTIO_BLK_T_GET_ID).
 const SERIAL_BYTES: usize = 20;
+/// The address of the only disk of a device, in what guests are given.
+const ONLY_DISK: &str = "";
 
 /// virtio-blk.
 #[derive(Debug)]
@@ -60,7 +64,7 @@ impl Endpoint for BlkEndpoint {
 
     fn take(settings: &mut Settings, context: &mut ResolveContext<'_>) -> Result<Self, SettingError> {
         let queues = context.cpus.count;
-        VhostUserEndpoint::take(settings, (queues, MAX_QUEUES), context).map(BlkEndpoint)
+        VhostUserEndpoint::take(settings, WORD, (queues, MAX_QUEUES), context).map(BlkEndpoint)
     }
 
     fn queues(&self) -> u16 {
@@ -89,6 +93,10 @@ impl Endpoint for BlkEndpoint {
 
     fn claims(&self) -> Vec<Claim> {
         self.0.claims()
+    }
+
+    fn given(&self) -> Option<&DiskContract> {
+        self.0.given.as_ref()?.disks.get(ONLY_DISK)
     }
 }
 
@@ -223,8 +231,10 @@ fn serve(disk: DiskConfig<BlkEndpoint>, host: &HostContext) -> Result<Arc<Served
         "serving"
     );
     let queue_disk = QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&storage.disk), plug: storage.plug, health };
-    let options = endpoint.server_options(&id, vec![queue_disk], host);
+    let disks = BTreeMap::from([(ONLY_DISK.to_owned(), storage.contract(&[]))]);
+    let guests = endpoint.record_guests(WORD, disks, host);
+    let options = endpoint.server_options(&id, vec![queue_disk], &guests, host);
     let server =
         Server::start(Arc::clone(&device), options).map_err(|source| BlkStartError { id: id.clone(), source })?;
-    Ok(ServedDisk::new(info, Arc::new(BlkDisk::new(id, device, storage, server))))
+    Ok(ServedDisk::new(info, Arc::new(BlkDisk::new(id, device, storage, server, guests))))
 }

@@ -94,9 +94,9 @@ fn take(
 ) -> Result<DiskKeys<BlkEndpoint>, SettingError> {
     let (settings, position) = (disk.to_settings()?, ListPosition::Added(number));
     let owner = settings.subject().to_owned();
-    let (cpus, kinds) = (context.cpus, context.kinds);
+    let (cpus, kinds, given) = (context.cpus, context.kinds, context.given);
     context.names.attempt(|names| {
-        let mut attempt = ResolveContext { cpus, kinds, names, saved: None };
+        let mut attempt = ResolveContext { cpus, kinds, names, saved: None, given };
         DiskKeys::take(DiskTable { settings, owner, position }, &mut attempt)
     })
 }
@@ -119,7 +119,8 @@ mod tests {
     fn applied(saved: &mut SavedDisks) -> Vec<String> {
         let cpus = Cpus { count: 1, pinnable: BTreeSet::new() };
         let mut names = UniqueNames::default();
-        let mut context = ResolveContext { cpus: &cpus, kinds: &["null"], names: &mut names, saved: None };
+        let given = &crate::contract::NO_CONTRACTS;
+        let mut context = ResolveContext { cpus: &cpus, kinds: &["null"], names: &mut names, saved: None, given };
         let mut disks = Vec::new();
         for id in ["a", "b"] {
             let table = DiskTable {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::luns::IncomingLimits;
 use crate::config::StorageConfig;
+use crate::contract::DiskContract;
 use crate::interface::ChangeSource;
 use crate::vhost_user::VhostUserEndpoint;
 
@@ -105,6 +106,14 @@ pub(super) enum LunUnit {
     Own(Box<UnitConfig>),
     /// The logical unit of this name.
     Shared(String),
+}
+
+impl UnitConfig {
+    /// Returns what guests are given of it.
+    pub(super) fn contract(&self) -> DiskContract {
+        let UnitConfig { storage, unit_name, vendor, product, reservations: _ } = self;
+        storage.contract(&[("unit-name", unit_name), ("vendor", vendor), ("product", product)])
+    }
 }
 
 /// The configuration of a SCSI logical unit.

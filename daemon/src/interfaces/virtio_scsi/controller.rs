@@ -16,10 +16,12 @@ use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions, Nexus};
 use mqblk_vhost_user_server::{Frontend, Server, SocketError};
 use mqblk_virtio_scsi::{FIXED_QUEUES, LunAddress, LunInUse, ScsiOptions, VirtioScsi};
 
+use super::WORD;
 use super::config::{ControllerConfig, TargetLun, UnitConfig};
 use super::luns::LunMigration;
 use super::print;
 use crate::config::CacheMode;
+use crate::contract::ContractRecorder;
 use crate::interface::{ChangeSource, HostContext};
 use crate::print::Pair;
 use crate::resolve::{Claim, file_claim};
@@ -184,6 +186,7 @@ pub(super) struct Controller {
     settings: Vec<Pair>,
     device: Arc<VirtioScsi>,
     server: Arc<Server>,
+    guests: Arc<ContractRecorder>,
 }
 
 /// A LUN that a controller starts with.
@@ -250,7 +253,9 @@ impl Controller {
             map(&device, id, *address, *slot, unit).map_err(|error| ControllerError::lun(id, *address, error))?;
         }
         let disks = luns.iter().map(|lun| lun.unit.queue_disk(lun.slot)).collect();
-        let mut options = endpoint.server_options(id, disks, host);
+        let given = luns.iter().map(|lun| (lun.address.to_string(), lun.unit.config.contract())).collect();
+        let guests = endpoint.record_guests(WORD, given, host);
+        let mut options = endpoint.server_options(id, disks, &guests, host);
         options.queue_map.splice(..0, [usize::from(FIXED_WORKER); FIXED_QUEUES as usize]);
         options.host_state = Some(Arc::clone(&migration) as _);
         tracing::info!(controller = %id, luns = luns.len(), queues = endpoint.queues, poll = %endpoint.poll, "serving");
@@ -267,6 +272,7 @@ impl Controller {
             settings: print::controller_pairs(config),
             device,
             server: Arc::new(server),
+            guests,
         })
     }
 
@@ -327,15 +333,22 @@ impl Controller {
         }
         self.server.open_disk(unit.queue_disk(slot))?;
         let mapped = map(&self.device, &self.id, address, slot, unit);
-        if mapped.is_err() {
-            self.server.close_disk(slot);
+        match mapped {
+            Ok(()) => self.record(address, unit),
+            Err(_) => self.server.close_disk(slot),
         }
         mapped
+    }
+
+    /// Records what guests are given of a LUN now.
+    pub(super) fn record(&self, address: TargetLun, unit: &ServedUnit) {
+        self.guests.set_disk(&address.to_string(), Some(unit.config.contract()));
     }
 
     /// Unmaps a LUN and notifies the guest. Waits for its commands to complete.
     pub(super) fn unmap(&self, address: TargetLun) {
         if let Some(slot) = self.device.unmap(device_address(address)) {
+            self.guests.set_disk(&address.to_string(), None);
             self.server.close_disk(slot);
         }
     }
@@ -397,6 +410,11 @@ impl Controller {
     /// Waits for its requests in flight, for the drain timeout at most, and stops serving it.
     pub(super) fn stop(&self) {
         self.server.stop();
+    }
+
+    /// Forgets what its guest was given: the controller is removed.
+    pub(super) fn forget_guest(&self) {
+        self.guests.forget();
     }
 
     /// Returns the connected frontend.

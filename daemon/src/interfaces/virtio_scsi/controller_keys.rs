@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::QueuePlacement;
 
+use super::WORD;
 use super::config::{ControllerConfig, LunConfig};
 use super::controller::FIXED_WORKER;
 use super::luns::IncomingLimits;
+use crate::contract::DeviceContract;
 use crate::interface::{ChangeSource, DeviceKeys, ResolveContext};
 use crate::queues::MAX_QUEUES;
 use crate::resolve::{Claim, ConfigError, rename_subject, take_id, take_storage_kind, take_u16};
@@ -76,7 +78,7 @@ impl ControllerKeys {
         rename_subject(settings, format!("controller {id:?}"));
         context.names.claim(settings, "id", &id, owner)?;
         let queues = context.cpus.count.max(SCSI_QUEUES);
-        let endpoint = VhostUserEndpoint::take(settings, (queues, MAX_SCSI_QUEUES), context)?;
+        let endpoint = VhostUserEndpoint::take(settings, WORD, (queues, MAX_SCSI_QUEUES), context)?;
         let cmd_per_lun = take_u16(settings, "cmd-per-lun", 1, MAX_CMD_PER_LUN)?.unwrap_or(DEFAULT_CMD_PER_LUN);
         let incoming_luns = take_incoming(settings)?;
         let (settings, origin) = (Settings::new(settings.subject()), ChangeSource::Configuration);
@@ -106,6 +108,11 @@ impl ControllerKeys {
     /// Returns its id and its socket, which its LUNs' defaults depend on.
     pub(super) fn lun_defaults(&self) -> (&str, &Path) {
         (&self.id, &self.endpoint.socket)
+    }
+
+    /// Returns what its guest was given before.
+    pub(super) fn given(&self) -> Option<&DeviceContract> {
+        self.endpoint.given.as_ref()
     }
 
     /// Returns its socket.

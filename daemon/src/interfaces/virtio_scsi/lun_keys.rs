@@ -9,6 +9,7 @@ use mqblk_scsi::reservation::locally_assigned;
 use super::config::{LunConfig, LunOrigin, LunUnit, TargetLun, UnitConfig};
 use super::controller_keys::ControllerKeys;
 use super::{RawLun, WORD};
+use crate::contract::DiskContract;
 use crate::interface::ChangeSource;
 use crate::out::OutDisk;
 use crate::resolve::{
@@ -156,18 +157,33 @@ impl LunKeys {
         OutDisk { files: reservations.into_iter().collect(), ..out }
     }
 
-    /// Opens the storage, unless the logical unit is shared.
+    /// Opens the storage, unless the logical unit is shared, as a guest was given it before (`given`).
     ///
     /// # Errors
     /// If the storage cannot be opened, or a key is unknown.
-    pub(super) fn open(&self, storages: &dyn StorageBackends) -> Result<LunConfig, ConfigError> {
+    pub(super) fn open(
+        &self,
+        storages: &dyn StorageBackends,
+        given: Option<&DiskContract>,
+    ) -> Result<LunConfig, ConfigError> {
         let LunKeys { settings, id, address, unit, .. } = self;
         let (settings, id, address, unit) = (settings.clone(), id.clone(), *address, unit.clone());
         let unit = match unit {
             UnitKeys::Own(own) => {
                 let OwnUnitKeys { storage, unit_name, vendor, product, reservations } = *own;
-                let storage = storage.open(settings, storages)?;
-                LunUnit::Own(Box::new(UnitConfig { storage, unit_name, vendor, product, reservations }))
+                let subject = settings.subject().to_owned();
+                let storage = storage.open(settings, storages, given)?;
+                let keep = |key, found| match given {
+                    Some(given) => given.keep_text(&subject, key, found),
+                    None => found,
+                };
+                LunUnit::Own(Box::new(UnitConfig {
+                    storage,
+                    unit_name: keep("unit-name", unit_name),
+                    vendor: keep("vendor", vendor),
+                    product: keep("product", product),
+                    reservations,
+                }))
             }
             UnitKeys::Shared(unit) => {
                 settings.finish()?;

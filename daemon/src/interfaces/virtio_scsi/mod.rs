@@ -154,7 +154,8 @@ impl InterfaceKeys for ScsiKeys {
 
 impl ScsiKeys {
     fn into_config(self, storages: &dyn StorageBackends, admission: &mut Admission) -> Result<ScsiConfig, ConfigError> {
-        let luns = saved_luns::open(self.luns, storages, admission)?;
+        let given: Vec<_> = self.controllers.iter().map(|controller| controller.given().cloned()).collect();
+        let luns = saved_luns::open(self.luns, &given, storages, admission)?;
         let controllers = self.controllers.into_iter().zip(luns);
         let mut configs = Vec::new();
         for (keys, luns) in controllers {

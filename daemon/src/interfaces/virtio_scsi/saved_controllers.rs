@@ -56,9 +56,9 @@ fn shares_a_unit_of(lun: &RawLun, id: &str, luns: &[RawLun], own: &dyn Fn(&RawLu
 fn take(controller: &AddedController, context: &mut ResolveContext<'_>) -> Result<ControllerKeys, SettingError> {
     let settings = controller.to_settings()?;
     let owner = settings.subject().to_owned();
-    let (cpus, kinds) = (context.cpus, context.kinds);
+    let (cpus, kinds, given) = (context.cpus, context.kinds, context.given);
     context.names.attempt(|names| {
-        let mut attempt = ResolveContext { cpus, kinds, names, saved: None };
+        let mut attempt = ResolveContext { cpus, kinds, names, saved: None, given };
         Ok(ControllerKeys::take(settings, &mut attempt, owner)?.added())
     })
 }

@@ -9,6 +9,7 @@ use super::config::{LunConfig, LunOrigin, LunUnit};
 use super::controller_keys::ControllerKeys;
 use super::lun_keys::{LunKeys, UsedAddresses, check_shared};
 use super::state::{AddedLun, SavedLuns};
+use crate::contract::{DeviceContract, DiskContract};
 use crate::out::{Admission, open_all};
 use crate::resolve::{ConfigError, UniqueNames};
 use crate::storage_backends::StorageBackends;
@@ -84,18 +85,39 @@ fn add_saved(
     Ok(())
 }
 
-/// Opens the LUNs. `admission` is told of those that cannot be served now.
+/// Returns what a guest was given of the unit of a LUN, over the LUN itself or over one that shares the unit. `given`: of each controller.
+fn given_unit<'a>(
+    lun: &LunToOpen,
+    controller: usize,
+    chosen: &[Vec<LunToOpen>],
+    given: &'a [Option<DeviceContract>],
+) -> Option<&'a DiskContract> {
+    let find = |controller: usize, lun: &LunToOpen| {
+        given.get(controller)?.as_ref()?.disks.get(&lun.keys.address().to_string())
+    };
+    let all = chosen.iter().enumerate().flat_map(|(at, luns)| luns.iter().map(move |lun| (at, lun)));
+    let mut sharing = all.filter(|(_, other)| other.keys.shared_unit() == Some(lun.keys.id()));
+    find(controller, lun).or_else(|| sharing.find_map(|(at, other)| find(at, other)))
+}
+
+/// Opens the LUNs, as their guests were given them (`given`: what those of each controller were). `admission` is told of those that cannot be served now.
 ///
 /// # Errors
 /// If a LUN cannot be served, and the others are not to be without it.
 pub(super) fn open(
     chosen: Vec<Vec<LunToOpen>>,
+    given: &[Option<DeviceContract>],
     storages: &dyn StorageBackends,
     admission: &mut Admission,
 ) -> Result<Vec<Vec<LunConfig>>, ConfigError> {
+    let of_lun = |at: usize, lun: &LunToOpen| given_unit(lun, at, &chosen, given);
+    let of_luns = |(at, luns): (usize, &Vec<LunToOpen>)| luns.iter().map(|lun| of_lun(at, lun)).collect::<Vec<_>>();
+    let given_units: Vec<_> = chosen.iter().enumerate().flat_map(of_luns).collect();
     let mut all: Vec<Vec<(LunConfig, LunKeys)>> = chosen.iter().map(|_| Vec::new()).collect();
     let listed = chosen.into_iter().enumerate().flat_map(|(at, luns)| luns.into_iter().map(move |lun| (at, lun)));
-    for (opened, at, lun) in open_all(listed.collect(), |(at, lun)| (lun.keys.open(storages), at, lun)) {
+    let listed = listed.zip(given_units).map(|((at, lun), given)| (at, lun, given));
+    let open = |(at, lun, given): (usize, LunToOpen, Option<&DiskContract>)| (lun.keys.open(storages, given), at, lun);
+    for (opened, at, lun) in open_all(listed.collect(), open) {
         let LunToOpen { keys, origin, mapped } = lun;
         if let Some(config) = admission.admit(opened, origin.source(), |why| keys.out(origin.source(), why))? {
             all[at].push((LunConfig { origin, mapped, ..config }, keys));

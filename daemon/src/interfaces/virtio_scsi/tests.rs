@@ -33,7 +33,8 @@ fn given(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<RawConfi
 fn configured(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<ScsiConfig, ConfigError> {
     let given = given(disks, controllers, luns)?;
     let (cpus, mut names) = (cpus(), UniqueNames::default());
-    let mut context = ResolveContext { cpus: &cpus, kinds: &["file", "null"], names: &mut names, saved: None };
+    let (kinds, recorded) = (&["file", "null"], &crate::contract::NO_CONTRACTS);
+    let mut context = ResolveContext { cpus: &cpus, kinds, names: &mut names, saved: None, given: recorded };
     let mut keys = ScsiKeys::default();
     keys.take_tables(given.tables, &mut context)?;
     for (index, mut settings) in given.disks.into_iter().enumerate() {

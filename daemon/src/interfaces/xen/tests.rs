@@ -17,7 +17,13 @@ use crate::resolve::tests::{assert_round_trip, cpus, error_of, from_words, print
 fn resolve(process: &[(&str, &str)], disks: &[&str]) -> XenKeys {
     let mut names = UniqueNames::default();
     let cpus = cpus();
-    let mut context = ResolveContext { cpus: &cpus, kinds: &["file"], names: &mut names, saved: None };
+    let mut context = ResolveContext {
+        cpus: &cpus,
+        kinds: &["file"],
+        names: &mut names,
+        saved: None,
+        given: &crate::contract::NO_CONTRACTS,
+    };
     let mut keys = XenKeys::default();
     for (index, words) in disks.iter().enumerate() {
         let mut settings = key_values::parse("disk", words).unwrap();

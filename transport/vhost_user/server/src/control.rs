@@ -346,6 +346,10 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
                 tracing::warn!(disk = self.name(), "shared memory was lost: {loss}");
             }
         }
+        // A stop ends connections too: those guests stay.
+        if error.is_some_and(is_hang_up) && !self.shared.gate.is_stopping() {
+            self.idle.options.guests.iter().for_each(|guests| guests.left());
+        }
         self.drain(session);
     }
 

@@ -283,6 +283,8 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         }
         // Not above: the driver has also started when a frontend resets the device before any queue starts.
         self.gate.set_tracked(Some(self.inflight.is_some()));
+        // Before a request is served: a daemon that is killed at once must not forget its guest.
+        self.options.guests.iter().for_each(|guests| guests.arrived());
         let (vrings, start) = self.start_params(self.disks.queues().worker(queue));
         match vrings[queue].start(&start) {
             Ok(()) => Ok(()),

@@ -93,10 +93,13 @@ impl Luns {
         // Asked now: it takes milliseconds, in which a daemon that starts would keep guests waiting.
         let cpus = Cpus::of_this_host();
         let kinds = self.host.storages.kinds();
+        // Of one that was out its guest may still be there.
+        let recorded = self.host.contracts.saved();
         let (keys, claims) = {
             let mut names = self.host.names.lock();
             let keys = names.attempt(|names| {
-                let mut context = ResolveContext { cpus: &cpus, kinds: &kinds, names, saved: None };
+                let mut context =
+                    ResolveContext { cpus: &cpus, kinds: &kinds, names, saved: None, given: recorded.devices() };
                 ControllerKeys::take(settings.clone(), &mut context, settings.subject().to_owned())
             })?;
             let (claims, owner) = (keys.claims(), format!("controller {:?}", keys.id()));
@@ -125,6 +128,7 @@ impl Luns {
         }
         controller.begin_stop();
         controller.stop();
+        controller.forget_guest();
         // Waits for a guest that arrives at this moment.
         controller.migration().set_luns(std::sync::Weak::new());
         let own: Vec<LunEntry> = self.table().extract_if(.., |lun| lun.is_of(&controller)).collect();

@@ -24,6 +24,7 @@ use super::config::{ControllerConfig, LunConfig, LunOrigin, LunUnit, UnitConfig}
 use super::controller::{Controller, ControllerError, InitialLun, LunError, ServedUnit};
 use super::lun_keys::{LunKeys, UsedAddresses};
 use super::state::{AddedLun, SavedLuns};
+use crate::contract::device_key;
 use crate::interface::{ChangeSource, HostContext};
 use crate::out::OutDisk;
 use crate::resize::{self, ChangeError, GuestNotice, ResizeOutcome};
@@ -151,7 +152,10 @@ impl Luns {
         let (keys, pending, shared) = self.begin_add(settings, source)?;
         let name = keys.id().to_owned();
         let failed = |error: LunError| ChangeError::Failed(format!("lun {name:?}: {error}"));
-        let LunConfig { id, address, unit, .. } = keys.open(self.host.storages.as_ref())?;
+        // Of a LUN that was out its guest may still be there.
+        let (recorded, device) = (self.host.contracts.saved(), device_key(&pending.controller.endpoint().socket));
+        let given = recorded.devices().get(&device).and_then(|given| given.disks.get(&keys.address().to_string()));
+        let LunConfig { id, address, unit, .. } = keys.open(self.host.storages.as_ref(), given)?;
         let unit = match (unit, shared) {
             (LunUnit::Own(config), _) => Arc::new(ServedUnit::new(&id, *config).map_err(failed)?),
             (LunUnit::Shared(_), Some(unit)) => unit,
@@ -359,7 +363,10 @@ impl Luns {
             if !resized.is_change() {
                 return Ok((lun.clone(), ResizeOutcome { resized, guest: GuestNotice::Unchanged }));
             }
-            paths.iter().for_each(|path| path.controller.resized(path.address));
+            for path in &paths {
+                path.controller.resized(path.address);
+                path.controller.record(path.address, &unit);
+            }
             let connected = paths.iter().any(|path| path.controller.is_connected());
             let guest = if connected { GuestNotice::Notified } else { GuestNotice::NoGuest };
             tracing::info!(lun = lun.id, before = %resized.before, size = %resized.size, guest = guest.word(), "LUN resized");

@@ -93,6 +93,7 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
             shared_files: mqblk_memory::SharedFileRules::default(),
             budget: mqblk_core::BudgetLimits::default(),
             fixed_buffers: mqblk_engine::FixedBufferUse::Off,
+            given: None,
         },
         cmd_per_lun: 8,
         incoming_luns: None,
@@ -101,6 +102,7 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
     let engine = Arc::new(Engine::start(&engine).unwrap());
     let host = HostContext {
         kept: Arc::new(crate::live::saved::KeptChanges::new(Default::default(), None)),
+        contracts: Arc::new(crate::contract::KeptContracts::new(Default::default(), Default::default(), None)),
         engine,
         drain_timeout: Duration::from_secs(30),
         names: Arc::new(RankedMutex::new(LockRank::Names, Default::default())),

@@ -4,8 +4,8 @@
 //! format, a server that does not answer. Settings that are wrong whatever the host says keep the daemon from starting, as the operator's
 //! mistake that they are.
 
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -211,12 +211,12 @@ pub fn open_all<T: Send, R: Send>(items: Vec<T>, open: impl Fn(T) -> R + Sync) -
     if threads < 2 {
         return items.into_iter().map(open).collect();
     }
-    let (waiting, opened) = (Mutex::new(items.into_iter().enumerate()), Mutex::new(Vec::new()));
-    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let (waiting, opened) = (RankedMutex::leaf(items.into_iter().enumerate()), RankedMutex::leaf(Vec::new()));
+    let next = || waiting.lock().next();
     let work = || {
         while let Some((index, item)) = next() {
             let result = open(item);
-            opened.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
+            opened.lock().push((index, result));
         }
     };
     std::thread::scope(|scope| {
@@ -224,7 +224,7 @@ pub fn open_all<T: Send, R: Send>(items: Vec<T>, open: impl Fn(T) -> R + Sync) -
         (1..threads).for_each(|_| drop(Builder::new().name("open-disk".to_owned()).spawn_scoped(scope, work)));
         work();
     });
-    let mut opened = opened.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut opened = std::mem::take(&mut *opened.lock());
     opened.sort_unstable_by_key(|(index, _)| *index);
     opened.into_iter().map(|(_, result)| result).collect()
 }

@@ -65,11 +65,11 @@ impl Changes {
         self.0.lock().ended > 0
     }
 
-    /// Lets no takeover begin any more, has one that has not got far end, and waits for it.
-    pub(crate) fn end(&self, timeout: Duration) {
+    /// Lets no takeover begin any more, has one that has not got far end, and waits for it, unless `has_left`: another process serves all.
+    pub(crate) fn end(&self, timeout: Duration, has_left: impl Fn() -> bool) {
         let end = Instant::now() + timeout;
         self.0.lock().is_ended = true;
-        while self.0.lock().is_alone && Instant::now() < end {
+        while self.0.lock().is_alone && !has_left() && Instant::now() < end {
             std::thread::sleep(CHECK);
         }
     }
@@ -147,7 +147,7 @@ mod tests {
         let alone = changes.begin_alone().unwrap();
         alone.check().unwrap();
         std::thread::scope(|scope| {
-            let ending = scope.spawn(|| changes.end(Duration::from_secs(60)));
+            let ending = scope.spawn(|| changes.end(Duration::from_secs(60), || false));
             while alone.check().is_ok() {
                 std::thread::sleep(CHECK);
             }
@@ -155,5 +155,10 @@ mod tests {
             ending.join().unwrap();
         });
         assert_eq!(changes.begin_alone().unwrap_err(), STOPS);
+        // Never given back, since another process has all.
+        let left = Changes::default();
+        std::mem::forget(left.begin_alone().unwrap());
+        let begin = Instant::now();
+        left.end(Duration::from_secs(3600), || begin.elapsed() > CHECK);
     }
 }

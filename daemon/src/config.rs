@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use mqblk_core::settings::SettingError;
@@ -65,6 +66,8 @@ pub struct ServeConfig {
     pub predecessor: Option<Predecessor>,
     /// Ends the wait of the program for a signal: another process has taken over.
     pub end: Option<Arc<dyn Fn() + Send + Sync>>,
+    /// Set when a signal asks for the end of the program.
+    pub stop: Arc<AtomicBool>,
     /// All guest interfaces, in the order of `interfaces`.
     pub table: Interfaces,
     /// The guest interfaces with their disks. Ids are unique among all disks, controllers and LUNs.

@@ -25,7 +25,7 @@ use crate::sandbox::{self, SandboxError};
 use crate::service_notifier::{Reporting, ServiceNotifier};
 use crate::state::{AppliedChange, DaemonControl, DaemonState};
 use crate::state_file::StateFile;
-use crate::stop_bound::{StopBound, exit_now};
+use crate::stop_bound::{StartBound, StopBound, exit_now};
 use crate::takeover::{ProcessListeners, TakeoverError};
 use crate::watch::SizeWatch;
 
@@ -72,6 +72,9 @@ pub enum StartError {
 const STOP_DRAINS: u32 = 5;
 const STOP_SLACK: Duration = Duration::from_secs(30);
 
+/// How long a start may take after a signal that is to end it.
+const START_GRACE: Duration = Duration::from_secs(10);
+
 /// The permission to connect to a socket, for users other than its owner and group.
 const OTHERS_WRITE: u32 = 0o002;
 
@@ -85,6 +88,8 @@ pub struct Daemon {
     retries: Option<Retries>,
     balancer: Option<Balancer>,
     drain_timeout: Duration,
+    /// A signal asks for the end of the program.
+    stop: Arc<AtomicBool>,
 }
 
 impl Daemon {
@@ -98,7 +103,10 @@ impl Daemon {
         let bind = |config| MetricsSocket::take_or_bind(config, predecessor.as_ref());
         let metrics = config.metrics.as_ref().map(bind).transpose()?;
         let config = ServeConfig { predecessor: None, ..config };
+        let stop = Arc::clone(&config.stop);
+        // After the sandbox, which begins with one thread.
         sandbox::enter(&config)?;
+        let _bound = StartBound::start(&stop, START_GRACE, exit_now);
         let options = EngineOptions {
             workers: config.workers.into(),
             pin: config.pin.iter().flatten().map(|cpu| usize::from(*cpu)).collect(),
@@ -163,7 +171,7 @@ impl Daemon {
         // Before guests are taken over: their queues start as they were set.
         state.restore_live();
         if let Some(predecessor) = &predecessor {
-            predecessor.take_over(&state)?;
+            predecessor.take_over(&state, &stop)?;
             stands_by.store(false, Ordering::SeqCst);
             // Those of interfaces that began only now.
             state.restore_live();
@@ -181,7 +189,7 @@ impl Daemon {
         let watch = SizeWatch::start(&state).map_err(StartError::Watch)?;
         let balancer = config.balance.then(|| Balancer::start(&state)).transpose().map_err(StartError::Workers)?;
         let retries = Retries::start(&state).map_err(StartError::Retries)?;
-        let daemon = Daemon { admin, metrics, state, watchdog, watch, retries, balancer, drain_timeout };
+        let daemon = Daemon { admin, metrics, state, watchdog, watch, retries, balancer, drain_timeout, stop };
         for interface in daemon.state.interfaces() {
             interface.publish()?;
         }
@@ -191,8 +199,25 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Leaves everything to the process that has taken over. This one ends next.
-    pub fn leave(self) {
+    /// Leaves everything to the process that has taken over. This one ends next: when the devices that it leaves one by one have nothing in
+    /// flight here, after the drain timeout at most, or at a signal.
+    pub fn leave(mut self) {
+        let _bound = StopBound::start(self.drain_timeout.saturating_mul(2) + STOP_SLACK, exit_now);
+        let end = Instant::now() + self.drain_timeout;
+        // Clients reach the other process from now on.
+        if let Some(admin) = self.admin.take() {
+            admin.leave();
+        }
+        if let Some(metrics) = self.metrics.take() {
+            metrics.leave();
+        }
+        let is_over = || Instant::now() >= end || self.stop.load(Ordering::SeqCst);
+        for device in self.state.interfaces().iter().flat_map(|interface| interface.wait_left(&is_over)) {
+            tracing::warn!(
+                device,
+                "storage has not answered its requests: this process ends, and the other one serves it when the kernel has ended them"
+            );
+        }
         // Not dropped: that would remove sockets and flush disks that are the other process' now.
         std::mem::forget(self);
     }
@@ -236,6 +261,7 @@ impl Daemon {
         bound.step("a takeover");
         self.state.end_hand_over();
         if self.state.is_handed_over() {
+            drop(bound);
             self.leave();
             return Ok(());
         }
@@ -276,12 +302,18 @@ fn log_change(AppliedChange { change, result }: &AppliedChange) {
 
 /// The admin socket, served until this is dropped.
 struct AdminSocket {
-    _server: mqblk_admin::Server,
+    server: mqblk_admin::Server,
     /// Dropped after the server.
-    _socket: ListenSocket,
+    socket: ListenSocket,
 }
 
 impl AdminSocket {
+    /// Ends the server, and leaves the socket to another process.
+    fn leave(self) {
+        drop(self.server);
+        std::mem::forget(self.socket);
+    }
+
     /// `takes_file`: the file is taken over from another process, which has made it.
     fn start(config: &AdminConfig, takes_file: bool, state: &Arc<DaemonState>) -> Result<AdminSocket, SocketError> {
         let mut socket = ListenSocket::bind(&config.socket, &config.permissions.access())?;
@@ -306,6 +338,6 @@ impl AdminSocket {
                  owner's alone (admin-mode)"
             );
         }
-        Ok(AdminSocket { _server: server, _socket: socket })
+        Ok(AdminSocket { server, socket })
     }
 }

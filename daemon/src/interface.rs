@@ -367,9 +367,26 @@ pub trait ServedInterface: Send + Sync {
     /// Waits until its queues are drained, until `deadline` at most, and stops serving. What it waits for is logged.
     fn stop(&self, deadline: Instant);
 
-    /// Leaves its guests to another process, as the last step of a takeover: as [`stop`](Self::stop), for devices that have no
-    /// [server](ServedDevice::server). The others have been handed over.
-    fn leave(&self, _deadline: Instant) {}
+    /// Prepares to leave the devices that have no [server](ServedDevice::server) to another process, as the last step of a takeover: nothing of
+    /// them changes any more. Those whose requests in flight the other process could not know must drain, until `end` or until `is_over` is
+    /// true at most; the others are served meanwhile.
+    ///
+    /// # Errors
+    /// Which have not drained. Then [`serve_on`](Self::serve_on) follows.
+    fn prepare_leave(&self, _end: Instant, _is_over: &dyn Fn() -> bool) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Leaves these devices to the other process, which serves each when nothing of it is in flight here. Does not wait.
+    fn leave(&self) {}
+
+    /// Waits until these devices have been left, until `is_over` is true at most. Returns those that have not.
+    fn wait_left(&self, _is_over: &dyn Fn() -> bool) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Serves these devices on: the other process has given up.
+    fn serve_on(&self) {}
 
     /// Returns the disks to flush at the end, each with its name for messages.
     fn flush_targets(&self) -> Vec<(String, Arc<AnyDisk>)>;

@@ -107,12 +107,18 @@ impl MetricsSocket {
 
 /// The endpoint, served until this is dropped.
 pub(crate) struct MetricsEndpoint {
-    _server: Server,
+    server: Server,
     /// Dropped after the server.
-    _file: Option<ListenSocket>,
+    file: Option<ListenSocket>,
 }
 
 impl MetricsEndpoint {
+    /// Ends the server, and leaves the socket to another process.
+    pub(crate) fn leave(self) {
+        drop(self.server);
+        std::mem::forget(self.file);
+    }
+
     /// Starts to serve the statistics of the daemon.
     ///
     /// # Errors
@@ -130,7 +136,7 @@ impl MetricsEndpoint {
         };
         let server =
             Server::start(listener, Box::new(text), ServerLimits::default()).map_err(MetricsStartError::Thread)?;
-        Ok(MetricsEndpoint { _server: server, _file: file })
+        Ok(MetricsEndpoint { server, file })
     }
 }
 

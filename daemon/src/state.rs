@@ -187,7 +187,7 @@ impl DaemonState {
     /// Lets no takeover begin any more, and waits for one that has got far.
     pub(crate) fn end_hand_over(&self) {
         // Each device may take its drain timeout.
-        self.changes.end(self.drain_timeout.saturating_mul(2));
+        self.changes.end(self.drain_timeout.saturating_mul(2), || self.is_handed_over());
     }
 
     /// Returns how long a stop waits for storage.

@@ -1,6 +1,8 @@
-//! A stop ends: each of its steps has a bound of its own, and if one is exceeded all the same, the process ends without it.
+//! A stop ends: each of its steps has a bound of its own, and if one is exceeded all the same, the process ends without it. So does a start that a
+//! signal is to end.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -42,6 +44,45 @@ impl StopBound {
     }
 }
 
+/// A start that runs. Ends when it is dropped.
+#[derive(Debug)]
+pub(crate) struct StartBound {
+    /// Dropped: the start has ended.
+    _end: Sender<()>,
+}
+
+/// How often it is checked whether a signal is to end a start.
+const SIGNAL_CHECK: Duration = Duration::from_millis(100);
+
+impl StartBound {
+    /// Watches a start: if it has not ended `limit` after `stop` was set, logs that and calls `give_up`.
+    pub(crate) fn start(
+        stop: &Arc<AtomicBool>,
+        limit: Duration,
+        give_up: impl FnOnce() + Send + 'static,
+    ) -> StartBound {
+        let (end, ended) = channel();
+        let stop = Arc::clone(stop);
+        let watch = move || {
+            let runs = |time| ended.recv_timeout(time) == Err(RecvTimeoutError::Timeout);
+            while runs(SIGNAL_CHECK) {
+                if stop.load(Ordering::SeqCst) {
+                    if runs(limit) {
+                        let seconds = limit.as_secs();
+                        tracing::error!("the start does not end within {seconds} s of a signal: the process ends");
+                        give_up();
+                    }
+                    return;
+                }
+            }
+        };
+        if let Err(error) = spawn("start-bound", watch) {
+            tracing::warn!("the start is not watched: {error}");
+        }
+        StartBound { _end: end }
+    }
+}
+
 /// Ends the process with status 1, without waiting for anything.
 pub(crate) fn exit_now() {
     // What runs at the exit may wait for storage, too.
@@ -67,6 +108,22 @@ mod tests {
         drop(ends);
         // The thread ends, and drops the sender without a message.
         assert!(gave_up.recv_timeout(Duration::from_secs(60)).is_err());
+        drop(hangs);
+    }
+
+    #[test]
+    fn a_start_that_a_signal_does_not_end_is_given_up_and_others_are_not() {
+        let (stop, limit) = (Arc::new(AtomicBool::new(false)), Duration::from_millis(20));
+        let (given_up, gave_up) = channel();
+        let hangs = StartBound::start(&stop, limit, move || given_up.send(()).unwrap());
+        let (given_up, gave_up_early) = channel::<()>();
+        let ends = StartBound::start(&stop, Duration::from_secs(60), move || given_up.send(()).unwrap());
+        assert!(gave_up.recv_timeout(3 * SIGNAL_CHECK).is_err(), "without a signal");
+        stop.store(true, Ordering::SeqCst);
+        gave_up.recv_timeout(Duration::from_secs(60)).unwrap();
+        drop(ends);
+        // The thread ends, and drops the sender without a message.
+        assert!(gave_up_early.recv_timeout(Duration::from_secs(60)).is_err());
         drop(hangs);
     }
 }

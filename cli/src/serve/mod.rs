@@ -151,7 +151,7 @@ fn serve(config: ServeConfig) -> Result<(), Box<dyn std::error::Error>> {
     let mut notifier = ServiceNotifier::connect()?;
     notifier.adopt(config.predecessor.as_ref().and_then(Predecessor::take_service_manager));
     let notifier = Arc::new(notifier);
-    let daemon = Daemon::start(ServeConfig { end: Some(signals.ender()), ..config })?;
+    let daemon = Daemon::start(ServeConfig { end: Some(signals.ender()), stop: signals.seen(), ..config })?;
     // Also while it stops.
     let _reporting = daemon.report_to(&notifier)?;
     notifier.ready();

@@ -9,7 +9,11 @@ use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
 /// Handlers of the signals that stop the daemon, installed on creation.
-pub(super) struct StopSignals(Signals);
+pub(super) struct StopSignals {
+    signals: Signals,
+    /// One has come that is to end the daemon.
+    seen: Arc<AtomicBool>,
+}
 
 impl StopSignals {
     /// Installs handlers for SIGTERM, SIGINT and SIGHUP. [`StopSignals::wait`] returns at the first SIGTERM or SIGINT; a second one ends
@@ -26,19 +30,24 @@ impl StopSignals {
             flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&seen))?;
             flag::register(signal, Arc::clone(&seen))?;
         }
-        Ok(StopSignals(Signals::new([SIGTERM, SIGINT, SIGHUP])?))
+        Ok(StopSignals { signals: Signals::new([SIGTERM, SIGINT, SIGHUP])?, seen })
     }
 
     /// Returns what ends a wait without a signal.
     pub(super) fn ender(&self) -> Arc<dyn Fn() + Send + Sync> {
-        let handle = self.0.handle();
+        let handle = self.signals.handle();
         Arc::new(move || handle.close())
+    }
+
+    /// Returns what is set when a signal has come that stops the daemon, also while nobody waits for it.
+    pub(super) fn seen(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.seen)
     }
 
     /// Waits for the first signal that stops the daemon, and returns its name; `None` if the wait was ended without one. Calls `reload` at each SIGHUP, also if it comes from a closing
     /// terminal.
     pub(super) fn wait(&mut self, reload: impl Fn()) -> Option<&'static str> {
-        for signal in self.0.forever() {
+        for signal in self.signals.forever() {
             match signal {
                 SIGTERM => return Some("SIGTERM"),
                 SIGHUP => reload(),

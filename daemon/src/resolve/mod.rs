@@ -194,6 +194,7 @@ impl ClosedConfig {
             source: None,
             predecessor: None,
             end: None,
+            stop: Arc::default(),
             table,
             interfaces,
             strict,

@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -81,6 +82,17 @@ impl Channel {
                 Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+
+    /// Waits until a message has begun to arrive, or the other end is closed. Returns false if neither happens in this time.
+    pub(super) fn wait_readable(&self, timeout: Duration) -> io::Result<bool> {
+        let mut ready = [PollFd::new(&self.0, PollFlags::IN)];
+        let timeout = Timespec::try_from(timeout).ok();
+        match poll(&mut ready, timeout.as_ref()) {
+            Ok(count) => Ok(count > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -2,11 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
+use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use mqblk_admin::{Client, ClientError};
@@ -25,6 +27,10 @@ use crate::state::DaemonState;
 /// How long the predecessor is waited for: it may drain until its own time-out of at most an hour.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(3700);
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a message takes that has begun, and one that nobody may wait for.
+const PACKET_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often it is checked whether this process is to end.
+const STOP_CHECK: Duration = Duration::from_millis(50);
 /// How long the answer to the verb and the offer are waited for.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// JSON-RPC's "no such method".
@@ -156,11 +162,11 @@ impl Predecessor {
         self.admin.as_ref().is_some_and(|admin| admin.owns_file && admin.path == path)
     }
 
-    /// Takes over all devices. Those of `state` stand by; afterwards they serve.
+    /// Takes over all devices. Those of `state` stand by; afterwards they serve. `stop`: a signal asks for the end of this process.
     ///
     /// # Errors
-    /// If a device does not fit, or the predecessor gives up. Then it goes on serving.
-    pub(crate) fn take_over(&self, state: &DaemonState) -> Result<(), TakeoverError> {
+    /// If a device does not fit, the predecessor gives up, or this process is to end. Then the predecessor goes on serving.
+    pub(crate) fn take_over(&self, state: &DaemonState, stop: &AtomicBool) -> Result<(), TakeoverError> {
         let checked = self.check(state);
         if let Err(error) = &checked {
             let why = error.to_string();
@@ -179,7 +185,8 @@ impl Predecessor {
         let start = Instant::now();
         let mut served = HashSet::new();
         loop {
-            let (message, descriptors) = self.channel.receive(MESSAGE_TIMEOUT)?;
+            self.wait_message(stop)?;
+            let (message, descriptors) = self.channel.receive(PACKET_TIMEOUT)?;
             let result = match message {
                 Message::Connection { device, state: connection, waits } => {
                     adopt(&servers, &device, connection, waits, descriptors)
@@ -207,6 +214,30 @@ impl Predecessor {
         self.serve_others(state, &served);
         tracing::info!(version = self.version, devices = served.len(), ms = start.elapsed().as_millis(), "taken over");
         Ok(())
+    }
+
+    /// Waits for its next message, which may take as long as its storage.
+    ///
+    /// # Errors
+    /// If this process is to end, which the predecessor is told; or after an hour.
+    fn wait_message(&self, stop: &AtomicBool) -> Result<(), TakeoverError> {
+        let end = Instant::now() + MESSAGE_TIMEOUT;
+        loop {
+            if stop.load(Ordering::SeqCst) {
+                let why = "a signal ends the successor".to_owned();
+                // It notices the end of the connection as well.
+                let _ = self.channel.send(&Message::Failed { why }, &[], PACKET_TIMEOUT);
+                return Err(TakeoverError::Failed(
+                    "a signal ends this process; the running daemon serves on".to_owned(),
+                ));
+            }
+            if self.channel.wait_readable(STOP_CHECK)? {
+                return Ok(());
+            }
+            if Instant::now() >= end {
+                return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+            }
+        }
     }
 
     /// Tells it that this process serves all. It ends then.

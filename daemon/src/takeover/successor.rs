@@ -1,7 +1,7 @@
 //! The successor, as this process hands over to it.
 
 use std::collections::HashSet;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,8 +26,9 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it takes to end when nothing comes of the takeover.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often it is checked whether the daemon stops, while the successor starts.
-const STOP_CHECK: Duration = Duration::from_millis(100);
+/// How often it is checked whether the daemon stops, and how long the successor may take for a step then.
+const STOP_CHECK: Duration = Duration::from_millis(50);
+const STOP_GRACE: Duration = Duration::from_secs(5);
 /// How long a control thread may be busy with a message.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a device's requests are waited for before the next device's turn comes.
@@ -73,7 +74,7 @@ pub(crate) fn start(
     let alone = state.begin_hand_over().map_err(|why| failed(&why))?;
     let (offer, descriptors) = offer(state).map_err(|why| failed(&why))?;
     let (state, pid) = (Arc::clone(state), caller.pid);
-    let work = move || hand_over(&state, &Successor { channel, pid }, (offer, descriptors), alone);
+    let work = move || hand_over(&state, Successor { channel, pid, alone }, (offer, descriptors));
     spawn("hand-over", work).map(drop).map_err(|error| failed(&error))
 }
 
@@ -139,6 +140,8 @@ fn offer(state: &DaemonState) -> Result<(Offer, Vec<OwnedFd>), String> {
 struct Successor {
     channel: Channel,
     pid: Option<i32>,
+    /// Keeps changes away.
+    alone: Alone,
 }
 
 /// A device whose connections the successor has.
@@ -175,7 +178,7 @@ impl OtherDevice {
 }
 
 /// Hands over, or goes on serving.
-fn hand_over(state: &Arc<DaemonState>, successor: &Successor, offer: (Offer, Vec<OwnedFd>), alone: Alone) {
+fn hand_over(state: &Arc<DaemonState>, successor: Successor, offer: (Offer, Vec<OwnedFd>)) {
     tracing::info!(successor = successor.pid, "handing over");
     if state.loses_changes() {
         tracing::warn!(
@@ -183,7 +186,7 @@ fn hand_over(state: &Arc<DaemonState>, successor: &Successor, offer: (Offer, Vec
         );
     }
     set_sharing(Sharing::Undecided);
-    let prepared = successor.prepare(state, offer, &alone);
+    let prepared = successor.prepare(state, offer);
     let (prepared, others) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
@@ -196,14 +199,16 @@ fn hand_over(state: &Arc<DaemonState>, successor: &Successor, offer: (Offer, Vec
     match successor.serve_all(state, prepared, others) {
         Ok(longest) => {
             set_sharing(Sharing::Left);
+            state.interfaces().iter().for_each(|interface| interface.leave());
             tracing::info!(devices = count, longest_pause_us = longest.as_micros(), "handed over; this process ends");
             state.set_handed_over();
             // Nothing changes any more.
-            std::mem::forget(alone);
+            std::mem::forget(successor.alone);
         }
         Err(error) => {
             tracing::error!("the successor has not served all, and devices are served here again: {error}");
             successor.give_up(&error);
+            state.interfaces().iter().for_each(|interface| interface.serve_on());
         }
     }
 }
@@ -234,9 +239,25 @@ impl Successor {
         }
     }
 
-    /// Waits until the last message has been followed.
+    /// Returns true if this process is to end.
+    fn is_stopping(&self) -> bool {
+        self.alone.check().is_err()
+    }
+
+    /// Waits until the last message has been followed. A stop shortens the wait: the takeover ends with this process, one way or the other.
     fn wait_done(&self) -> Result<(), TakeoverError> {
-        match self.channel.receive(STEP_TIMEOUT)? {
+        let mut end = Instant::now() + STEP_TIMEOUT;
+        let mut is_stopping = false;
+        while !self.channel.wait_readable(STOP_CHECK)? {
+            if !is_stopping && self.is_stopping() {
+                is_stopping = true;
+                end = end.min(Instant::now() + STOP_GRACE);
+            }
+            if Instant::now() >= end {
+                return Err(io::Error::from(ErrorKind::TimedOut).into());
+            }
+        }
+        match self.channel.receive(SEND_TIMEOUT)? {
             (Message::Done, _) => Ok(()),
             _ => Err(TakeoverError::unexpected("another message", "the end of a step")),
         }
@@ -247,11 +268,10 @@ impl Successor {
         &self,
         state: &DaemonState,
         (offer, descriptors): (Offer, Vec<OwnedFd>),
-        alone: &Alone,
     ) -> Result<(Vec<PreparedDevice>, Vec<OtherDevice>), TakeoverError> {
         self.send(&Message::Offer(offer), &descriptors)?;
         drop(descriptors);
-        let StandsBy { devices: taken, sockets, out } = self.wait_ready(alone)?;
+        let StandsBy { devices: taken, sockets, out } = self.wait_ready()?;
         let (mut held, mut others) = (Vec::new(), Vec::new());
         for device in state.devices() {
             let (id, Some(server)) = (device.id(), device.server()) else { continue };
@@ -281,19 +301,20 @@ impl Successor {
     }
 
     /// Waits until the successor stands by.
-    fn wait_ready(&self, alone: &Alone) -> Result<StandsBy, TakeoverError> {
+    fn wait_ready(&self) -> Result<StandsBy, TakeoverError> {
         let end = Instant::now() + START_TIMEOUT;
-        loop {
-            alone.check().map_err(TakeoverError::Failed)?;
-            match self.channel.receive(STOP_CHECK) {
-                Ok((Message::StandsBy { devices, sockets, out }, _)) => {
-                    let (devices, out) = (devices.into_iter().collect(), out.into_iter().collect());
-                    return Ok(StandsBy { devices, sockets: sockets.into_iter().collect(), out });
-                }
-                Ok(_) => return Err(TakeoverError::unexpected("another message", "that it stands by")),
-                Err(TakeoverError::Io(error)) if error.kind() == ErrorKind::TimedOut && Instant::now() < end => {}
-                Err(error) => return Err(error),
+        while !self.channel.wait_readable(STOP_CHECK)? {
+            self.alone.check().map_err(TakeoverError::Failed)?;
+            if Instant::now() >= end {
+                return Err(io::Error::from(ErrorKind::TimedOut).into());
             }
+        }
+        match self.channel.receive(SEND_TIMEOUT)? {
+            (Message::StandsBy { devices, sockets, out }, _) => {
+                let (devices, out) = (devices.into_iter().collect(), out.into_iter().collect());
+                Ok(StandsBy { devices, sockets: sockets.into_iter().collect(), out })
+            }
+            _ => Err(TakeoverError::unexpected("another message", "that it stands by")),
         }
     }
 
@@ -322,14 +343,18 @@ impl Successor {
             }
         }
         for (device, begin) in slow {
+            if result.is_ok() {
+                result = self.drain_slow(&device, begin + state.drain_timeout());
+            }
             if result.is_err() {
-                // Served on when it is dropped.
+                match self.is_stopping() {
+                    true => device.held.disconnect(),
+                    // Served on.
+                    false => drop(device.held),
+                }
                 continue;
             }
-            if !device.held.wait_drained(begin + state.drain_timeout()) {
-                result = device.held.freeze().map_err(|why| TakeoverError::Failed(format!("{:?}: {why}", device.id)));
-            }
-            result = result.and_then(|()| self.serve(&device));
+            result = self.serve(&device);
             longest = longest.max(log_pause(&device.id, begin));
             served.push(device.held);
         }
@@ -344,6 +369,29 @@ impl Successor {
                 // What it has served meanwhile is found in the rings, after the frontends have connected again.
                 served.into_iter().for_each(HeldDevice::disconnect);
                 Err(error)
+            }
+        }
+    }
+
+    /// Waits for the requests of a device in flight until `end`, and leaves those that are left to the successor.
+    ///
+    /// # Errors
+    /// When the daemon stops, or some are left that the VMM has no record of.
+    fn drain_slow(&self, device: &PreparedDevice, end: Instant) -> Result<(), TakeoverError> {
+        let failed = |why: String| TakeoverError::Failed(format!("{:?}: {why}", device.id));
+        loop {
+            let next = end.min(Instant::now() + STOP_CHECK);
+            if device.held.wait_drained(next) {
+                return Ok(());
+            }
+            self.alone.check().map_err(failed)?;
+            // It says nothing while it waits for the next device, unless it gives up.
+            if self.channel.wait_readable(Duration::ZERO)? {
+                self.channel.receive(SEND_TIMEOUT)?;
+                return Err(TakeoverError::unexpected("a message", "none before the next device"));
+            }
+            if next == end {
+                return device.held.freeze().map_err(failed);
             }
         }
     }
@@ -363,10 +411,12 @@ impl Successor {
         }
     }
 
-    /// Stops what has no connections, and waits until the successor serves that too.
+    /// Prepares to leave what has no connections, and waits until the successor serves all.
     fn finish(&self, state: &DaemonState) -> Result<(), TakeoverError> {
-        let deadline = Instant::now() + state.drain_timeout();
-        state.interfaces().iter().for_each(|interface| interface.leave(deadline));
+        let end = Instant::now() + state.drain_timeout();
+        for interface in state.interfaces() {
+            interface.prepare_leave(end, &|| self.is_stopping()).map_err(TakeoverError::Failed)?;
+        }
         if let Some(pid) = self.pid {
             state.tell_service_manager(&format!("MAINPID={pid}"));
         }

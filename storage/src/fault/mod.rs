@@ -11,6 +11,7 @@
 //! | `fault-torn` | percentage of reads and writes that transfer only a first part, and then fail with EIO |
 //! | `fault-latency-us` | added to every request |
 //! | `fault-jitter-us` | a random time up to this is added to every request, so that they complete in another order |
+//! | `fault-sync-us` | how long a flush takes that no channel makes: when the disk is closed |
 //! | `fault-reorder` | completions are delayed until this many are available, or nothing else is in flight, and then delivered in random order |
 //! | `fault-connect-us` | a channel takes requests only this long after it was opened, and after its connection was lost |
 //! | `fault-connect-fails` | so many attempts to connect fail first |
@@ -125,6 +126,7 @@ impl Disk<UringContext> for FaultDisk {
     }
 
     fn sync(&self) -> io::Result<()> {
+        std::thread::sleep(self.shared.plan.sync);
         self.shared.inner.sync()
     }
 

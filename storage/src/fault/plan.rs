@@ -40,6 +40,8 @@ pub(super) struct FaultPlan {
     pub(super) jitter: Duration,
     pub(super) reorder: usize,
     pub(super) seed: u64,
+    /// How long a flush takes that no channel makes.
+    pub(super) sync: Duration,
     /// How long a connection takes.
     pub(super) connect: Duration,
     /// Attempts to connect that fail at first.
@@ -127,10 +129,11 @@ impl FaultPlan {
             plan.rules.extend(rules.ok_or_else(|| settings.error(key, format!("{text:?}"), expected))?);
         }
         let mut micros = |key| -> Result<Duration, SettingError> {
-            Ok(Duration::from_micros(settings.number(key, 0..=60_000_000)?.unwrap_or(0)))
+            Ok(Duration::from_micros(settings.number(key, 0..=3_600_000_000)?.unwrap_or(0)))
         };
         plan.latency = micros("fault-latency-us")?;
         plan.jitter = micros("fault-jitter-us")?;
+        plan.sync = micros("fault-sync-us")?;
         plan.connect = micros("fault-connect-us")?;
         plan.connect_fails = settings.number("fault-connect-fails", 0..=u64::MAX)?.unwrap_or(0);
         plan.lost_after = settings.number("fault-lost-after", 0..=u64::MAX)?.unwrap_or(0);
@@ -159,6 +162,7 @@ impl FaultPlan {
         }
         all.push(("fault-latency-us", self.latency.as_micros().to_string()));
         all.push(("fault-jitter-us", self.jitter.as_micros().to_string()));
+        all.push(("fault-sync-us", self.sync.as_micros().to_string()));
         all.push(("fault-torn", self.torn_percent.to_string()));
         all.push(("fault-reorder", self.reorder.to_string()));
         all.push(("fault-connect-us", self.connect.as_micros().to_string()));
@@ -194,6 +198,7 @@ mod tests {
             ("fault-torn", "50"),
             ("fault-latency-us", "7"),
             ("fault-jitter-us", "8"),
+            ("fault-sync-us", "13"),
             ("fault-reorder", "9"),
             ("fault-connect-us", "10"),
             ("fault-connect-fails", "11"),

@@ -95,18 +95,59 @@ impl SimulatedHost {
     /// # Panics
     /// When it does not.
     pub fn spawn(&mut self) {
-        let log = File::options().create(true).append(true).open(self.log_path()).expect("a log file");
         let before = self.log().matches("xen backend").count();
-        let mut command = Command::new(mqblk_binary());
-        command.args(["serve", "--xen"]).arg(self.folder.path().join("xen"));
-        command.arg("--xen-state").arg(self.folder.path().join("state"));
-        command.args(&self.arguments).env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        self.daemon = Some(command.spawn().expect("the daemon"));
+        self.daemon = Some(self.command(&self.arguments).spawn().expect("the daemon"));
         self.stop_requested = false;
         wait_for("the daemon", || {
             self.assert_alive("its start");
             (self.log().matches("xen backend").count() > before).then_some(())
         });
+    }
+
+    /// Starts a daemon that takes over from the running one, whose admin socket `admin` in the folder is, with these arguments. Does not
+    /// wait. The running one stays the host's daemon.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn spawn_successor(&self, arguments: &[&str]) -> Child {
+        let place = self.folder.path().display().to_string();
+        let mut arguments: Vec<String> = arguments.iter().map(|argument| argument.replace("FOLDER", &place)).collect();
+        arguments.extend(["--takeover".to_owned(), format!("{place}/admin")]);
+        self.command(&arguments).spawn().expect("the daemon")
+    }
+
+    /// Makes a process the host's daemon. Returns the one that was.
+    ///
+    /// # Panics
+    /// When there was none.
+    pub fn replace_daemon(&mut self, successor: Child) -> Child {
+        self.stop_requested = false;
+        self.daemon.replace(successor).expect("a daemon")
+    }
+
+    /// Takes the daemon's process: the host has none then.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn take_daemon(&mut self) -> Child {
+        self.daemon.take().expect("a daemon")
+    }
+
+    /// Kills the daemon, which may end by itself just now.
+    pub fn kill_now(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+    }
+
+    fn command(&self, arguments: &[String]) -> Command {
+        let log = File::options().create(true).append(true).open(self.log_path()).expect("a log file");
+        let mut command = Command::new(mqblk_binary());
+        command.args(["serve", "--xen"]).arg(self.folder.path().join("xen"));
+        command.arg("--xen-state").arg(self.folder.path().join("state"));
+        command.args(arguments).env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        command
     }
 
     /// Has a new daemon take over, whose admin socket `admin` in the folder is, and waits for the end of the old one.

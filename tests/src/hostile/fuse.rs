@@ -1,13 +1,15 @@
-//! A file system that can hang: a FUSE server with one file, which answers no read and no write while it is told not to.
+//! A file system that can hang: a FUSE server with one file, which carries out and answers no read and no write while it is told not to.
 
 use std::ffi::OsStr;
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, LockOwner,
-    MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyWrite, Request, WriteFlags,
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyWrite, Request,
+    WriteFlags,
 };
 use tempfile::TempDir;
 
@@ -22,11 +24,19 @@ struct State {
     content: Vec<u8>,
     hangs: bool,
     reads: Vec<(ReplyData, u64, u32)>,
-    writes: Vec<(ReplyWrite, u32)>,
+    writes: Vec<(ReplyWrite, u64, Vec<u8>)>,
     syncs: Vec<ReplyEmpty>,
 }
 
 impl State {
+    /// Writes to the file. Returns the number of bytes.
+    fn write(&mut self, at: u64, data: &[u8]) -> u32 {
+        let from = (at as usize).min(self.content.len());
+        let len = data.len().min(self.content.len() - from);
+        self.content[from..from + len].copy_from_slice(&data[..len]);
+        len as u32
+    }
+
     /// Returns the part of the file at `at`.
     fn part(&self, at: u64, len: u32) -> &[u8] {
         let from = (at as usize).min(self.content.len());
@@ -65,6 +75,12 @@ impl Server {
 }
 
 impl Filesystem for Server {
+    /// Direct I/O of a loop device waits for no other.
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let added = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
+        added.map_err(|missing| io::Error::other(format!("the kernel has no {missing:?}")))
+    }
+
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
         match name.to_str() {
             Some(NAME) => reply.entry(&TTL, &self.attributes(FILE), Generation(0)),
@@ -108,13 +124,10 @@ impl Filesystem for Server {
         reply: ReplyWrite,
     ) {
         let mut state = self.lock();
-        let from = (at as usize).min(state.content.len());
-        let len = data.len().min(state.content.len() - from);
-        state.content[from..from + len].copy_from_slice(&data[..len]);
         if state.hangs {
-            state.writes.push((reply, len as u32));
+            state.writes.push((reply, at, data.to_owned()));
         } else {
-            reply.written(len as u32);
+            reply.written(state.write(at, data));
         }
     }
 
@@ -128,8 +141,15 @@ impl Filesystem for Server {
     }
 }
 
-/// A file that hangs. It recovers when this is dropped.
+/// A file that hangs. It recovers when this is dropped: what waits is carried out then, the writes first.
 pub struct Hanging<'a>(&'a HangingFile);
+
+impl Hanging<'_> {
+    /// From now on answers what is new. What waits goes on waiting.
+    pub fn answer_new(&self) {
+        self.0.lock().hangs = false;
+    }
+}
 
 impl Drop for Hanging<'_> {
     fn drop(&mut self) {
@@ -186,8 +206,8 @@ impl HangingFile {
         state.hangs = false;
         let (reads, writes, syncs) =
             (std::mem::take(&mut state.reads), std::mem::take(&mut state.writes), std::mem::take(&mut state.syncs));
+        writes.into_iter().for_each(|(reply, at, data)| reply.written(state.write(at, &data)));
         reads.into_iter().for_each(|(reply, at, len)| reply.data(state.part(at, len)));
-        writes.into_iter().for_each(|(reply, len)| reply.written(len));
         syncs.into_iter().for_each(ReplyEmpty::ok);
     }
 }

@@ -329,5 +329,5 @@ fn without_threads_devices_wait_and_the_daemon_stops() {
     others.finish();
     let _without = NoThreads::of(host.pid());
     host.stop();
-    assert!(host.log().contains("the device is stopped without a thread"), "{}", host.log());
+    assert!(host.log().contains("its requests in flight are not waited for"), "{}", host.log());
 }

@@ -31,3 +31,4 @@ mod takeover_locks;
 mod user;
 mod verb_races;
 mod vmm_mistakes;
+mod xen_hang;

@@ -167,8 +167,8 @@ impl XenHost {
         XenDevices::new(Arc::clone(&self.xen), Arc::clone(&self.backend), Arc::clone(&self.engine))
     }
 
-    /// Stops the backend: drains the rings of all devices.
-    pub(super) fn stop(&self) {
-        self.backend.stop();
+    /// Returns the backend.
+    pub(super) fn backend(&self) -> &Backend {
+        &self.backend
     }
 }

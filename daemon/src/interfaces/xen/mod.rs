@@ -12,11 +12,12 @@ mod tests;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mqblk_core::lock::RankedMutex;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::AnyDisk;
+use mqblk_xen_server::Backend;
 
 use crate::cpus::Cpus;
 use crate::disk_list::{DiskConfig, DiskKeys, Endpoint as _, ServedDisk};
@@ -32,6 +33,9 @@ use crate::storage_backends::StorageBackends;
 use config::{XenConfig, XenEndpoint};
 use devices::{ToolstackDevice, XenDisk};
 use host::{XenDiskConfig, XenHost};
+
+/// How long the backend takes to pause: it looks at a device at most, which is xenstore's time.
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The word of the interface.
 const WORD: &str = "xen";
@@ -178,6 +182,10 @@ struct StartedXen {
 }
 
 impl ServedXen {
+    fn backend(&self) -> Option<&Backend> {
+        self.started.get().map(|started| started.host.backend())
+    }
+
     /// Starts the backend.
     fn start(&self, config: &XenConfig, context: &HostContext) -> Result<(), StartFailure> {
         let host = XenHost::start(config, &self.disks, context)?;
@@ -212,17 +220,37 @@ impl ServedInterface for ServedXen {
         self.started.get().map_or(Ok(()), |started| Ok(started.host.attach(&self.disks)?))
     }
 
-    /// The backend drains its rings when it stops.
-    fn begin_stop(&self) {}
-
-    fn stop(&self, _deadline: Instant) {
-        if let Some(started) = self.started.get() {
-            started.host.stop();
-        }
+    fn begin_stop(&self) {
+        self.backend().iter().for_each(|backend| backend.begin_stop());
     }
 
-    fn leave(&self, deadline: Instant) {
-        self.stop(deadline);
+    fn stop(&self, _deadline: Instant) {
+        self.backend().iter().for_each(|backend| backend.stop());
+    }
+
+    fn prepare_leave(&self, end: Instant, is_over: &dyn Fn() -> bool) -> Result<(), String> {
+        let Some(backend) = self.backend() else { return Ok(()) };
+        backend.pause(PAUSE_TIMEOUT)?;
+        backend.leave_unjournaled(end, is_over).map_err(|devices| {
+            let names: Vec<String> = devices.iter().map(ToString::to_string).collect();
+            format!(
+                "{}: found requests that storage has not answered and that no journal records (journal, xen-state): try again when it has",
+                names.join(", ")
+            )
+        })
+    }
+
+    fn leave(&self) {
+        self.backend().iter().for_each(|backend| backend.leave());
+    }
+
+    fn wait_left(&self, is_over: &dyn Fn() -> bool) -> Vec<String> {
+        let left = self.backend().map(|backend| backend.wait_left(is_over)).unwrap_or_default();
+        left.iter().map(ToString::to_string).collect()
+    }
+
+    fn serve_on(&self) {
+        self.backend().iter().for_each(|backend| backend.serve_on());
     }
 
     fn flush_targets(&self) -> Vec<(String, Arc<AnyDisk>)> {

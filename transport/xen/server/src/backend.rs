@@ -1,16 +1,14 @@
 //! The thread that watches xenstore for devices. It only observes and decides; slow work is done on a thread per device.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mqblk_blkif::GrantBudget;
@@ -27,6 +25,7 @@ use rustix::event::{PollFd, PollFlags};
 use crate::device::{BackendShared, Device, DeviceTask};
 use crate::device_stats::DeviceStats;
 use crate::journal_dir::JournalDir;
+use crate::leaving::{LEAVE_RETRY, LeaveState, WatchMode};
 use crate::name::DeviceName;
 use crate::observe::observe;
 use crate::params::Params;
@@ -34,6 +33,7 @@ use crate::registry::DeviceRegistry;
 use crate::resize::RESIZE_KEY;
 use crate::state_machine::{DevicePhase, next_transition};
 use crate::storage::Opener;
+use crate::tasks::TaskResult;
 
 /// The default of [`BackendOptions::rate_limit`]. A device that starts and ends needs about ten checks; a flooding guest gets 100 a second.
 pub const DEVICE_CHECKS: RateLimit = RateLimit { burst: 200, per_second: 100 };
@@ -43,6 +43,8 @@ const MAX_DEVICES: usize = 4096;
 const MAX_EVENTS: usize = 256;
 /// Interval of attempts to reconnect to xenstore.
 const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
+/// How long the watcher may take for a stop besides its waits for storage.
+const STOP_SLACK: Duration = Duration::from_secs(5);
 /// Interval at which idle rings release unused pages.
 const RECLAIM_INTERVAL: Duration = Duration::from_secs(1);
 /// Token of the watch of the backend directory. Watches of frontends have tokens of their own.
@@ -99,11 +101,11 @@ pub enum BackendError {
 
 /// A backend that watches for devices and serves them. Stopped by [`stop`](Self::stop) or by dropping it.
 pub struct Backend {
-    shared: Arc<BackendShared>,
+    pub(crate) shared: Arc<BackendShared>,
     stop: Arc<AtomicBool>,
-    wakeup: EventFd,
-    drain_timeout: Duration,
-    thread: RankedMutex<Option<JoinHandle<()>>>,
+    pub(crate) wakeup: EventFd,
+    /// Disconnected when the watcher's thread has ended. `None`: it was waited for.
+    thread: RankedMutex<Option<Receiver<()>>>,
 }
 
 impl Backend {
@@ -112,12 +114,16 @@ impl Backend {
     /// # Errors
     /// [`BackendError`].
     pub fn start(xen: Arc<dyn Xen>, options: BackendOptions) -> Result<Backend, BackendError> {
-        let drain_timeout = options.drain_timeout;
         let mut watcher = Watcher::new(xen, options)?;
         let store = watcher.connect()?;
+        let (end, ended) = channel();
         let (shared, stop, wakeup) = (Arc::clone(&watcher.shared), Arc::clone(&watcher.stop), watcher.wakeup.clone());
-        let thread = spawn("xen-watch", move || watcher.run(store))?;
-        Ok(Backend { shared, stop, wakeup, drain_timeout, thread: RankedMutex::leaf(Some(thread)) })
+        spawn("xen-watch", move || {
+            // Dropped at the end, also after a panic.
+            let _end: Sender<()> = end;
+            watcher.run(store);
+        })?;
+        Ok(Backend { shared, stop, wakeup, thread: RankedMutex::leaf(Some(ended)) })
     }
 
     /// Returns the devices with open disks, sorted by name.
@@ -130,15 +136,21 @@ impl Backend {
         self.shared.device_checks.load(Ordering::Relaxed)
     }
 
-    /// Detaches all rings and closes the disks. Xenstore is unchanged: frontends notice nothing, and the next process resumes the
-    /// rings. Requests that storage has not completed within the drain timeout are left to it.
-    pub fn stop(&self) {
-        let Some(thread) = self.thread.lock().take() else { return };
-        self.shared.stop_deadline.get_or_init(|| Instant::now() + self.drain_timeout);
+    /// Starts to detach all rings and to close the disks. Does not wait.
+    pub fn begin_stop(&self) {
+        self.shared.stop_deadline.get_or_init(|| Instant::now() + self.shared.drain_timeout);
         self.stop.store(true, Ordering::SeqCst);
         self.wakeup.signal();
-        if thread.join().is_err() {
-            tracing::error!("the thread that watches xenstore had panicked");
+    }
+
+    /// Detaches all rings and closes the disks. Xenstore is unchanged: frontends notice nothing, and the next process resumes the
+    /// rings. Requests that storage has not completed within the drain timeout are left to it; so are disks whose flush takes as long again.
+    pub fn stop(&self) {
+        let Some(ended) = self.thread.lock().take() else { return };
+        self.begin_stop();
+        let left = self.shared.stop_end().saturating_duration_since(Instant::now()) + STOP_SLACK;
+        if ended.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
+            tracing::error!("the thread that watches xenstore does not stop: it is left behind");
         }
     }
 }
@@ -150,25 +162,37 @@ impl Drop for Backend {
 }
 
 /// A device, as the watcher thread tracks it.
-struct WatchedDevice {
+pub(crate) struct WatchedDevice {
+    pub(crate) name: DeviceName,
     backend_path: String,
-    frontend_path: String,
-    phase: DevicePhase,
+    pub(crate) frontend_path: String,
+    pub(crate) phase: DevicePhase,
     /// The device may have changed since its last check.
     dirty: bool,
     bucket: TokenBucket,
     /// The device's thread runs, and holds `device`.
-    busy: bool,
+    pub(crate) busy: bool,
     /// `None` while busy, and permanently after its thread has panicked: the state of its rings is unknown.
-    device: Option<Device>,
-    stats: Option<Arc<DeviceStats>>,
+    pub(crate) device: Option<Device>,
+    pub(crate) stats: Option<Arc<DeviceStats>>,
+    /// As [`Device::is_journaled`] when its last task ended.
+    pub(crate) was_journaled: bool,
+    /// Another process has its lock: when it is tried again, and the interval.
+    pub(crate) lock_retry: Option<(Instant, Duration)>,
+    /// It stops, or has stopped.
+    pub(crate) is_stopped: bool,
 }
 
-/// Result of a device's thread. `device` is `None` if it has panicked.
-struct TaskResult {
-    key: (DomainId, u32),
-    phase: Option<DevicePhase>,
-    device: Option<Device>,
+impl WatchedDevice {
+    /// Returns true if it is to be checked and can be.
+    fn is_ready(&self, now: Instant) -> bool {
+        self.dirty && self.device.is_some() && self.lock_retry.is_none_or(|(at, _)| now >= at)
+    }
+
+    /// As [`Device::is_journaled`].
+    pub(crate) fn is_journaled(&self, shared: &BackendShared) -> bool {
+        self.device.as_ref().map_or(self.was_journaled, |device| device.is_journaled(shared))
+    }
 }
 
 pub(crate) struct Watcher {
@@ -177,12 +201,14 @@ pub(crate) struct Watcher {
     /// Path of the watched directory.
     backends_dir: String,
     rate_limit: RateLimit,
-    devices: BTreeMap<(DomainId, u32), WatchedDevice>,
-    results: Receiver<TaskResult>,
-    result_sender: Sender<TaskResult>,
-    /// Lock of the device type, held until the thread ends.
-    _lock: Option<File>,
-    wakeup: EventFd,
+    pub(crate) devices: BTreeMap<(DomainId, u32), WatchedDevice>,
+    pub(crate) results: Receiver<TaskResult>,
+    pub(crate) result_sender: Sender<TaskResult>,
+    /// The type is served by one process.
+    exclusive: bool,
+    /// Lock of the device type, if it is [exclusive](Self::exclusive), held until the devices are left.
+    lock: Option<File>,
+    pub(crate) wakeup: EventFd,
     stop: Arc<AtomicBool>,
     last_reclaim: Instant,
 }
@@ -198,7 +224,7 @@ impl Watcher {
             journal_dir: journals,
             exclusive: alone,
             rate_limit: pace,
-            drain_timeout: _,
+            drain_timeout,
         } = options;
         let journals = journals
             .map(|path| JournalDir::open_or_create(&path).map_err(|source| BackendError::Journals { path, source }));
@@ -216,7 +242,9 @@ impl Watcher {
             journal_dir: journals,
             registry: DeviceRegistry::default(),
             device_checks: AtomicU64::new(0),
+            drain_timeout,
             stop_deadline: OnceLock::new(),
+            leaving: LeaveState::default(),
         });
         let (wakeup, stop) = (EventFd::new()?, Arc::new(AtomicBool::new(false)));
         let folder = vbd::backends_path(shared.xen.domain(), &type_name);
@@ -229,7 +257,8 @@ impl Watcher {
             devices: BTreeMap::new(),
             results: ended,
             result_sender: sender,
-            _lock: lock,
+            exclusive: alone && lock.is_some(),
+            lock,
             wakeup,
             stop,
             last_reclaim: Instant::now(),
@@ -270,6 +299,16 @@ impl Watcher {
         while let Ok(ended) = self.results.try_recv() {
             self.finish_task(store.as_mut(), ended);
         }
+        let mode = self.shared.leaving.mode();
+        if mode != WatchMode::Serves {
+            // Another process may serve the devices. What changes is read again afterwards.
+            (*store, self.lock) = (None, None);
+            let is_waiting = self.leave_devices(mode);
+            return wait(None, &self.wakeup, is_waiting.then_some(LEAVE_RETRY));
+        }
+        if !self.lock_type() {
+            return wait(None, &self.wakeup, Some(RECONNECT_INTERVAL));
+        }
         let Some(connected) = store else {
             *store = self.connect().inspect_err(|error| tracing::error!(%error, "xenstore")).ok();
             if store.is_none() {
@@ -290,6 +329,18 @@ impl Watcher {
         }
     }
 
+    /// Acquires the lock of the device type again. Returns false while another process has it.
+    fn lock_type(&mut self) -> bool {
+        let Some(journals) = self.shared.journal_dir.as_ref().filter(|_| self.exclusive && self.lock.is_none()) else {
+            return true;
+        };
+        match journals.lock(&self.type_name) {
+            Ok(lock) => self.lock = Some(lock),
+            Err(error) => tracing::error!(r#type = self.type_name, "devices of the type are not served yet: {error}"),
+        }
+        self.lock.is_some()
+    }
+
     /// Reads events and checks devices. Returns how long to wait for the next event; `None`: without a limit.
     pub(crate) fn turn(&mut self, store: &mut Xenstore) -> Result<Option<Duration>, XenstoreError> {
         // Events that arrive with a reply are queued in `store`, which does not make its descriptor readable.
@@ -304,10 +355,11 @@ impl Watcher {
             }
         }
         let now = Instant::now();
-        let mut pause = None;
-        let dirty = |watched: &WatchedDevice| watched.dirty && watched.device.is_some();
+        let locked = self.devices.values().filter(|watched| watched.dirty && watched.device.is_some());
+        let locked = locked.filter_map(|watched| watched.lock_retry.map(|(at, _)| at.saturating_duration_since(now)));
+        let mut pause = locked.filter(|wait| !wait.is_zero()).min();
         let keys_to_check: Vec<_> =
-            self.devices.iter().filter(|(_, watched)| dirty(watched)).map(|(key, _)| *key).collect();
+            self.devices.iter().filter(|(_, watched)| watched.is_ready(now)).map(|(key, _)| *key).collect();
         for key in keys_to_check {
             let Some(watched) = self.devices.get_mut(&key) else { continue };
             match watched.bucket.take(self.rate_limit, now) {
@@ -386,7 +438,12 @@ impl Watcher {
     }
 
     /// Adds a new device, if its directory is complete and the opener accepts it.
-    fn add_device(&mut self, store: &mut Xenstore, front: DomainId, devid: u32) -> Result<(), XenstoreError> {
+    pub(crate) fn add_device(
+        &mut self,
+        store: &mut Xenstore,
+        front: DomainId,
+        devid: u32,
+    ) -> Result<(), XenstoreError> {
         let name = DeviceName { type_name: self.type_name.clone(), frontend_id: front, devid };
         let backend = vbd::backend_path(self.shared.xen.domain(), &self.type_name, front, devid);
         let mut read = |key: &str| store.read(&format!("{backend}/{key}"));
@@ -409,10 +466,11 @@ impl Watcher {
             return if error.is_lost() { Err(error) } else { Ok(()) };
         }
         tracing::debug!(device = %name, frontend, "found");
-        let device = Some(Device::new(&self.shared, name, frontend.clone(), text));
+        let device = Some(Device::new(&self.shared, name.clone(), frontend.clone(), text));
         let bucket = TokenBucket::new(self.rate_limit, Instant::now());
         let phase = DevicePhase::Discovered;
         let watched = WatchedDevice {
+            name,
             backend_path: backend,
             frontend_path: frontend,
             phase,
@@ -421,6 +479,9 @@ impl Watcher {
             busy: false,
             device,
             stats: None,
+            was_journaled: true,
+            lock_retry: None,
+            is_stopped: false,
         };
         self.devices.insert(key, watched);
         Ok(())
@@ -449,98 +510,9 @@ impl Watcher {
         Ok(())
     }
 
-    /// Runs a device's task on a thread. A device has one task at a time. Without a thread a stop is done here, although the other devices
-    /// wait; all else is tried again.
-    fn start_task(&mut self, key: (DomainId, u32), device: Device, phase: DevicePhase, task: DeviceTask) {
-        let (shared, sender, wakeup) = (Arc::clone(&self.shared), self.result_sender.clone(), self.wakeup.clone());
-        let name = format!("vbd-{}-{}", key.0.0, key.1);
-        // Recovers the device if the thread cannot be started.
-        let slot = Arc::new(RankedMutex::leaf(Some(device)));
-        let (inner, is_stop) = (Arc::clone(&slot), matches!(task, DeviceTask::Stop));
-        let work = Arc::new(move || {
-            let taken = inner.lock().take();
-            let Some(mut device) = taken else { return };
-            let ended = match catch_unwind(AssertUnwindSafe(|| device.run_task(&shared, phase, &task))) {
-                Ok(phase) => TaskResult { key, phase, device: Some(device) },
-                Err(_) => TaskResult { key, phase: None, device: None },
-            };
-            // Fails only after the backend has stopped.
-            let _ = sender.send(ended);
-            wakeup.signal();
-        });
-        let here = Arc::clone(&work);
-        match spawn(name, move || work()) {
-            Ok(_) => {}
-            Err(error) if is_stop => {
-                tracing::warn!(device = ?key, "the device is stopped without a thread, so others wait: {error}");
-                here();
-            }
-            Err(error) => {
-                tracing::error!(device = ?key, "will retry: {error}");
-                let device = slot.lock().take();
-                if let Some(watched) = self.devices.get_mut(&key) {
-                    (watched.device, watched.busy) = (device, false);
-                }
-            }
-        }
-    }
-
-    /// Handles the result of a device's task.
-    fn finish_task(&mut self, store: Option<&mut Xenstore>, ended: TaskResult) {
-        let TaskResult { key, phase, device } = ended;
-        let Entry::Occupied(mut entry) = self.devices.entry(key) else { return };
-        entry.get_mut().busy = false;
-        let Some(device) = device else {
-            tracing::error!(device = ?key, "a device's thread had panicked: its state is left as it is");
-            return;
-        };
-        if let Some(phase) = phase {
-            let watched = entry.get_mut();
-            watched.stats = device.stats().filter(|_| phase.has_rings()).cloned();
-            (watched.phase, watched.device) = (phase, Some(device));
-            return;
-        }
-        let watched = entry.remove();
-        let Some(store) = store else { return };
-        let unwatched = store.unwatch(&format!("{}/{}", watched.frontend_path, keys::STATE), &watch_token(key));
-        // It may have been created again meanwhile, for which no further event arrives.
-        if let Err(error) = unwatched.and_then(|()| self.add_device(store, key.0, key.1)) {
-            tracing::warn!(device = ?key, %error, "xenstore");
-        }
-    }
-
     /// Returns true if a device is to be checked.
     pub(crate) fn has_work(&self) -> bool {
         self.devices.values().any(|watched| watched.dirty && watched.device.is_some())
-    }
-
-    /// Waits for running tasks. Returns how many there were.
-    pub(crate) fn finish_tasks(&mut self, mut store: Option<&mut Xenstore>) -> usize {
-        let running = self.devices.values().filter(|watched| watched.busy).count();
-        for _ in 0..running {
-            let Ok(ended) = self.results.recv() else { break };
-            self.finish_task(store.as_deref_mut(), ended);
-        }
-        running
-    }
-
-    /// Waits for running tasks, and stops all devices.
-    pub(crate) fn stop_devices(&mut self) {
-        self.finish_tasks(None);
-        let all: Vec<_> = self
-            .devices
-            .iter_mut()
-            .filter_map(|(key, watched)| Some((*key, watched.device.take()?, watched.phase)))
-            .collect();
-        let stopping = all.len();
-        for (key, device, phase) in all {
-            self.start_task(key, device, phase, DeviceTask::Stop);
-        }
-        for _ in 0..stopping {
-            if self.results.recv().is_err() {
-                break;
-            }
-        }
     }
 }
 
@@ -557,7 +529,7 @@ fn wait(store: Option<&mut Xenstore>, wakeup: &EventFd, pause: Option<Duration>)
 }
 
 /// Returns the token of the watch of a frontend.
-fn watch_token((front, devid): (DomainId, u32)) -> String {
+pub(crate) fn watch_token((front, devid): (DomainId, u32)) -> String {
     format!("{}/{devid}", front.0)
 }
 

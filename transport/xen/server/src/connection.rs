@@ -1,6 +1,8 @@
 //! Opens the rings that a frontend has published, and attaches them to workers.
 
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use mqblk_blkif::journal::{Journal, JournalSlot};
 use mqblk_blkif::{BlkifQueue, RingParts, Vbd};
@@ -8,12 +10,17 @@ use mqblk_core::{DiskSlot, Wake};
 use mqblk_engine::{Engine, Kick, QueueDisk, QueueHandle, QueueOptions, QueueSettings, UringContext};
 use mqblk_memory::{DomainId, GrantAccess, GuestAddress, PageArena, PageSlot};
 use mqblk_ring::blkif::{Abi, BackRing, BlkifRing, RawRequest};
-use mqblk_xen::Xen;
+use mqblk_xen::{EventPort, Xen, XenError};
 
+use crate::device_lock::{hold_in_worker, release_in_worker};
 use crate::frontend::{FrontendConfig, RingKeys, ring_identity};
 use crate::journal_dir::JournalDir;
 use crate::name::DeviceName;
 use crate::storage::DiskBacking;
+
+/// How long a port of an earlier process may stay bound after that has released the device: the kernel closes it a moment later.
+const REBIND_TIME: Duration = Duration::from_secs(2);
+const REBIND_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A ring's pages, mapped until this is dropped.
 struct MappedRing {
@@ -66,14 +73,21 @@ pub(crate) struct RingConnector<'a> {
     /// How the rings are served.
     pub(crate) queues: QueueSettings,
     pub(crate) journals: Option<&'a JournalDir>,
+    /// The device's lock, if there is one.
+    pub(crate) lock: Option<&'a Arc<OwnedFd>>,
+    /// When a stop ends its wait for storage; empty before a stop.
+    pub(crate) stop_deadline: &'a OnceLock<Instant>,
     /// An earlier process served these rings.
     pub(crate) resume: bool,
     /// Called on a worker's thread when a ring is broken.
     pub(crate) on_broken: BrokenHandler,
 }
 
+/// Handle of a ring.
+pub(crate) type RingHandle = QueueHandle<BlkifQueue<UringContext>>;
+
 /// Handles of a device's rings.
-pub(crate) type RingHandles = Vec<QueueHandle<BlkifQueue<UringContext>>>;
+pub(crate) type RingHandles = Vec<RingHandle>;
 
 impl RingConnector<'_> {
     /// Attaches all rings to workers, or none.
@@ -86,8 +100,7 @@ impl RingConnector<'_> {
                     // Completes the requests of attached rings, including barriers that wait for the missing rings.
                     vbd.skip_unopened_rings();
                     for handle in handles {
-                        // If the worker is gone, nothing is in flight.
-                        let _ = handle.drain().and_then(|mut draining| draining.wait_until(|| None, |_| {}));
+                        self.detach(handle);
                     }
                     return Err(format!("ring {index}: {why}"));
                 }
@@ -96,17 +109,31 @@ impl RingConnector<'_> {
         Ok(handles)
     }
 
-    fn connect_ring(
-        &self,
-        vbd: &Arc<Vbd>,
-        abi: Abi,
-        index: usize,
-        keys: &RingKeys,
-    ) -> Result<QueueHandle<BlkifQueue<UringContext>>, String> {
+    /// Detaches a ring of a connection that was not completed.
+    fn detach(&self, handle: RingHandle) {
+        let end = || self.stop_deadline.get().copied();
+        // If the worker is gone, nothing is in flight.
+        let _ = handle.drain().and_then(|mut draining| match draining.wait_until(end, |_| {})? {
+            Some(_) => Ok(()),
+            None => draining.freeze(),
+        });
+    }
+
+    fn bind(&self, keys: &RingKeys) -> Result<EventPort, XenError> {
+        let end = Instant::now() + REBIND_TIME;
+        loop {
+            match self.xen.bind_interdomain(self.name.frontend_id, keys.port) {
+                Err(_) if self.resume && Instant::now() < end => std::thread::sleep(REBIND_INTERVAL),
+                bound => return bound,
+            }
+        }
+    }
+
+    fn connect_ring(&self, vbd: &Arc<Vbd>, abi: Abi, index: usize, keys: &RingKeys) -> Result<RingHandle, String> {
         let front = self.name.frontend_id;
         let pages = MappedRing::map(self.xen, front, keys)?;
         let start = self.start_ring(&pages, abi, index, keys)?;
-        let port = self.xen.bind_interdomain(front, keys.port).map_err(|error| {
+        let port = self.bind(keys).map_err(|error| {
             let found = keys.port.0;
             format!("event-channel: found {found}, which cannot be bound ({error}), expected a port allocated for us")
         })?;
@@ -131,12 +158,21 @@ impl RingConnector<'_> {
         };
         let (vbd, channel) = (Arc::clone(vbd), port.channel);
         let RingStart { ring, journal, replay } = start;
+        let (lock, leave_lock) = (self.lock.cloned(), self.lock.cloned());
         let open = move |context: &mut UringContext, waker: &Arc<dyn Wake>| {
+            hold_in_worker(context, lock.as_ref());
             let waker = Arc::clone(waker);
             let parts = RingParts { ring, grants, channel, waker, journal, replay, guard: Some(Box::new(pages)) };
-            vbd.open_queue(context, parts).map_err(|error| error.to_string())
+            let opened = vbd.open_queue(context, parts).map_err(|error| error.to_string());
+            if opened.is_err() {
+                release_in_worker(context, lock.as_ref());
+            }
+            opened
         };
-        let close = |queue: &mut BlkifQueue<UringContext>, context: &mut UringContext| queue.close(context);
+        let close = move |queue: &mut BlkifQueue<UringContext>, context: &mut UringContext| {
+            queue.close(context);
+            release_in_worker(context, leave_lock.as_ref());
+        };
         let worker = self.queues.map.get(index).copied().unwrap_or_default();
         self.engine.attach(worker, options, open, close).map_err(|error| error.to_string())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mqblk_blkif::{GrantBudget, Vbd, VbdOptions};
 use mqblk_core::thread_role::spawn_connector;
@@ -12,9 +12,11 @@ use mqblk_xen::store::{Transaction, Xenstore, XenstoreError};
 use mqblk_xen::vbd::{self, XenbusState, keys, parse_number_or};
 
 use crate::connection::{BrokenHandler, RingConnector};
-use crate::device_stats::DeviceStats;
+use crate::device_lock::DeviceOwnership;
+use crate::device_stats::{DetachResult, DeviceStats};
 use crate::frontend::{FrontendConfig, FrontendConfigError, RingLimits};
 use crate::journal_dir::JournalDir;
+use crate::leaving::LeaveState;
 use crate::name::DeviceName;
 use crate::observe::{is_abandoned, read_online};
 use crate::offer::{FeatureOffer, KeyValue};
@@ -34,8 +36,24 @@ pub(crate) struct BackendShared {
     pub(crate) registry: DeviceRegistry,
     /// Number of device checks, over all devices.
     pub(crate) device_checks: AtomicU64,
-    /// When a stop ends its wait for storage; empty before a stop.
+    /// How long a stop waits for storage, once for requests in flight and once for flushes.
+    pub(crate) drain_timeout: Duration,
+    /// When a stop ends its wait for requests in flight; empty before a stop.
     pub(crate) stop_deadline: OnceLock<Instant>,
+    /// What the watcher does, and what it has come to.
+    pub(crate) leaving: LeaveState,
+}
+
+impl BackendShared {
+    /// Returns when a stop ends its wait for flushes, and so all its waits for storage. One that has not begun begins now.
+    pub(crate) fn stop_end(&self) -> Instant {
+        self.drain_end().unwrap_or_else(Instant::now) + self.drain_timeout
+    }
+
+    /// Returns when a stop ends its wait for requests in flight; `None` before a stop.
+    pub(crate) fn drain_end(&self) -> Option<Instant> {
+        self.stop_deadline.get().copied()
+    }
 }
 
 /// Why an effect failed.
@@ -63,6 +81,9 @@ impl From<FrontendConfigError> for EffectError {
 pub(crate) const EINVAL: u16 = 22;
 const ENODEV: u16 = 19;
 
+/// A time that is never waited for, from now on.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// One device.
 pub(crate) struct Device {
     pub(crate) name: DeviceName,
@@ -71,6 +92,8 @@ pub(crate) struct Device {
     pub(crate) frontend_path: String,
     error_path: String,
     pub(crate) open_disk: Option<OpenDisk>,
+    /// Held while the device has rings or open storage, and while it is acted on.
+    lock: DeviceOwnership,
     /// Statistics of the last open disk, which is usually the next one too.
     last_stats: Option<Arc<DeviceStats>>,
     /// Features offered to the connected frontend.
@@ -79,6 +102,23 @@ pub(crate) struct Device {
     params: Option<String>,
     /// This process has written a state since it discovered the directory.
     state_written: bool,
+}
+
+/// How a task of a device has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TaskEnd {
+    /// The device is in this phase.
+    Phase(DevicePhase),
+    /// The device is dropped.
+    Dropped,
+    /// Nothing was done: another process has the device's lock.
+    Locked,
+}
+
+impl From<Option<DevicePhase>> for TaskEnd {
+    fn from(phase: Option<DevicePhase>) -> TaskEnd {
+        phase.map_or(TaskEnd::Dropped, TaskEnd::Phase)
+    }
 }
 
 /// A task of a device's thread.
@@ -90,6 +130,9 @@ pub(crate) enum DeviceTask {
     Resize(String),
     /// Detach the rings and close the disk because the process ends. Xenstore and journals stay for the next process.
     Stop,
+    /// Leave the device to another process, which has the same storage open: as [`Stop`](Self::Stop), without a limit of the time and without a
+    /// flush.
+    Leave,
 }
 
 impl Device {
@@ -104,6 +147,7 @@ impl Device {
             frontend_path,
             error_path,
             open_disk: None,
+            lock: DeviceOwnership::default(),
             last_stats: None,
             last_offer: None,
             params: Some(params),
@@ -145,27 +189,60 @@ impl Device {
         }
     }
 
-    /// Runs a task. Returns the next phase; `None`: the device is dropped.
-    pub(crate) fn run_task(
-        &mut self,
-        shared: &BackendShared,
-        phase: DevicePhase,
-        task: &DeviceTask,
-    ) -> Option<DevicePhase> {
+    /// Returns true if its storage is open.
+    pub(crate) fn has_storage(&self) -> bool {
+        self.open_disk.is_some()
+    }
+
+    /// Returns true if the next process finds its requests in flight in journals, and knows by its lock when they have ended.
+    pub(crate) fn is_journaled(&self, shared: &BackendShared) -> bool {
+        let journals = |opened: &OpenDisk| opened.backing.settings.journal;
+        shared.journal_dir.is_some() && self.open_disk.as_ref().is_none_or(journals)
+    }
+
+    /// Runs a task.
+    pub(crate) fn run_task(&mut self, shared: &BackendShared, phase: DevicePhase, task: &DeviceTask) -> TaskEnd {
         match task {
-            DeviceTask::Transition(transition) => self.execute(shared, *transition),
+            DeviceTask::Transition(_) if !self.lock.acquire(shared.journal_dir.as_ref(), &self.name) => TaskEnd::Locked,
+            DeviceTask::Transition(transition) => {
+                let next = self.execute(shared, *transition);
+                if !self.has_storage() {
+                    self.lock.end();
+                }
+                next.into()
+            }
             DeviceTask::Resize(size) => {
                 let resized = self.store(shared).and_then(|mut store| self.handle_resize_key(&mut store, phase, size));
                 if let Err(EffectError::Failed(_, why)) = resized {
                     tracing::warn!(device = %self.name, "resize: {why}");
                 }
-                Some(phase)
+                TaskEnd::Phase(phase)
             }
             DeviceTask::Stop => {
                 self.detach_rings(shared, None);
-                self.close_storage();
-                Some(phase)
+                self.close_storage(true);
+                self.lock.pass_on();
+                TaskEnd::Phase(phase)
             }
+            DeviceTask::Leave => {
+                self.leave_rings(shared);
+                // Its image may be another process' from here on. What closes it may still wait for storage.
+                self.lock.pass_on();
+                self.close_storage(false);
+                self.state_written = false;
+                TaskEnd::Phase(DevicePhase::Discovered)
+            }
+        }
+    }
+
+    /// Has the workers stop its rings without waiting for storage, and closes nothing: for a process that ends and has no thread for the
+    /// device.
+    pub(crate) fn abandon(mut self, shared: &BackendShared) {
+        let is_journaled = self.is_journaled(shared);
+        if let Some(opened) = self.open_disk.take() {
+            opened.stats.detach_rings(&|| Some(Instant::now()), is_journaled);
+            // What closes it may wait for storage.
+            std::mem::forget(opened);
         }
     }
 
@@ -231,7 +308,7 @@ impl Device {
                 return Ok(());
             }
             Effect::CloseStorage => {
-                self.close_storage();
+                self.close_storage(true);
                 return Ok(());
             }
             _ => {}
@@ -391,10 +468,10 @@ impl Device {
         Ok(())
     }
 
-    fn close_storage(&mut self) {
+    fn close_storage(&mut self, is_flushed: bool) {
         self.last_offer = None;
         let Some(opened) = self.open_disk.take() else { return };
-        if let Err(error) = opened.backing.disk.sync() {
+        if is_flushed && let Err(error) = opened.backing.disk.sync() {
             tracing::error!(device = %self.name, %error, "flush");
         }
     }
@@ -402,11 +479,21 @@ impl Device {
     /// Detaches the rings. `journals`: directory from which their journals are removed; `None`: the next process resumes the rings.
     fn detach_rings(&mut self, shared: &BackendShared, journals: Option<&JournalDir>) {
         let Some(opened) = &self.open_disk else { return };
-        let journaled = shared.journal_dir.is_some() && opened.backing.settings.journal;
-        let rings = opened.stats.detach_rings(&shared.stop_deadline, journals.is_none() && journaled);
+        let resumes = journals.is_none() && self.is_journaled(shared);
+        let DetachResult { rings, is_frozen } = opened.stats.detach_rings(&|| shared.drain_end(), resumes);
         if let Some(journals) = journals {
             journals.remove(&self.name, rings);
         }
+        self.lock.note_detached(is_frozen);
+    }
+
+    /// Detaches the rings for another process. Only a stop ends the wait; requests do not wait for limits.
+    fn leave_rings(&mut self, shared: &BackendShared) {
+        let Some(opened) = &self.open_disk else { return };
+        let never = Instant::now() + NEVER;
+        let end = || Some(shared.drain_end().unwrap_or(never));
+        let DetachResult { is_frozen, .. } = opened.stats.detach_rings(&end, self.is_journaled(shared));
+        self.lock.note_detached(is_frozen);
     }
 
     fn connect(&mut self, shared: &BackendShared, store: &mut Xenstore, resume: bool) -> Result<(), EffectError> {
@@ -448,6 +535,8 @@ impl Device {
             backing: &opened.backing,
             queues: opened.stats.queue_settings(),
             journals: shared.journal_dir.as_ref().filter(|_| settings.journal),
+            lock: self.lock.file(),
+            stop_deadline: &shared.stop_deadline,
             resume,
             on_broken: self.broken_handler(shared),
         };
@@ -462,7 +551,7 @@ impl Device {
             resume,
             "rings"
         );
-        opened.stats.set_rings(vbd, handles, connected_with);
+        opened.stats.set_rings(vbd, handles, connect.lock.cloned(), connected_with);
         Ok(())
     }
 

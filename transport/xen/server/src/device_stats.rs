@@ -1,6 +1,7 @@
 //! Statistics of a served device, readable from any thread.
 
-use std::sync::{Arc, OnceLock, Weak};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mqblk_blkif::{BlkifQueue, GrantCounters, Vbd};
@@ -14,6 +15,7 @@ use mqblk_engine::{
 };
 use mqblk_ring::blkif::RingPosition;
 
+use crate::device_lock::{hold_in_worker, release_in_worker};
 use crate::name::DeviceName;
 
 /// The rings that are attached now.
@@ -21,8 +23,19 @@ use crate::name::DeviceName;
 struct AttachedRings {
     handles: Vec<QueueHandle<BlkifQueue<UringContext>>>,
     vbd: Option<Arc<Vbd>>,
+    /// The device's lock, which workers hold for them; `None`: it has none.
+    lock: Option<Arc<OwnedFd>>,
     /// Counters of the rings of earlier connections.
     earlier: GrantCounters,
+}
+
+/// Result of [`DeviceStats::detach_rings`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DetachResult {
+    /// Number of rings that were attached.
+    pub(crate) rings: usize,
+    /// Requests are still in flight, which this process never completes.
+    pub(crate) is_frozen: bool,
 }
 
 /// Statistics of a device with an open disk, and the handles of its rings.
@@ -131,8 +144,13 @@ impl DeviceStats {
             return Ok(QueueMove::AtStart);
         }
         let handle = served.handles.swap_remove(at);
-        let leave = |queue: &mut BlkifQueue<UringContext>, context: &mut UringContext| queue.leave_context(context);
-        let enter = |queue: &mut BlkifQueue<UringContext>, context: &mut UringContext, (): &()| {
+        let (lock, leave_lock) = (served.lock.clone(), served.lock.clone());
+        let leave = move |queue: &mut BlkifQueue<UringContext>, context: &mut UringContext| {
+            queue.leave_context(context);
+            release_in_worker(context, leave_lock.as_ref());
+        };
+        let enter = move |queue: &mut BlkifQueue<UringContext>, context: &mut UringContext, (): &()| {
+            hold_in_worker(context, lock.as_ref());
             queue.enter_context(context);
             Ok(())
         };
@@ -154,11 +172,12 @@ impl DeviceStats {
         result
     }
 
-    /// Registers the attached rings of a connection. `connected_with`: how they are polled and coalesced.
+    /// Registers the attached rings of a connection. `lock`: the device's, if there is one. `connected_with`: how they are polled and coalesced.
     pub(crate) fn set_rings(
         &self,
         vbd: Arc<Vbd>,
         handles: Vec<QueueHandle<BlkifQueue<UringContext>>>,
+        lock: Option<Arc<OwnedFd>>,
         connected_with: (PollPolicy, Coalesce),
     ) {
         for (handle, index) in handles.iter().zip(0..) {
@@ -170,12 +189,14 @@ impl DeviceStats {
             // A worker that has ended serves nothing.
             let _ = handle.set_polling(poll, coalesce);
         }
-        (served.vbd, served.handles) = (Some(vbd), handles);
+        (served.vbd, served.handles, served.lock) = (Some(vbd), handles, lock);
     }
 
-    /// Lets idle rings release unused pages.
+    /// Lets idle rings release unused pages. Not while a ring of the device moves, which may wait for its storage.
     pub(crate) fn reclaim(&self) {
-        if let Some(vbd) = &self.lock().vbd {
+        if let Some(served) = self.rings.lock_until(Instant::now())
+            && let Some(vbd) = &served.vbd
+        {
             vbd.reclaim();
         }
     }
@@ -206,12 +227,12 @@ impl DeviceStats {
         }
     }
 
-    /// Detaches the rings and waits until they have nothing in flight, no longer than until `deadline` once that is set. `resumes`: the
+    /// Detaches the rings and waits until they have nothing in flight, no longer than until the time that `end` returns, if it does. `resumes`: the
     /// next process replays requests without a response from the rings' journals, so requests parked at a stopped disk are left to it.
-    /// Returns the number of rings.
-    pub(crate) fn detach_rings(&self, deadline: &OnceLock<Instant>, resumes: bool) -> usize {
+    pub(crate) fn detach_rings(&self, end: &dyn Fn() -> Option<Instant>, resumes: bool) -> DetachResult {
         let (handles, _vbd) = {
             let mut served = self.lock();
+            served.lock = None;
             (std::mem::take(&mut served.handles), served.vbd.take())
         };
         let drain = |handle: QueueHandle<BlkifQueue<UringContext>>| {
@@ -223,21 +244,25 @@ impl DeviceStats {
             (draining, counters)
         };
         let draining: Vec<_> = handles.into_iter().map(drain).collect();
-        let (count, mut total) = (draining.len(), QueueCounters::default());
+        let (count, mut total, mut is_frozen) = (draining.len(), QueueCounters::default(), false);
         for ((draining, counters), index) in draining.into_iter().zip(0..) {
-            match draining.and_then(|draining| self.wait_drained(index, draining, deadline)) {
+            match draining.and_then(|draining| self.wait_drained(index, draining, end)) {
                 Ok(Some(detached)) => {
                     self.ring_detached(index, &detached);
                     total.add(&detached.report.counters);
                 }
                 Ok(None) => {
+                    is_frozen = true;
                     let what = match resumes {
                         true => "its requests in flight are left to the next process",
                         false => "its requests in flight are lost: there is no journal",
                     };
                     tracing::warn!(device = %self.name, ring = index, "storage did not answer in time: {what}");
                 }
-                Err(gone) => tracing::error!(device = %self.name, ring = index, "{gone}"),
+                Err(gone) => {
+                    is_frozen = true;
+                    tracing::error!(device = %self.name, ring = index, "{gone}");
+                }
             }
             // Nothing is mapped or buffered any more.
             let ended = GrantCounters { mapped_pages: 0, buffer_pages: 0, ..counters };
@@ -247,7 +272,7 @@ impl DeviceStats {
             let QueueCounters { requests, errors, malformed, .. } = total;
             tracing::info!(device = %self.name, rings = count, requests, errors, malformed, "frontend disconnected");
         }
-        count
+        DetachResult { rings: count, is_frozen }
     }
 
     /// Waits for a drain. `None`: requests are still in flight at the deadline; the queue is frozen, and this process never completes
@@ -256,12 +281,12 @@ impl DeviceStats {
         &self,
         index: u16,
         mut draining: Draining<RingPosition>,
-        deadline: &OnceLock<Instant>,
+        end: &dyn Fn() -> Option<Instant>,
     ) -> Result<Option<Detached<RingPosition>>, WorkerError> {
         let waiting = |waited: Duration| {
             tracing::warn!(device = %self.name, ring = index, "waiting for storage since {} s", waited.as_secs());
         };
-        match draining.wait_until(|| deadline.get().copied(), waiting)? {
+        match draining.wait_until(end, waiting)? {
             Some(detached) => Ok(Some(detached)),
             None => draining.freeze().map(|()| None),
         }

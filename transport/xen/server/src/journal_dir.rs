@@ -1,10 +1,11 @@
-//! Journal files: one per ring, kept while a later process may resume the ring.
+//! Journal files: one per ring, kept while a later process may resume the ring. And the locks of devices.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::device_lock::DeviceLock;
 use crate::name::DeviceName;
 
 /// A directory of journal files.
@@ -32,6 +33,14 @@ impl JournalDir {
         let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
         rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
         Ok(file)
+    }
+
+    /// Acquires the lock of a device. `None`: another holder has it.
+    ///
+    /// # Errors
+    /// When a system call fails.
+    pub(crate) fn lock_device(&self, name: &DeviceName) -> io::Result<Option<DeviceLock>> {
+        DeviceLock::acquire(&self.path.join(format!("{name}.lock")))
     }
 
     fn file_path(&self, name: &DeviceName, ring: usize) -> PathBuf {

@@ -1,17 +1,19 @@
 //! Xen block backend: finds devices in xenstore, connects their rings to the engine's workers and disconnects them.
 //!
 //! `backend` is the thread that watches xenstore (`stepped`: the same without the thread, for simulations); `state_machine` decides a device's next transition, which `device` executes on a thread
-//! per device. `frontend` parses a frontend's keys, `offer` formats the backend's; `connection` opens rings, whose journal files are in
-//! `journal_dir`. `storage` is the interface to the program that opens disks, `open_disk` an open one, `resize` changes its size;
+//! per device; `tasks` starts and ends these, `leaving`: devices go to another process. `frontend` parses a frontend's keys, `offer` formats the backend's; `connection` opens rings, whose journal files are in
+//! `journal_dir`; `device_lock` says which process acts on a device. `storage` is the interface to the program that opens disks, `open_disk` an open one, `resize` changes its size;
 //! `device_stats` provides statistics. `toolstack` creates and removes devices.
 #![forbid(unsafe_code)]
 
 mod backend;
 mod connection;
 mod device;
+mod device_lock;
 mod device_stats;
 mod frontend;
 mod journal_dir;
+mod leaving;
 mod name;
 mod observe;
 mod offer;
@@ -22,6 +24,7 @@ mod resize;
 mod state_machine;
 mod stepped;
 mod storage;
+mod tasks;
 pub mod toolstack;
 
 pub use backend::{Backend, BackendError, BackendOptions, DEVICE_CHECKS};

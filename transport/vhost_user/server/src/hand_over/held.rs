@@ -1,14 +1,18 @@
 //! A device that is handed over to another process.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant};
+
+use mqblk_core::lock::RankedMutex;
+use mqblk_core::thread::spawn;
 
 use super::adopted::HandedConnection;
 use crate::control::{DeviceControl, HoldStart};
 use crate::disks::SharedSession;
 use crate::disks::lock_session;
-use crate::server::Server;
+use crate::server::{Server, Shared};
 
 /// Asks a control thread to hold its device.
 pub(crate) struct HoldRequest {
@@ -28,18 +32,24 @@ pub(crate) enum HoldEnd {
     Disconnect,
 }
 
+/// How often a wait for requests in flight checks whether the server stops, and lets others have the session.
+const DRAIN_CHECK: Duration = Duration::from_millis(50);
+
 /// A device whose control thread waits, while its queues still run; or one without a frontend, which no frontend reaches. Served on when it is
-/// dropped, once the drain that has begun has ended.
+/// dropped, once the drain that has begun has ended: that is waited for on a thread.
 pub struct HeldDevice {
     end: EndHold,
+    shared: Arc<Shared>,
     drain_timeout: Duration,
     session: Option<SharedSession>,
     connection: Option<HandedConnection>,
-    is_draining: bool,
+    /// When the drain that has begun is given up.
+    drain_end: Option<Instant>,
     has_ended: bool,
 }
 
 /// Who is told how a hold ends.
+#[derive(Clone)]
 enum EndHold {
     Thread(Sender<HoldEnd>),
     /// The device has no control thread.
@@ -90,8 +100,9 @@ impl Server {
     }
 
     fn held(&self, end: EndHold, connection: HandedConnection, session: Option<SharedSession>) -> HeldDevice {
-        let drain_timeout = self.drain_timeout;
-        HeldDevice { end, drain_timeout, session, connection: Some(connection), is_draining: false, has_ended: false }
+        let (shared, drain_timeout) = (Arc::clone(&self.shared), self.drain_timeout);
+        let connection = Some(connection);
+        HeldDevice { end, shared, drain_timeout, session, connection, drain_end: None, has_ended: false }
     }
 }
 
@@ -109,7 +120,7 @@ impl HeldDevice {
     /// Starts to drain the queues: nothing more is taken off them here.
     pub fn begin_drain(&mut self) {
         if let Some(session) = &self.session {
-            self.is_draining = true;
+            self.drain_end = Some(Instant::now() + self.drain_timeout);
             lock_session(session).begin_end();
         }
     }
@@ -159,15 +170,48 @@ impl Drop for HeldDevice {
         if self.has_ended {
             return;
         }
-        let end = match (self.is_draining, &self.session) {
-            // A queue must not start here beside its own requests of before. A disconnect drains them without a limit.
-            (true, Some(_)) if !self.wait_drained(Instant::now() + self.drain_timeout) => HoldEnd::Disconnect,
-            (true, Some(session)) => {
-                lock_session(session).resume();
-                HoldEnd::Resume
-            }
-            _ => HoldEnd::Resume,
+        let (Some(drain_end), Some(session)) = (self.drain_end, self.session.take()) else {
+            return self.end.tell(HoldEnd::Resume);
         };
-        self.end.tell(end);
+        let resume = ResumedDevice { end: self.end.clone(), shared: Arc::clone(&self.shared), session, drain_end };
+        // A queue must not start here beside its own requests of before. Whoever drops this serves other devices.
+        let slot = Arc::new(RankedMutex::leaf(Some(resume)));
+        let of_thread = Arc::clone(&slot);
+        let run = move |slot: &RankedMutex<Option<ResumedDevice>>| {
+            let resume = slot.lock().take();
+            resume.into_iter().for_each(|resume| resume.run());
+        };
+        if let Err(error) = spawn("hold-end", move || run(&of_thread)) {
+            tracing::warn!("a device is waited for, and others with it: {error}");
+            run(&slot);
+        }
+    }
+}
+
+/// A device whose drain has begun, and that no other process takes.
+struct ResumedDevice {
+    end: EndHold,
+    shared: Arc<Shared>,
+    session: SharedSession,
+    drain_end: Instant,
+}
+
+impl ResumedDevice {
+    /// Waits for its requests in flight, and serves it on. A drain that takes too long goes on behind a frontend that connects again.
+    fn run(self) {
+        loop {
+            let next = self.drain_end.min(Instant::now() + DRAIN_CHECK);
+            let is_drained = lock_session(&self.session).wait_drained(Some(next));
+            if self.shared.stopped.load(Ordering::SeqCst) {
+                return;
+            }
+            if is_drained {
+                lock_session(&self.session).resume();
+                return self.end.tell(HoldEnd::Resume);
+            }
+            if next == self.drain_end {
+                return self.end.tell(HoldEnd::Disconnect);
+            }
+        }
     }
 }

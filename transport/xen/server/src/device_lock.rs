@@ -1,0 +1,187 @@
+//! The lock of a device: which process acts on it.
+//!
+//! A process holds it from its first action on a device until the device has no rings and no open storage. Each worker that serves a ring has the
+//! file in its io_uring's table of registered files, which the kernel frees only after all requests of that io_uring have ended. So the
+//! next holder of the lock knows that no other process acts on the device, and that the kernel has no request of an earlier holder, killed
+//! or not, in flight.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mqblk_engine::UringContext;
+use rustix::fs::{FlockOperation, OFlags};
+use rustix::io::Errno;
+
+use crate::journal_dir::JournalDir;
+use crate::name::DeviceName;
+
+/// How long a device waits for its lock before the log says so.
+const LOG_AFTER: Duration = Duration::from_secs(1);
+
+/// A device's lock, held until no reference to the file is left.
+#[derive(Debug)]
+pub(crate) struct DeviceLock {
+    path: PathBuf,
+    file: Arc<OwnedFd>,
+}
+
+impl DeviceLock {
+    /// Acquires the lock with the file at `path`, which is created if missing. `None`: another holder has it, or had it a moment ago.
+    ///
+    /// # Errors
+    /// When a system call fails.
+    pub(crate) fn acquire(path: &Path) -> io::Result<Option<DeviceLock>> {
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+        let mut options = File::options();
+        let file = options.create(true).truncate(false).write(true).mode(0o600).custom_flags(flags).open(path)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+        // Its last holder has removed it: the next one has another file.
+        if rustix::fs::fstat(&file)?.st_nlink == 0 {
+            return Ok(None);
+        }
+        Ok(Some(DeviceLock { path: path.to_owned(), file: Arc::new(file.into()) }))
+    }
+
+    /// Removes the file, and releases the lock. Called where no worker has the file.
+    fn remove(self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove a device's lock");
+        }
+    }
+}
+
+/// A wait for a device's lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum LockWait {
+    /// There is none.
+    #[default]
+    None,
+    /// Since this time.
+    Since(Instant),
+    /// The log has said so.
+    Logged,
+}
+
+/// Whether this process acts on a device.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceOwnership {
+    lock: Option<DeviceLock>,
+    wait: LockWait,
+    /// Requests of the device are in flight that this process never completes: its workers keep the lock.
+    is_frozen: bool,
+}
+
+impl DeviceOwnership {
+    /// Acquires the device's lock, if there is a directory for it. Returns false while another process has it; the log says so after a while.
+    pub(crate) fn acquire(&mut self, dir: Option<&JournalDir>, name: &DeviceName) -> bool {
+        let Some(dir) = dir.filter(|_| self.lock.is_none()) else { return true };
+        let why = match dir.lock_device(name) {
+            Ok(Some(lock)) => {
+                if self.wait == LockWait::Logged {
+                    tracing::info!(device = %name, "no other process has requests of it any more");
+                }
+                (self.lock, self.wait) = (Some(lock), LockWait::None);
+                return true;
+            }
+            Ok(None) => {
+                "it waits for another daemon, which serves it or has left requests that storage has not answered"
+                    .to_owned()
+            }
+            Err(error) => format!("its lock: {error}"),
+        };
+        match self.wait {
+            LockWait::None => self.wait = LockWait::Since(Instant::now()),
+            LockWait::Since(since) if since.elapsed() >= LOG_AFTER => {
+                tracing::warn!(device = %name, "{why}");
+                self.wait = LockWait::Logged;
+            }
+            _ => {}
+        }
+        false
+    }
+
+    /// Returns the file that workers keep, if the device has a lock.
+    pub(crate) fn file(&self) -> Option<&Arc<OwnedFd>> {
+        self.lock.as_ref().map(|lock| &lock.file)
+    }
+
+    /// Records that rings were detached. `is_frozen`: with requests in flight.
+    pub(crate) fn note_detached(&mut self, is_frozen: bool) {
+        self.is_frozen |= is_frozen;
+    }
+
+    /// Releases the lock, which stays with workers that have requests in flight. The next process finds its file.
+    pub(crate) fn pass_on(&mut self) {
+        self.lock = None;
+    }
+
+    /// Releases the lock of a device that has neither rings nor open storage, and removes its file.
+    pub(crate) fn end(&mut self) {
+        match self.lock.take() {
+            // The next holder needs the same file.
+            Some(lock) if self.is_frozen => drop(lock),
+            Some(lock) => lock.remove(),
+            None => {}
+        }
+    }
+}
+
+/// Keeps a device's lock while a worker serves one of its rings.
+pub(crate) fn hold_in_worker(context: &mut UringContext, lock: Option<&Arc<OwnedFd>>) {
+    if let Some(lock) = lock
+        && !context.keep_open(lock)
+    {
+        tracing::debug!("a worker's table of files is full: a killed daemon's requests may outlive its lock");
+    }
+}
+
+/// Undoes [`hold_in_worker`].
+pub(crate) fn release_in_worker(context: &mut UringContext, lock: Option<&Arc<OwnedFd>>) {
+    if let Some(lock) = lock {
+        context.let_close(lock);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_has_one_holder_until_its_last_reference_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mqblk-1-51712.lock");
+        let lock = DeviceLock::acquire(&path).unwrap().unwrap();
+        assert!(DeviceLock::acquire(&path).unwrap().is_none());
+        // As a worker has it.
+        let file = Arc::clone(&lock.file);
+        drop(lock);
+        assert!(DeviceLock::acquire(&path).unwrap().is_none());
+        drop(file);
+        DeviceLock::acquire(&path).unwrap().unwrap().remove();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_removed_file_is_nobodys_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mqblk-1-51712.lock");
+        let lock = DeviceLock::acquire(&path).unwrap().unwrap();
+        let early = File::options().write(true).open(&path).unwrap();
+        lock.remove();
+        rustix::fs::flock(&early, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let next = DeviceLock::acquire(&path).unwrap().expect("another file");
+        assert!(DeviceLock::acquire(&path).unwrap().is_none());
+        drop((next, early));
+        std::os::unix::fs::symlink("/dev/null", dir.path().join("link")).unwrap();
+        assert!(DeviceLock::acquire(&dir.path().join("link")).is_err());
+    }
+}

@@ -50,8 +50,12 @@ fn disks_survive_restarts_and_kills() {
     std::fs::rename(daemon.path().join("c.img"), daemon.path().join("elsewhere")).unwrap();
     daemon.signal(Signal::TERM);
     daemon = with_state(daemon.ended().1);
-    assert_eq!(listed(&daemon), ["a", "d"]);
+    let table = done(&daemon, &["list"]);
+    assert!(listed(&daemon).starts_with(&["a", "d", "c"].map(str::to_owned)), "{table}");
+    assert!(table.contains("c is out, and tried again") && table.contains("No such file"), "{table}");
     std::fs::rename(daemon.path().join("elsewhere"), daemon.path().join("c.img")).unwrap();
+    assert_eq!(done(&daemon, &["retry", "c"]), "c is served\n");
+    assert_eq!(listed(&daemon), ["a", "d", "c"]);
     daemon.signal(Signal::TERM);
     daemon = with_state(daemon.ended().1);
     assert_eq!(listed(&daemon), ["a", "c", "d"]);

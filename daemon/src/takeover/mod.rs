@@ -102,6 +102,11 @@ enum Message {
     Finished,
     /// From the successor: what the last message asks is done.
     Done,
+    /// From the successor: the frontend of this connection has to connect again.
+    Evicted {
+        /// Why.
+        why: String,
+    },
     /// The last message cannot be followed, or the takeover is given up.
     Failed {
         /// Why.

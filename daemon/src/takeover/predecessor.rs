@@ -15,7 +15,7 @@ use mqblk_admin::{Client, ClientError};
 use mqblk_core::lock::{RankedGuard, RankedMutex};
 use mqblk_metrics::MetricsListener;
 use mqblk_storage::file::{Sharing, set_sharing};
-use mqblk_vhost_user_server::{HandedConnection, Server, adopt_handed};
+use mqblk_vhost_user_server::{AdoptError, HandedConnection, Server, adopt_handed};
 use serde_json::json;
 
 use super::channel::Channel;
@@ -189,7 +189,14 @@ impl Predecessor {
             let (message, descriptors) = self.channel.receive(PACKET_TIMEOUT)?;
             let result = match message {
                 Message::Connection { device, state: connection, waits } => {
-                    adopt(&servers, &device, connection, waits, descriptors)
+                    match adopt(&servers, &device, connection, waits, descriptors) {
+                        Err(AdoptError::Frontend(why)) => {
+                            let evicted = Message::Evicted { why: format!("{device:?}: {why}") };
+                            self.channel.send(&evicted, &[], SEND_TIMEOUT)?;
+                            continue;
+                        }
+                        adopted => adopted.map_err(|error| format!("{device:?}: {error}")),
+                    }
                 }
                 Message::Serve { device, positions } => {
                     let owns_file = owned.contains(device.as_str());
@@ -294,8 +301,8 @@ fn adopt(
     connection: Option<String>,
     waits: bool,
     mut descriptors: Vec<OwnedFd>,
-) -> Result<(), String> {
+) -> Result<(), AdoptError> {
     let waiting = if waits { descriptors.pop() } else { None };
     let connection = HandedConnection { state: connection, descriptors, waiting };
-    find(servers, id)?.adopt(connection).map_err(|why| format!("{id:?}: {why}"))
+    find(servers, id).map_err(AdoptError::Configuration)?.adopt(connection)
 }

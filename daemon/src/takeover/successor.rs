@@ -31,6 +31,8 @@ const STOP_CHECK: Duration = Duration::from_millis(50);
 const STOP_GRACE: Duration = Duration::from_secs(5);
 /// How long a control thread may be busy with a message.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a device without its frontend may be busy: with its frontend's last message, and with requests in flight.
+const EVICT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a device's requests are waited for before the next device's turn comes.
 const FIRST_DRAIN: Duration = Duration::from_millis(200);
 
@@ -148,6 +150,7 @@ struct Successor {
 struct PreparedDevice {
     id: String,
     held: HeldDevice,
+    server: Arc<Server>,
 }
 
 /// What the successor has.
@@ -213,6 +216,11 @@ fn hand_over(state: &Arc<DaemonState>, successor: Successor, offer: (Offer, Vec<
     }
 }
 
+/// Logs that a device ends with this process.
+fn leave_behind(id: &str, why: &str) {
+    tracing::error!(disk = id, "left to the successor as by a crash: {why}");
+}
+
 /// Logs and returns for how long a device was served by neither.
 fn log_pause(id: &str, begin: Instant) -> Duration {
     let pause = begin.elapsed();
@@ -244,8 +252,16 @@ impl Successor {
         self.alone.check().is_err()
     }
 
-    /// Waits until the last message has been followed. A stop shortens the wait: the takeover ends with this process, one way or the other.
+    /// Waits until the last message has been followed.
     fn wait_done(&self) -> Result<(), TakeoverError> {
+        match self.wait_answer()? {
+            None => Ok(()),
+            Some(why) => Err(TakeoverError::Refused(why)),
+        }
+    }
+
+    /// Waits until the last message has been followed. Returns why a frontend has to connect again, if the answer is that. A stop shortens the wait: the takeover ends with this process, one way or the other.
+    fn wait_answer(&self) -> Result<Option<String>, TakeoverError> {
         let mut end = Instant::now() + STEP_TIMEOUT;
         let mut is_stopping = false;
         while !self.channel.wait_readable(STOP_CHECK)? {
@@ -258,7 +274,8 @@ impl Successor {
             }
         }
         match self.channel.receive(SEND_TIMEOUT)? {
-            (Message::Done, _) => Ok(()),
+            (Message::Done, _) => Ok(None),
+            (Message::Evicted { why }, _) => Ok(Some(why)),
             _ => Err(TakeoverError::unexpected("another message", "the end of a step")),
         }
     }
@@ -275,9 +292,15 @@ impl Successor {
         let (mut held, mut others) = (Vec::new(), Vec::new());
         for device in state.devices() {
             let (id, Some(server)) = (device.id(), device.server()) else { continue };
-            let device = server.hold(HOLD_TIMEOUT).map_err(|why| TakeoverError::Failed(format!("{id:?}: {why}")))?;
+            let device = match server.hold(HOLD_TIMEOUT) {
+                Ok(device) => device,
+                Err(why) => match self.evict(&id, &server, &why)? {
+                    Some(device) => device,
+                    None => continue,
+                },
+            };
             if taken.contains(&id) {
-                held.push(PreparedDevice { id, held: device });
+                held.push(PreparedDevice { id, held: device, server });
             } else if device.is_connected() && !out.contains(&id) {
                 return Err(TakeoverError::Failed(format!(
                     "{id:?}: a guest uses it now, and the successor does not have it"
@@ -289,15 +312,55 @@ impl Successor {
                 others.push(OtherDevice { held: device, server, keeps_file });
             }
         }
-        for PreparedDevice { id, held } in &mut held {
-            let mut connection = held.take_connection().unwrap_or_default();
-            let waits = connection.waiting.is_some();
-            connection.descriptors.extend(connection.waiting.take());
-            let message = Message::Connection { device: id.clone(), state: connection.state, waits };
-            self.send(&message, &connection.descriptors)?;
-            self.wait_done()?;
+        let mut prepared = Vec::new();
+        for mut device in held {
+            let Some(why) = self.prepare_device(&mut device)? else {
+                prepared.push(device);
+                continue;
+            };
+            let PreparedDevice { id, held, server } = device;
+            held.disconnect();
+            let Some(held) = self.evict(&id, &server, &why)? else { continue };
+            let mut again = PreparedDevice { id, held, server };
+            match self.prepare_device(&mut again)? {
+                None => prepared.push(again),
+                // It has connected again, and fails again.
+                Some(why) => leave_behind(&again.id, &why),
+            }
         }
-        Ok((held, others))
+        Ok((prepared, others))
+    }
+
+    /// Has the successor prepare the connections of a device. Returns why the frontend has to connect again, if it has.
+    fn prepare_device(
+        &self,
+        PreparedDevice { id, held, .. }: &mut PreparedDevice,
+    ) -> Result<Option<String>, TakeoverError> {
+        let mut connection = held.take_connection().unwrap_or_default();
+        let waits = connection.waiting.is_some();
+        connection.descriptors.extend(connection.waiting.take());
+        let message = Message::Connection { device: id.clone(), state: connection.state, waits };
+        self.send(&message, &connection.descriptors)?;
+        self.wait_answer()
+    }
+
+    /// Ends the connection of a frontend that cannot be handed over, and holds its device without it. `None`: that is not possible either, and
+    /// the device ends with this process, as in a crash: the successor serves it then.
+    fn evict(&self, id: &str, server: &Server, why: &str) -> Result<Option<HeldDevice>, TakeoverError> {
+        tracing::error!(disk = id, "its frontend has to connect again: {why}");
+        let end = Instant::now() + EVICT_TIMEOUT;
+        loop {
+            server.end_connection();
+            match server.hold(HOLD_TIMEOUT) {
+                Ok(held) => return Ok(Some(held)),
+                Err(why) if Instant::now() >= end => {
+                    leave_behind(id, &why);
+                    return Ok(None);
+                }
+                Err(_) => self.alone.check().map_err(TakeoverError::Failed)?,
+            }
+            std::thread::sleep(STOP_CHECK);
+        }
     }
 
     /// Waits until the successor stands by.

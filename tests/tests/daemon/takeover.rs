@@ -18,6 +18,10 @@ use mqblk_tests::crash::load::LoadHistory;
 use mqblk_tests::crash::scsi::{self, ScsiQueues};
 use mqblk_tests::crash::stats::print_uncaptured;
 use mqblk_tests::hostile::daemon::mqblk_binary;
+use mqblk_tests::hostile::frontend::HostileFrontend;
+use mqblk_tests::hostile::load::VhostUserNeighbour;
+use mqblk_tests::hostile::memory::START;
+use mqblk_tests::hostile::socket::{VERSION, VhostUserSocket, message, vring_state_payload};
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -255,7 +259,7 @@ fn a_successor_that_cannot_start_changes_nothing() {
             edited("queues=2,storage=file,direct=on", "queues=1,queue-map=0:0,storage=file,direct=on"),
             "queues: found 2, expected at most 1",
         ),
-        (with(&["--disk", &missing]), "missing.img"),
+        (with(&["--strict", "--disk", &missing]), "missing.img"),
         (with(&["--disk", &another]), "no/such/folder.sock"),
         (with(&["--metrics", "192.0.2.1:1"]), "192.0.2.1:1"),
     ] {
@@ -288,6 +292,49 @@ fn a_successor_that_cannot_start_changes_nothing() {
     rig.daemon.take_over();
     rig.wait_progress(20);
     rig.finish();
+}
+
+/// What a frontend has set up, or half of a message, does not keep the others from the successor: that frontend connects again.
+#[test]
+fn a_frontend_that_cannot_be_handed_over_connects_again() {
+    const LOG_ALL: u64 = 1 << 26;
+    let names = ["good", "half", "log", "slow"];
+    let disk = |name: &str| match name {
+        "slow" => format!(
+            "id={name},socket=FOLDER/{name}.sock,path=FOLDER/{name}.img,queues=1,storage=fault,inner=file,fault-latency-us=20000000"
+        ),
+        _ => format!("id={name},socket=FOLDER/{name}.sock,path=FOLDER/{name}.img,queues=1"),
+    };
+    let mut arguments: Vec<String> = ["--workers", "1", "--admin", "FOLDER/admin"].map(str::to_owned).into();
+    arguments.extend(names.iter().flat_map(|name| ["--disk".to_owned(), disk(name)]));
+    let images = names.map(|name| format!("{name}.img"));
+    let mut daemon = RestartableDaemon::start(&arguments, &images.each_ref().map(String::as_str));
+    let folder = daemon.folder().to_owned();
+    let socket = |name: &str| folder.join(format!("{name}.sock"));
+    wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), TIMEOUT.time()).ok());
+    let good = VhostUserNeighbour::start(socket("good"), 1, 1);
+    let half = VhostUserSocket::connect(&socket("half"));
+    half.send_bytes(&[5, 0, 0, 0, 1, 0, 0], &[]);
+    let mut log = VhostUserSocket::connect(&socket("log"));
+    let features = log.request_u64(message::GET_FEATURES);
+    log.send(message::SET_FEATURES, VERSION, &(features | LOG_ALL).to_ne_bytes(), &[]);
+    // Its last message waits for storage.
+    let mut slow = HostileFrontend::start(&socket("slow"), 0, 1);
+    slow.queues[0].read_first_sector(START + 0x1_8000);
+    slow.connection.send(message::GET_VRING_BASE, VERSION, &vring_state_payload(0, 0), &[]);
+    let before = daemon.log().len();
+    daemon.take_over();
+    let said = daemon.log()[before..].to_owned();
+    for name in ["half", "log", "slow"] {
+        let line = said
+            .lines()
+            .find(|line| line.contains("has to connect again") && line.contains(&format!("disk=\"{name}\"")));
+        assert!(line.is_some(), "{name}:\n{said}");
+        assert_ne!(VhostUserSocket::connect(&socket(name)).request_u64(message::GET_FEATURES), 0, "{name}");
+    }
+    good.assert_progress("the takeover");
+    good.finish();
+    daemon.stop();
 }
 
 /// Xen rings have no connection that could be handed over: they are drained, and the successor attaches to them.

@@ -137,11 +137,20 @@ struct Side {
     /// Of one daemon after another.
     reconnects: bool,
     succeeded: BTreeMap<&'static str, u64>,
+    /// The last refusal of each verb.
+    refused: BTreeMap<&'static str, String>,
 }
 
 impl Side {
     fn new(name: &'static str, folder: &Path, reconnects: bool) -> Side {
-        Side { name, folder: folder.to_owned(), client: None, reconnects, succeeded: BTreeMap::new() }
+        Side {
+            name,
+            folder: folder.to_owned(),
+            client: None,
+            reconnects,
+            succeeded: BTreeMap::new(),
+            refused: BTreeMap::new(),
+        }
     }
 
     fn call_all(&mut self, calls: &[(&'static str, &str)]) {
@@ -163,7 +172,7 @@ impl Side {
         match client.call(verb, params) {
             Ok(_) => *self.succeeded.entry(verb).or_default() += 1,
             // The other side was faster, or has what this one wants.
-            Err(ClientError::Refused(_)) => {}
+            Err(ClientError::Refused(error)) => _ = self.refused.insert(verb, format!("{params}: {error:?}")),
             Err(error @ ClientError::Late(_)) => panic!("{verb} {params} hangs: {error}"),
             Err(error) => {
                 assert!(self.reconnects, "{verb} {params}: {error}");
@@ -246,7 +255,8 @@ fn every_pair_of_verbs_runs_at_once() {
     for (verb, _) in CALLS.iter().flat_map(|calls| calls.iter()) {
         let succeeded: u64 = [&left, &right].iter().filter_map(|side| side.succeeded.get(verb)).sum();
         // It is stopped by no request here.
-        assert!(succeeded > 0 || *verb == "resume", "{verb} never succeeded");
+        let refused = (left.refused.get(verb), right.refused.get(verb));
+        assert!(succeeded > 0 || *verb == "resume", "{verb} never succeeded: {refused:?}");
     }
     assert!(scrapes > 0);
     host.neighbour.assert_progress("the race");

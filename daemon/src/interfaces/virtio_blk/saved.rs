@@ -51,8 +51,11 @@ impl AddedDisk {
 impl SavedDisks {
     /// Records that a disk was added.
     pub(super) fn add(&mut self, disk: AddedDisk) {
-        self.added.retain(|other| other.id != disk.id);
-        self.added.push(disk);
+        match self.added.iter_mut().find(|other| other.id == disk.id) {
+            // One that was out.
+            Some(other) => *other = disk,
+            None => self.added.push(disk),
+        }
     }
 
     /// Records that a disk was removed.

@@ -113,8 +113,11 @@ impl AddedLun {
 impl SavedLuns {
     /// Records that a LUN was added.
     pub(super) fn add(&mut self, lun: AddedLun) {
-        self.added.retain(|other| other.id != lun.id);
-        self.added.push(lun);
+        match self.added.iter_mut().find(|other| other.id == lun.id) {
+            // One that was out, or comes back.
+            Some(other) => *other = lun,
+            None => self.added.push(lun),
+        }
     }
 
     /// Records that a LUN added at run time was removed. Returns true if there was one.

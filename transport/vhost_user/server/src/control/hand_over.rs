@@ -16,7 +16,7 @@ use crate::backend_channel::{
     GET_FEATURES, GET_PROTOCOL_FEATURES, SET_FEATURES, SET_PROTOCOL_FEATURES, message_of_frontend,
 };
 use crate::disks::lock_session;
-use crate::hand_over::adopted::{HandedConnection, POSITIONS_ALONE, StandbyMessage, StandbyMessages};
+use crate::hand_over::adopted::{AdoptError, HandedConnection, POSITIONS_ALONE, StandbyMessage, StandbyMessages};
 use crate::hand_over::state::{ConnectionState, ReceivedDescriptors};
 use crate::hand_over::{HoldEnd, HoldRequest};
 use crate::session::KickEvents;
@@ -77,6 +77,9 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
             match messages.recv_timeout(STOP_CHECK) {
                 Ok(StandbyMessage::Adopt(connection, reply)) => {
                     let adopted = self.adopt(connection).map(|connection| prepared = connection);
+                    if adopted.is_err() {
+                        self.disconnect(None);
+                    }
                     let _ = reply.send(adopted);
                 }
                 Ok(StandbyMessage::Serve(positions, owns_file, reply)) => {
@@ -94,32 +97,42 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         }
     }
 
-    fn adopt(&mut self, connection: HandedConnection) -> Result<Option<PreparedConnection>, String> {
+    fn adopt(&mut self, connection: HandedConnection) -> Result<Option<PreparedConnection>, AdoptError> {
         let HandedConnection { state, descriptors, waiting } = connection;
         if let Some(waiting) = waiting {
             let log_at = Some(Instant::now() + LOG_AFTER);
             self.idle.waiting_frontend = Some(WaitingFrontend { stream: UnixStream::from(waiting), log_at });
         }
         let Some(state) = state else { return Ok(None) };
-        let state: ConnectionState = serde_json::from_str(&state).map_err(|error| format!("connection: {error}"))?;
+        let state = serde_json::from_str(&state).map_err(|error| format!("connection: {error}"));
+        let state: ConnectionState = state.map_err(AdoptError::Configuration)?;
         let expected = self.idle.device.device_type();
         if state.device != expected {
-            return Err(format!("device: found {:?}, expected {expected:?}", state.device));
+            let why = format!("device: found {:?}, expected {expected:?}", state.device);
+            return Err(AdoptError::Configuration(why));
         }
         let mut descriptors = ReceivedDescriptors::new(descriptors);
         self.adopt_session(&state, &mut descriptors)?;
-        let channel = state.backend_channel.map(|index| descriptors.take(index)).transpose()?;
+        let channel = state.backend_channel.map(|index| descriptors.take(index)).transpose();
+        let channel = channel.map_err(AdoptError::Frontend)?;
         self.shared.backend_channel.restore(state.protocol_features, channel, state.config_stale);
         let Some(current) = &self.current else { return Ok(None) };
-        let kicks = lock_session(&current.session).load_connection(&state, &mut descriptors)?;
+        lock_session(&current.session).check_connection(&state).map_err(AdoptError::Configuration)?;
+        let kicks = lock_session(&current.session).load_connection(&state, &mut descriptors);
+        let kicks = kicks.map_err(AdoptError::Frontend)?;
         Ok(Some(PreparedConnection { state, kicks }))
     }
 
     /// Makes the session, with a handler that knows the features. The library's handler learns them by messages only, so it gets those over
     /// another socket first.
-    fn adopt_session(&mut self, state: &ConnectionState, descriptors: &mut ReceivedDescriptors) -> Result<(), String> {
-        let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
-        let stream = Arc::new(UnixStream::from(descriptors.take(state.socket)?));
+    fn adopt_session(
+        &mut self,
+        state: &ConnectionState,
+        descriptors: &mut ReceivedDescriptors,
+    ) -> Result<(), AdoptError> {
+        let failed = |what: &str, error: &dyn std::fmt::Display| AdoptError::Frontend(format!("{what}: {error}"));
+        let stream = descriptors.take(state.socket).map_err(AdoptError::Frontend)?;
+        let stream = Arc::new(UnixStream::from(stream));
         let (ours, mut frontends) = UnixStream::pair().map_err(|error| failed("socket", &error))?;
         let since = Instant::now().checked_sub(Duration::from_millis(state.connected_ms)).unwrap_or_else(Instant::now);
         self.set_session(Arc::clone(&stream), ours, since);
@@ -135,7 +148,8 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
             frontends.write_all(&message).map_err(|error| failed("socket", &error))?;
             let handled = current.handler.handle_request();
             handled.map_err(|error| {
-                lock_session(&current.session).take_rejection().unwrap_or_else(|| error.to_string())
+                let why = lock_session(&current.session).take_rejection();
+                AdoptError::Configuration(why.unwrap_or_else(|| error.to_string()))
             })?;
         }
         redirect(&mut current.handler, stream.as_fd()).map_err(|error| failed("socket", &error))

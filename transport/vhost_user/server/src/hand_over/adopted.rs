@@ -18,10 +18,21 @@ pub struct HandedConnection {
     pub waiting: Option<OwnedFd>,
 }
 
+/// Why a connection cannot be taken over.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AdoptError {
+    /// The device here is not what the guest has: the configuration has to be changed.
+    #[error("{0}")]
+    Configuration(String),
+    /// What the frontend has set up cannot be set up here: it has to connect again.
+    #[error("{0}")]
+    Frontend(String),
+}
+
 /// What a control thread in standby is told.
 pub(crate) enum StandbyMessage {
     /// Prepare to serve a connection.
-    Adopt(HandedConnection, SyncSender<Result<(), String>>),
+    Adopt(HandedConnection, SyncSender<Result<(), AdoptError>>),
     /// Serve, with the positions of the connection's queues. True: the file of the socket is this process' own from now on.
     Serve(Option<String>, bool, SyncSender<Result<(), String>>),
 }
@@ -34,17 +45,21 @@ impl Server {
     ///
     /// # Errors
     /// When the connection is not one that this device can have.
-    pub fn adopt(&self, connection: HandedConnection) -> Result<(), String> {
+    pub fn adopt(&self, connection: HandedConnection) -> Result<(), AdoptError> {
         let mut standby = self.standby.lock();
-        let Some(standby) = &mut *standby else { return Err(not_in_standby()) };
+        let Some(standby) = &mut *standby else { return Err(AdoptError::Configuration(not_in_standby())) };
         if let Standby::Empty = standby {
             if connection.state.is_none() && connection.waiting.is_none() {
                 return Ok(());
             }
-            *standby = Standby::Thread(self.control.start_standby().map_err(|error| error.to_string())?);
+            let thread = self.control.start_standby();
+            *standby = Standby::Thread(thread.map_err(|error| AdoptError::Configuration(error.to_string()))?);
         }
         match standby {
-            Standby::Thread(thread) => tell(thread, |reply| StandbyMessage::Adopt(connection, reply)),
+            Standby::Thread(thread) => {
+                let told = tell(thread, |reply| StandbyMessage::Adopt(connection, reply));
+                told.unwrap_or_else(|why| Err(AdoptError::Configuration(why)))
+            }
             Standby::Empty => Ok(()),
         }
     }
@@ -58,7 +73,9 @@ impl Server {
         self.owns_file.fetch_or(owns_file, Ordering::Relaxed);
         match self.standby.lock().take() {
             None => Err(not_in_standby()),
-            Some(Standby::Thread(thread)) => tell(&thread, |reply| StandbyMessage::Serve(positions, owns_file, reply)),
+            Some(Standby::Thread(thread)) => {
+                tell(&thread, |reply| StandbyMessage::Serve(positions, owns_file, reply)).and_then(|served| served)
+            }
             Some(Standby::Empty) => {
                 self.shared.stands_by.store(false, Ordering::SeqCst);
                 self.control.end_standby(owns_file);
@@ -76,15 +93,15 @@ fn not_in_standby() -> String {
 pub(crate) const POSITIONS_ALONE: &str = "positions: found some without a connection";
 
 /// Tells a control thread in standby something, and waits for what it says.
-fn tell(
+fn tell<R>(
     thread: &Sender<StandbyMessage>,
-    message: impl FnOnce(SyncSender<Result<(), String>>) -> StandbyMessage,
-) -> Result<(), String> {
+    message: impl FnOnce(SyncSender<R>) -> StandbyMessage,
+) -> Result<R, String> {
     let (reply, replied) = sync_channel(1);
     let gone = || "its control thread has ended".to_owned();
     thread.send(message(reply)).map_err(|_| gone())?;
     match replied.recv_timeout(REPLY_TIMEOUT) {
-        Ok(result) => result,
+        Ok(result) => Ok(result),
         Err(RecvTimeoutError::Disconnected) => Err(gone()),
         Err(RecvTimeoutError::Timeout) => {
             Err(format!("its control thread has not answered within {} s", REPLY_TIMEOUT.as_secs()))

@@ -99,6 +99,15 @@ impl Server {
         Ok(self.held(EndHold::Thread(end), connection, session))
     }
 
+    /// Ends the connection of the frontend, which has to connect again.
+    pub fn end_connection(&self) {
+        let connection = self.shared.connection.lock().clone();
+        if let Some(connection) = connection {
+            // It may have been closed already.
+            let _ = connection.stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
     fn held(&self, end: EndHold, connection: HandedConnection, session: Option<SharedSession>) -> HeldDevice {
         let (shared, drain_timeout) = (Arc::clone(&self.shared), self.drain_timeout);
         let connection = Some(connection);

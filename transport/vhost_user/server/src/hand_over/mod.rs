@@ -10,6 +10,6 @@ pub(crate) mod adopted;
 mod held;
 pub(crate) mod state;
 
-pub use adopted::HandedConnection;
+pub use adopted::{AdoptError, HandedConnection};
 pub use held::HeldDevice;
 pub(crate) use held::{HoldEnd, HoldRequest};

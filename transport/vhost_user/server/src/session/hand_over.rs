@@ -114,6 +114,25 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         }
     }
 
+    /// Checks that this device has the queues of a connection of another process.
+    ///
+    /// # Errors
+    /// When it has fewer, or shorter rings.
+    pub(crate) fn check_connection(&self, state: &ConnectionState) -> Result<(), String> {
+        let (found, expected) = (state.queues.len(), self.vrings.len());
+        if found > expected {
+            return Err(format!("queues: found {found}, expected at most {expected} (queues=)"));
+        }
+        let max = self.device.max_ring_size();
+        for (queue, size) in state.queues.iter().enumerate().filter_map(|(queue, setup)| Some((queue, setup.size?))) {
+            if !size.is_power_of_two() || size < 2 || size > max {
+                let expected = format!("a power of two from 2 to {max} (queue-size=)");
+                return Err(format!("queue {queue}: size: found {size}, expected {expected}"));
+            }
+        }
+        Ok(())
+    }
+
     /// Sets up what the frontend has set up with another process, except the features, which the connection's handler knows too. No queue
     /// starts.
     ///
@@ -124,10 +143,6 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         state: &ConnectionState,
         descriptors: &mut ReceivedDescriptors,
     ) -> Result<KickEvents, String> {
-        if state.queues.len() > self.vrings.len() {
-            let (found, expected) = (state.queues.len(), self.vrings.len());
-            return Err(format!("queues: found {found}, expected at most {expected} (queues=)"));
-        }
         let files = state.memory.iter().map(|slot| load_slot(slot, descriptors)).collect::<Result<Vec<_>, _>>()?;
         if !files.is_empty() {
             let table = self.options.sharing.new_table(files);
@@ -144,10 +159,9 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
             set.map_err(|error| self.take_rejection().unwrap_or_else(|| error.to_string()))?;
         }
         self.since = Instant::now().checked_sub(Duration::from_millis(state.connected_ms)).unwrap_or(self.since);
-        let max = self.device.max_ring_size();
         let queues = self.vrings.iter_mut().zip(&state.queues);
         let kicks = queues.map(|(vring, setup)| {
-            load_queue(vring, setup, max, descriptors).map_err(|why| format!("queue {}: {why}", vring.index))
+            load_queue(vring, setup, descriptors).map_err(|why| format!("queue {}: {why}", vring.index))
         });
         kicks.collect()
     }
@@ -221,12 +235,8 @@ fn save_queue<Q>(vring: &Vring<Q>, descriptors: &mut SavedDescriptors) -> Result
 fn load_queue<Q>(
     vring: &mut Vring<Q>,
     setup: &QueueSetup,
-    max: u16,
     descriptors: &mut ReceivedDescriptors,
 ) -> Result<Option<EventFd>, String> {
-    if let Some(size) = setup.size.filter(|size| !size.is_power_of_two() || *size < 2 || *size > max) {
-        return Err(format!("size: found {size}, expected a power of two from 2 to {max} (queue-size=)"));
-    }
     let mut event = |index: Option<_>| {
         let descriptor = index.map(|index| descriptors.take(index)).transpose()?;
         descriptor.map(EventFd::try_from).transpose().map_err(|error| error.to_string())

@@ -45,7 +45,7 @@ const ARRANGEMENTS: &[Arrangement] = &[
             ("Metrics", &["metrics", "metrics_mode"]),
             ("Storage that takes long", &["drain_timeout_s", "hang_warning_s"]),
             ("Rights", &["sandbox", "sandbox_allow", "user", "group"]),
-            ("Information", &["print_config", "print_capabilities"]),
+            ("Information", &["check", "print_config", "print_capabilities"]),
         ],
     },
     Arrangement {

@@ -84,7 +84,7 @@ pub fn configure(
     let contracts = predecessor.as_ref().map(Predecessor::contracts);
     let (cpus, kinds) = (Cpus::of_this_host(), storage_backends::kinds());
     let closed = resolve::resolve_handed(raw, interfaces, &cpus, &kinds, contracts)?;
-    let closed = if purpose == Purpose::Print { closed.strict() } else { closed };
+    let closed = if purpose == Purpose::Print { closed.open_all() } else { closed };
     activation::check_all_are_used()?;
     let handed = predecessor.as_ref().map(Predecessor::images);
     let config = ServeConfig { given, predecessor, ..rights::open(closed, handed)? };

@@ -109,6 +109,8 @@ pub struct ClosedConfig {
     limit_groups: LimitGroups,
     interfaces: Vec<Box<dyn InterfaceKeys>>,
     strict: bool,
+    /// As with `strict`, whatever that says.
+    opens_all: bool,
 }
 
 impl ClosedConfig {
@@ -132,10 +134,10 @@ impl ClosedConfig {
         self.interfaces.iter().flat_map(|interface| interface.sockets()).collect()
     }
 
-    /// Has each disk that cannot be served keep the daemon from starting.
+    /// Has [`open`](Self::open) fail if a disk cannot be served.
     #[must_use]
-    pub fn strict(self) -> ClosedConfig {
-        ClosedConfig { strict: true, ..self }
+    pub fn open_all(self) -> ClosedConfig {
+        ClosedConfig { opens_all: true, ..self }
     }
 
     /// Opens the storage of each disk and LUN. What the host refuses is out, and the others are served.
@@ -160,11 +162,12 @@ impl ClosedConfig {
             table,
             limit_groups,
             strict,
+            opens_all,
             ..
         } = self;
         let storages: Arc<dyn StorageBackends> =
             Arc::new(ConfiguredStorages::new(storages, limit_groups, contracts.raw_images()));
-        let mut admission = Admission { strict, ..Admission::default() };
+        let mut admission = Admission { strict: strict || opens_all, ..Admission::default() };
         let open = |keys: Box<dyn InterfaceKeys>| keys.open(storages.as_ref(), &mut admission);
         let interfaces: Vec<_> = self.interfaces.into_iter().map(open).collect::<Result<_, _>>()?;
         let serves = interfaces.iter().any(|interface| interface.queues() > 0 || interface.expects_more());
@@ -292,6 +295,7 @@ pub fn resolve_handed(
         limit_groups,
         interfaces: taken,
         strict,
+        opens_all: false,
     })
 }
 

@@ -51,7 +51,7 @@ pub fn cpus() -> Cpus {
 
 /// Resolves with [`FakeBackends`].
 pub fn resolve_fake(raw: RawConfig) -> Result<ServeConfig, ConfigError> {
-    resolve(raw, INTERFACES, &cpus(), &FakeBackends.kinds())?.open(Arc::new(FakeBackends))
+    resolve(raw, INTERFACES, &cpus(), &FakeBackends.kinds())?.open_all().open(Arc::new(FakeBackends))
 }
 
 /// Resolves top-level keys and disks.
@@ -110,6 +110,7 @@ fn defaults() {
 balance = "on"
 hang-warning-s = 10
 drain-timeout-s = 30
+strict = "off"
 sandbox = "off"
 
 [[disk]]

@@ -124,7 +124,7 @@ impl Channel {
             Ok(Message::Failed { why }) => Err(TakeoverError::Refused(why)),
             // Of one device, which cannot be prepared then.
             Ok(message @ Message::Connection { .. }) if few.is_some() => Ok((message, Vec::new())),
-            Ok(_) if few.is_some() => Err(TakeoverError::unexpected(
+            _ if few.is_some() => Err(TakeoverError::unexpected(
                 few.unwrap_or_default(),
                 format!("{count}: is the limit of open files (LimitNOFILE=) high enough?"),
             )),

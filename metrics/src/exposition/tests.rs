@@ -105,7 +105,8 @@ fn values_have_base_units_and_labels() {
 fn an_empty_daemon_has_metrics_too() {
     let text = text(Stat::default(), TextFormat::OpenMetrics, QUEUES);
     assert!(text.contains("mqblk_build_info{version=\"\"} 1\n") && text.ends_with("# EOF\n"), "{text}");
-    assert!(!text.contains("mqblk_disk") && !text.contains("mqblk_worker"), "no family without a metric: {text}");
+    assert!(text.contains("mqblk_disks_out 0\n"), "{text}");
+    assert!(!text.contains("mqblk_disk_") && !text.contains("mqblk_worker"), "no family without a metric: {text}");
 }
 
 /// Each family is declared once, before its samples, and each series stands there once.

@@ -394,7 +394,7 @@ fn checked(arguments: &[&str], input: &str) -> String {
 
 #[test]
 fn alerts_and_metrics_are_what_promtool_accepts() {
-    assert!(checked(&["check", "rules", "alerts.yml"], "").contains("10 rules found"));
+    assert!(checked(&["check", "rules", "alerts.yml"], "").contains("11 rules found"));
     checked(&["test", "rules", "alerts_test.yml"], "");
     let daemon = start(&[]);
     let (_, text) = get(address(&daemon), "/metrics?queues=true", "text/plain");
@@ -509,11 +509,13 @@ fn prometheus_has_data_for_the_dashboard_and_the_alerts() {
     machine.create_domain(DomainId(1)).expect("a domain");
     let xen = machine.folder().display().to_string();
     let of_xen = "id=xen,storage=ram,size=1M,interface=xen,domid=1,vdev=xvda,queues=1";
+    // It is out.
+    let missing = format!("id=missing,path=/nonexistent,socket={}", folder.path().join("missing.sock").display());
     let daemon = HostileDaemon::start_with(
         2,
         &disks,
         &[
-            &["--metrics", "127.0.0.1:0", "--controller", &controller, "--lun", &lun][..],
+            &["--metrics", "127.0.0.1:0", "--controller", &controller, "--lun", &lun, "--disk", &missing][..],
             &["--xen", &xen, "--xen-state", "off", "--disk", of_xen],
         ]
         .concat(),
@@ -533,7 +535,7 @@ fn prometheus_has_data_for_the_dashboard_and_the_alerts() {
     let rules = || prometheus.get("/api/v1/rules?type=alert")["data"]["groups"][0]["rules"].as_array().cloned();
     let rules =
         wait_for("evaluated alerts", || rules().filter(|rules| rules.iter().all(|rule| rule["health"] == "ok")));
-    assert_eq!(rules.len(), 10);
+    assert_eq!(rules.len(), 11);
     for rule in rules {
         let expression = rule["query"].as_str().expect("a query").to_owned();
         metric_names(&expression).into_iter().for_each(|name| prometheus.has_data(&format!("count({name})")));

@@ -236,7 +236,7 @@ fn a_socket_is_made_early_and_removed_when_the_start_fails() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("s");
-    for more in [&["--print-config"][..], &["--disk", "id=b,path=/nonexistent,socket=/tmp/never"]] {
+    for more in [&["--print-config"][..], &["--strict", "--disk", "id=b,path=/nonexistent,socket=/tmp/never"]] {
         let disk = format!("id=a,storage=ram,size=1M,socket={},socket-group={GROUP}", socket.display());
         let output = Command::new(mqblk_binary()).args(["serve", "--disk", &disk]).args(more).output().expect("mqblk");
         assert_eq!(output.status.success(), more.len() == 1, "{output:?}");

@@ -138,6 +138,7 @@ fn typed_in_the_guest(page: &str, section: &str) -> Result<String> {
 }
 
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn tutorial() -> Result<()> {
     const PAGE: &str = "docs/tutorial.md";
     let verify = typed_in_the_guest(PAGE, "Verify it in the guest")?;

@@ -33,6 +33,7 @@ fn wait_for_writes(guest: &mut Guest, job: &str, image: &HostImage) -> Result<()
 }
 
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn unplugged_and_plugged_again() -> Result<()> {
     let image = HostImage::sparse(128)?;
     let mut daemon = VhostUserDaemon::start(&[DaemonDisk::new("hot", image.path(), 2)])?;

@@ -40,6 +40,7 @@ fn add_disk(daemon: &VhostUserDaemon, image: &Path) -> Result<()> {
 }
 
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn every_verb_while_fio_verifies() -> Result<()> {
     if DaemonProgram::from_environment()? != DaemonProgram::Mqblk {
         return Ok(());

@@ -33,8 +33,10 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
     }
     let least: u32 = std::env::var(LEAST_KILLS).map_or(Ok(1), |text| text.parse()).context(LEAST_KILLS)?;
     let mut host = BackendProgram::Mqblk.boot(XenHost::builder("crash"))?;
+    // In a short run those whose writes are slow.
+    let modes = if least > 1 { &MODES[..] } else { &MODES[..2] };
     let mut disks = Vec::new();
-    for (mode, _, options) in MODES {
+    for &(mode, _, options) in modes {
         let image = Dom0Image::sparse(&mut host, mode, 16)?;
         // On a fast device a kill would seldom find a pulled request without a response. Writing back the page cache of a slow one would
         // take half a minute.
@@ -50,11 +52,11 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
     let orders: &[u8] = if least > 1 { &[0, 4] } else { &[0] };
     for &order in orders {
         guest.load_blkfront(BlkfrontParameters { max_ring_page_order: order, ..BlkfrontParameters::default() })?;
-        for (mode, disk, _) in MODES {
+        for &(mode, disk, _) in modes {
             backend.attach(&mut host, &mut guest, disk, mode)?;
         }
         let mut loops = Vec::new();
-        for (_, disk, _) in MODES {
+        for &(_, disk, _) in modes {
             loops.push(FioLoop::launch(&mut guest, &format!("/dev/{disk}"), 32, 1)?);
         }
         for looping in &loops {
@@ -68,7 +70,7 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
             // The guest continues to submit while no daemon runs.
             std::thread::sleep(Duration::from_millis(300));
             mqblk.restart(&mut host)?;
-            for (looping, (mode, ..)) in loops.iter().zip(MODES) {
+            for (looping, (mode, ..)) in loops.iter().zip(modes) {
                 let case = format!("order {order}, kill {kill}, disk {mode}");
                 looping
                     .another_pass(&mut guest)
@@ -82,7 +84,7 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
             looping.end(&mut guest)?;
         }
         guest.must_have_no_warnings()?;
-        for (_, disk, _) in MODES {
+        for &(_, disk, _) in modes {
             backend.detach(&mut host, &mut guest, disk)?;
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use mqblk_tests::guest::{
     ControllerConfig, DaemonDisk, FioLoop, Guest, GuestBuilder, GuestController, GuestDisk, HostImage, LunConfig,
-    Shell, VhostUserDaemon, Vmm, wait_for_luns, with_each_vmm,
+    Shell, VhostUserDaemon, Vmm, wait_for_luns,
 };
 
 const RECONNECT: Duration = Duration::from_secs(1);
@@ -156,15 +156,18 @@ fn kill_and_stop_with(vmm: Vmm, rings: Rings) -> Result<()> {
     kill_and_stop_under(Guest::builder().vmm(vmm), rings, devices)
 }
 
-#[test]
-fn split_rings() -> Result<()> {
-    with_each_vmm(|vmm| kill_and_stop_with(vmm, Rings::default()))
+/// The VMMs of a run: in a long one each.
+fn vmms() -> Result<Vec<Vmm>> {
+    if rounds()? > ROUNDS { Vmm::all() } else { Ok(vec![Vmm::newest()?]) }
 }
 
-/// In a long run with each VMM.
+#[test]
+fn split_rings() -> Result<()> {
+    vmms()?.into_iter().try_for_each(|vmm| kill_and_stop_with(vmm, Rings::default()))
+}
+
 #[test]
 #[ignore = "long: make soak, make test-guest"]
 fn packed_rings() -> Result<()> {
-    let vmms = if rounds()? > ROUNDS { Vmm::all()? } else { vec![Vmm::newest()?] };
-    vmms.into_iter().try_for_each(|vmm| kill_and_stop_with(vmm, Rings::PACKED))
+    vmms()?.into_iter().try_for_each(|vmm| kill_and_stop_with(vmm, Rings::PACKED))
 }

@@ -6,6 +6,7 @@ mod daemon;
 use std::process::Stdio;
 
 use daemon::{Daemon, mqblk, output};
+use mqblk_admin::Client;
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -46,6 +47,7 @@ fn disks_survive_restarts_and_kills() {
         daemon.signal(signal);
         daemon = with_state(daemon.ended().1);
     }
+    done(&daemon, &["set", "c", "iops=5000"]);
     // Its image is away for a while.
     std::fs::rename(daemon.path().join("c.img"), daemon.path().join("elsewhere")).unwrap();
     daemon.signal(Signal::TERM);
@@ -55,6 +57,11 @@ fn disks_survive_restarts_and_kills() {
     assert!(table.contains("c is out, and tried again") && table.contains("No such file"), "{table}");
     std::fs::rename(daemon.path().join("elsewhere"), daemon.path().join("c.img")).unwrap();
     assert_eq!(done(&daemon, &["retry", "c"]), "c is served\n");
+    // With what was set of it, and nothing of others is forgotten.
+    let disks = Client::connect(&daemon.admin()).unwrap().call("disks", &Value::Null).unwrap();
+    let settings =
+        disks["disks"].as_array().unwrap().iter().find(|disk| disk["id"] == "c").map(|disk| &disk["settings"]);
+    assert_eq!(settings.unwrap()["iops"], 5000, "{disks}");
     assert_eq!(listed(&daemon), ["a", "d", "c"]);
     daemon.signal(Signal::TERM);
     daemon = with_state(daemon.ended().1);

@@ -510,7 +510,8 @@ impl DaemonState {
             return Err(error);
         }
         self.out.remove(id);
-        self.restore_live();
+        self.restore_device(id);
+        self.write_saved();
         tracing::info!(disk = id, tries = disk.tries, "served again");
         Ok(())
     }

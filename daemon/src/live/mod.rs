@@ -180,8 +180,18 @@ impl DaemonState {
     ///
     /// # Errors
     /// If a value is invalid, cannot be changed, or a worker does not respond or refuses a queue. What was changed before that stays.
-    pub fn set_live(&self, target: &LiveTarget, mut settings: Settings, keeping: Keeping) -> Result<(), ChangeError> {
+    pub fn set_live(&self, target: &LiveTarget, settings: Settings, keeping: Keeping) -> Result<(), ChangeError> {
         let _alone = self.change_alone(VerbScope::Target(target.id.clone()), "disk.set")?;
+        self.set_live_alone(target, settings, keeping)
+    }
+
+    /// As [`set_live`](Self::set_live), of a device that the caller keeps others from.
+    pub(crate) fn set_live_alone(
+        &self,
+        target: &LiveTarget,
+        mut settings: Settings,
+        keeping: Keeping,
+    ) -> Result<(), ChangeError> {
         settings.set_subject(target.subject());
         let given: Vec<String> = settings.keys_left().map(str::to_owned).collect();
         let prepared: Result<Vec<_>, _> = LIVE.iter().map(|live| (live.prepare)(self, target, &mut settings)).collect();

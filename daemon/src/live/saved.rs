@@ -174,23 +174,31 @@ impl DaemonState {
     pub(crate) fn restore_live(&self) {
         // First: queue maps name them.
         self.restore_workers();
-        let mut saved = self.saved().clone();
-        for (name, settings) in &mut saved.limit_groups {
+        let SavedChanges { mut limit_groups, settings, .. } = self.saved().clone();
+        for (name, settings) in &mut limit_groups {
             let subject = format!("limit-group {name:?}");
             drop_edited(&subject, settings, &self.configured_group(name));
             restore(&subject, settings, |settings| self.set_limit_group(name, settings, Keeping::Nothing));
         }
-        for (id, settings) in &mut saved.settings {
-            // One that could not be opened is kept for the next start.
-            let Some(target) = self.live_any(id) else { continue };
-            let subject = target.subject();
-            drop_edited(&subject, settings, &self.configured_settings(id));
-            restore(&subject, settings, |settings| self.set_live(&target, settings, Keeping::Nothing));
-        }
-        saved.limit_groups.retain(|_, settings| !settings.is_empty());
-        saved.settings.retain(|_, settings| !settings.is_empty());
-        *self.saved() = saved;
+        limit_groups.retain(|_, settings| !settings.is_empty());
+        self.saved().limit_groups = limit_groups;
+        settings.keys().for_each(|id| self.restore_device(id));
         self.write_saved();
+    }
+
+    /// Applies what is kept of a disk, LUN or controller, which the caller keeps others from. [`write_saved`](Self::write_saved) writes what is
+    /// left of it. What is kept of one that is out stays.
+    pub(crate) fn restore_device(&self, id: &str) {
+        let kept = self.saved().settings.get(id).cloned();
+        let (Some(mut settings), Some(target)) = (kept, self.live_any(id)) else { return };
+        let subject = target.subject();
+        drop_edited(&subject, &mut settings, &self.configured_settings(id));
+        restore(&subject, &mut settings, |settings| self.set_live_alone(&target, settings, Keeping::Nothing));
+        let mut saved = self.saved();
+        match settings.is_empty() {
+            true => _ = saved.settings.remove(id),
+            false => _ = saved.settings.insert(id.to_owned(), settings),
+        }
     }
 
     /// Records what was changed of a disk, LUN or controller, or forgets it.

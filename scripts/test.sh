@@ -35,16 +35,17 @@ fi
 scripts/check-toolchain.sh || exit 1
 . scripts/apt.sh
 
+with_long=(--include-ignored --skip the_vmm_alone --skip storage_that_hangs_at_the_switch)
 long=()
 for part in "$@"; do
     case $part in
         fast | guest | xen | crash | ceph | hour | deb | libvirt) ;;
-        long) long=(--include-ignored --skip the_vmm_alone --skip storage_that_hangs_at_the_switch) ;;
+        long) long=("${with_long[@]}") ;;
         again) [ -s target/test-logs/failed ] || { echo "scripts/test.sh: no test failed in the last run" && exit 0; } ;;
         # All of them, longer: hours.
         soak)
             set -- fast crash guest xen ceph hour deb libvirt
-            long=(--include-ignored --skip the_vmm_alone --skip storage_that_hangs_at_the_switch)
+            long=("${with_long[@]}")
             export MQBLK_CRASH=full MQBLK_RESTARTS=12 MQBLK_MIGRATIONS=10 MQBLK_POWER_CUTS=200 MQBLK_XEN_KILLS=10
             export MQBLK_BARRIER_SEEDS=4000 MQBLK_BLKIF_SEEDS=400 MQBLK_CANCEL_SEEDS=400 MQBLK_LAYOUT_SEEDS=4000 MQBLK_MERGE_SEEDS=400
             export MQBLK_TMF_SEEDS=4000 MQBLK_VERB_RACE_SECONDS=60 MQBLK_VIRTIO_CRASH_SEEDS=200 MQBLK_FUZZ_BATCHES=20000 MQBLK_ORACLE_SECONDS=600

@@ -1,8 +1,11 @@
 //! How threads are started, and waited for.
 
 use std::io;
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
+
+use crate::lock::RankedMutex;
 
 /// How often [`join_within`] looks whether the thread has ended.
 const JOIN_CHECK: Duration = Duration::from_millis(1);
@@ -17,6 +20,26 @@ pub fn spawn<T: Send + 'static>(
 ) -> io::Result<JoinHandle<T>> {
     let name = name.into();
     Builder::new().name(name.clone()).spawn(work).map_err(|error| refused(&name, &error))
+}
+
+/// As [`spawn`], of a thread that works on `value`: who has it must not lose it when the host has no thread.
+///
+/// # Errors
+/// As [`spawn`], with the value.
+pub fn spawn_with<T: Send + 'static>(
+    name: impl Into<String>,
+    value: T,
+    work: impl FnOnce(T) + Send + 'static,
+) -> Result<JoinHandle<()>, (io::Error, Option<T>)> {
+    let slot = Arc::new(RankedMutex::leaf(Some(value)));
+    let of_thread = Arc::clone(&slot);
+    let spawned = spawn(name, move || {
+        let taken = of_thread.lock().take();
+        if let Some(value) = taken {
+            work(value);
+        }
+    });
+    spawned.map_err(|error| (error, slot.lock().take()))
 }
 
 /// Waits for a thread's end, for `timeout` at most. Returns its result as [`JoinHandle::join`] does; `None` if it still runs: it is left behind.

@@ -75,10 +75,12 @@ fn run_configured(
     // While this is the only thread.
     let received = mqblk_daemon::activation::receive();
     let raw = received.and_then(|()| gather(&args, &given, interfaces));
-    let purpose = match () {
-        () if args.print_config => Purpose::Print,
-        () if args.check => Purpose::Check,
-        () => Purpose::Serve,
+    let purpose = if args.print_config {
+        Purpose::Print
+    } else if args.check {
+        Purpose::Check
+    } else {
+        Purpose::Serve
     };
     let predecessor = match (&args.takeover, &raw) {
         (Some(path), Ok(_)) if purpose == Purpose::Serve => match take_over(path.as_deref()) {

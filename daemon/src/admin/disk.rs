@@ -80,7 +80,7 @@ fn retry(state: &DaemonState, params: &Params) -> Result<Value, VerbError> {
         None => state.out().list().into_iter().map(|disk| disk.id).collect(),
     };
     let mut result = DiskRetried::default();
-    for (id, tried) in open_all(ids, |id| (state.retry_disk(&id), id)).into_iter().map(|(tried, id)| (id, tried)) {
+    for (tried, id) in open_all(ids, |id| (state.retry_disk(&id), id)) {
         match tried {
             Ok(()) => result.served.push(id),
             Err(error) if params.text("id").is_some() => return Err(change_error(error, params)),

@@ -174,10 +174,6 @@ fn distribution(histogram: &LatencyHistogram, detail: StatDetail) -> Distributio
     }
 }
 
-#[cfg(test)]
-#[path = "wire_tests.rs"]
-pub mod tests;
-
 /// Converts the disks that are out.
 pub fn out(disks: &OutDisks) -> Vec<model::OutDisk> {
     let now = Instant::now();
@@ -192,3 +188,7 @@ pub fn out(disks: &OutDisks) -> Vec<model::OutDisk> {
     };
     disks.list().into_iter().map(convert).collect()
 }
+
+#[cfg(test)]
+#[path = "wire_tests.rs"]
+pub mod tests;

@@ -68,7 +68,7 @@ impl StorageKeys {
         given.iter().for_each(|given| given.apply_settings(&mut settings, self.kind));
         let group = storages.limit_groups().take_group(&mut settings)?.flatten();
         let limits = StorageLimits { own: self.limits, group };
-        let (disk, resolved_settings) = match storages.open(self.kind, &mut settings) {
+        let (mut disk, resolved_settings) = match storages.open(self.kind, &mut settings) {
             Ok(opened) => opened,
             Err(DiskError::Setting(error)) => return Err(with_similar_key(error, &settings).into()),
             Err(source) => {
@@ -77,12 +77,11 @@ impl StorageKeys {
         };
         settings.finish()?;
         let StorageKeys { mut serial, cache, plug, watch_size, errors, kind, .. } = self;
-        let mut disk = disk;
         if let Some(given) = given {
             serial = given.keep_text(&subject, "serial", serial);
             disk = given.keep(&subject, disk);
         }
-        let (kind, resolved_settings) = (kind.to_owned(), resolved_settings);
+        let kind = kind.to_owned();
         Ok(StorageConfig { serial, cache, plug, watch_size, errors, limits, kind, resolved_settings, disk })
     }
 }

@@ -5,8 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_core::lock::RankedMutex;
-use mqblk_core::thread::spawn;
+use mqblk_core::thread::spawn_with;
 use mqblk_memory::DomainId;
 use mqblk_xen::store::Xenstore;
 use mqblk_xen::vbd::keys;
@@ -32,12 +31,8 @@ impl Watcher {
     pub(crate) fn start_task(&mut self, key: (DomainId, u32), device: Device, phase: DevicePhase, task: DeviceTask) {
         let (shared, sender, wakeup) = (Arc::clone(&self.shared), self.result_sender.clone(), self.wakeup.clone());
         let name = format!("vbd-{}-{}", key.0.0, key.1);
-        // Recovers the device if the thread cannot be started.
-        let slot = Arc::new(RankedMutex::leaf(Some(device)));
-        let (inner, is_stop) = (Arc::clone(&slot), matches!(task, DeviceTask::Stop));
-        let work = move || {
-            let taken = inner.lock().take();
-            let Some(mut device) = taken else { return };
+        let is_stop = matches!(task, DeviceTask::Stop);
+        let work = move |mut device: Device| {
             let ended = match catch_unwind(AssertUnwindSafe(|| device.run_task(&shared, phase, &task))) {
                 Ok(end) => TaskResult { key, end, device: Some(device) },
                 Err(_) => TaskResult { key, end: TaskEnd::Dropped, device: None },
@@ -46,8 +41,7 @@ impl Watcher {
             let _ = sender.send(ended);
             wakeup.signal();
         };
-        let Err(error) = spawn(name, work) else { return };
-        let device = slot.lock().take();
+        let Err((error, device)) = spawn_with(name, device, work) else { return };
         let Some(watched) = self.devices.get_mut(&key) else { return };
         watched.busy = false;
         if is_stop {

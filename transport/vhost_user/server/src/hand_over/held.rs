@@ -5,8 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
-use mqblk_core::lock::RankedMutex;
-use mqblk_core::thread::spawn;
+use mqblk_core::thread::spawn_with;
 
 use super::adopted::HandedConnection;
 use crate::control::{DeviceControl, HoldStart};
@@ -184,15 +183,9 @@ impl Drop for HeldDevice {
         };
         let resume = ResumedDevice { end: self.end.clone(), shared: Arc::clone(&self.shared), session, drain_end };
         // A queue must not start here beside its own requests of before. Whoever drops this serves other devices.
-        let slot = Arc::new(RankedMutex::leaf(Some(resume)));
-        let of_thread = Arc::clone(&slot);
-        let run = move |slot: &RankedMutex<Option<ResumedDevice>>| {
-            let resume = slot.lock().take();
-            resume.into_iter().for_each(|resume| resume.run());
-        };
-        if let Err(error) = spawn("hold-end", move || run(&of_thread)) {
+        if let Err((error, resume)) = spawn_with("hold-end", resume, ResumedDevice::run) {
             tracing::warn!("a device is waited for, and others with it: {error}");
-            run(&slot);
+            resume.into_iter().for_each(ResumedDevice::run);
         }
     }
 }

@@ -38,7 +38,10 @@ pub fn connect_options(socket: std::path::PathBuf, queues: u16) -> BlkConnectOpt
 }
 
 /// All queues of a device.
-pub struct BlkQueues(BlkQueueSet);
+pub struct BlkQueues {
+    set: BlkQueueSet,
+    request_mix: [RequestType; 16],
+}
 
 impl BlkQueues {
     /// Connects. Returns the device and its queues.
@@ -48,22 +51,29 @@ impl BlkQueues {
     pub fn connect(options: &BlkConnectOptions) -> (BlkDevice, BlkQueues) {
         let mut device = BlkDevice::connect(options).expect("the disk");
         let set = device.take_queues().pop().expect("one set of queues");
-        (device, BlkQueues(set))
+        let info = device.info();
+        // What the device does not have is written instead: not all storage can discard.
+        let request_mix = REQUEST_MIX.map(|request_type| match request_type {
+            RequestType::Discard if info.discard.is_none() => RequestType::Write,
+            RequestType::WriteZeroes if info.write_zeroes.is_none() => RequestType::Write,
+            other => other,
+        });
+        (device, BlkQueues { set, request_mix })
     }
 
     /// Returns the queues.
     pub fn into_set(self) -> BlkQueueSet {
-        self.0
+        self.set
     }
 
     fn queue(&mut self, index: usize) -> &mut BlkQueue {
-        &mut self.0.queues_mut()[index]
+        &mut self.set.queues_mut()[index]
     }
 }
 
 impl DeviceQueues for BlkQueues {
     fn queue_count(&mut self) -> usize {
-        self.0.queues_mut().len()
+        self.set.queues_mut().len()
     }
     fn memory(&mut self) -> Arc<GuestMemory> {
         Arc::clone(self.queue(0).memory())
@@ -75,7 +85,7 @@ impl DeviceQueues for BlkQueues {
         u32::MAX
     }
     fn request_mix(&self) -> &[RequestType] {
-        &REQUEST_MIX
+        &self.request_mix
     }
     fn submit(&mut self, queue: usize, user: u32, request: &LoadRequest) -> bool {
         let start = Sector512(request.start());
@@ -103,10 +113,10 @@ impl DeviceQueues for BlkQueues {
         }
     }
     fn publish(&mut self) {
-        self.0.queues_mut().iter_mut().for_each(|queue| queue.publish().expect("the kick"));
+        self.set.queues_mut().iter_mut().for_each(|queue| queue.publish().expect("the kick"));
     }
     fn reap(&mut self, done: &mut Vec<(u32, RequestOutcome)>) {
-        for queue in self.0.queues_mut() {
+        for queue in self.set.queues_mut() {
             queue.poll().expect("a device that keeps the protocol");
             while let Some(one) = queue.reap().expect("a device that keeps the protocol") {
                 assert_eq!(one.status, BlkStatus::Ok, "request {}", one.user_data);
@@ -115,9 +125,9 @@ impl DeviceQueues for BlkQueues {
         }
     }
     fn wait(&mut self) {
-        self.0.wait(1).expect("a device that keeps the protocol");
+        self.set.wait(1).expect("a device that keeps the protocol");
     }
     fn waker(&mut self) -> Waker {
-        self.0.waker().expect("a waker")
+        self.set.waker().expect("a waker")
     }
 }

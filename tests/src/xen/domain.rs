@@ -75,18 +75,19 @@ impl Domain {
     /// xl's, or a guest that does not come up in time twice.
     pub fn create(host: &mut XenHost, config: &DomainConfig) -> Result<Self> {
         let name = &config.name;
-        let create = format!("xl create /run/{name}.cfg");
-        host.must(&format!("cat >/run/{name}.cfg <<'END OF CONFIG'\n{}END OF CONFIG\n{create}", config.text()))?;
-        match Self::wait_for(host, name) {
-            Ok(domain) => Ok(domain),
-            Err(error) => {
-                // Past the test harness, which would hold it back: the log tells how often it happens.
-                writeln!(std::io::stderr(), "{error:#}; the guest '{name}' is created again")?;
-                host.must(&format!("xl destroy {name}"))?;
-                host.must(&create)?;
-                Self::wait_for(host, name)
-            }
-        }
+        let text = config.text();
+        host.must(&format!("cat >/run/{name}.cfg <<'END OF CONFIG'\n{text}END OF CONFIG\nxl create /run/{name}.cfg"))?;
+        Self::wait_for_or_create(host, name)
+    }
+
+    /// Waits for a guest that boots; once more for another one in its place, if it does not come up.
+    fn wait_for_or_create(host: &mut XenHost, name: &str) -> Result<Self> {
+        Self::wait_for(host, name).or_else(|error| {
+            // Past the test harness, which would hold it back: the log tells how often it happens.
+            writeln!(std::io::stderr(), "{error:#}; the guest '{name}' is created again")?;
+            host.must(&format!("xl destroy {name}; xl create /run/{name}.cfg"))?;
+            Self::wait_for(host, name)
+        })
     }
 
     /// Waits for the guest of that name, and for its agent.
@@ -157,7 +158,7 @@ impl Domain {
         self.agent.send("sync; reboot -f", SCRIPT_TIMEOUT)?;
         let name = self.name.clone();
         self.wait_gone(host)?;
-        Self::wait_for(host, &name)
+        Self::wait_for_or_create(host, &name)
     }
 
     /// Destroys the domain: its CPUs stop at once, and its memory is freed when its last grant is unmapped.

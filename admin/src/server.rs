@@ -8,7 +8,7 @@ use std::thread::{JoinHandle, Scope};
 use std::time::{Duration, Instant};
 
 use mqblk_core::lock::RankedMutex;
-use mqblk_core::thread::{join_within, refused, spawn};
+use mqblk_core::thread::{join_within, spawn, spawn_scoped};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::clients::{ClientLimits, ClientSlot, Clients};
@@ -146,7 +146,7 @@ impl ServerState {
         // Recovers the stream if the thread cannot be started.
         let stream = Arc::new(RankedMutex::leaf(Some(stream)));
         let of_thread = Arc::clone(&stream);
-        let spawned = std::thread::Builder::new().name(CLIENT.to_owned()).spawn_scoped(scope, move || {
+        let spawned = spawn_scoped(scope, CLIENT, move || {
             let taken = of_thread.lock().take();
             let served = taken.map_or(Ok(()), |stream| self.serve_client(stream, &slot));
             if let Err(error) = served {
@@ -155,7 +155,6 @@ impl ServerState {
             drop(slot);
         });
         if let Err(error) = spawned {
-            let error = refused(CLIENT, &error);
             tracing::warn!("an admin client was refused: {error}");
             let taken = stream.lock().take();
             if let Some(stream) = taken {

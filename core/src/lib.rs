@@ -18,6 +18,7 @@ pub mod counters;
 pub mod disk;
 pub mod image_opener;
 pub mod lock;
+pub mod mappings;
 pub mod queue;
 pub mod rate_limit;
 pub mod request;
@@ -30,6 +31,7 @@ pub mod units;
 
 pub use disk::{ConnectionStats, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, Limits};
 pub use image_opener::{ImageAccess, ImageOpenError, ImageOpener, OpenImage};
+pub use mappings::{HeldMappings, MappingBudget};
 pub use queue::{
     ArmResult, Call, DiskSlot, EventChannel, FinishedRequest, GuestQueue, Intake, LonePull, PublishResult, PullEnd,
     Wake,

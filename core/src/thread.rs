@@ -2,10 +2,11 @@
 
 use std::io;
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
+use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::lock::RankedMutex;
+use crate::mappings::MappingBudget;
 
 /// How often [`join_within`] looks whether the thread has ended.
 const JOIN_CHECK: Duration = Duration::from_millis(1);
@@ -13,13 +14,36 @@ const JOIN_CHECK: Duration = Duration::from_millis(1);
 /// Starts a thread. Its name should have 15 bytes at most: the kernel cuts longer ones.
 ///
 /// # Errors
-/// When the host has no thread, which `std::thread::spawn` would answer with a panic: names the limits to raise.
+/// When the host has no thread, which `std::thread::spawn` would answer with a panic, or no mappings for one, where it would end the process:
+/// names the limits to raise.
 pub fn spawn<T: Send + 'static>(
     name: impl Into<String>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
     let name = name.into();
+    let held = MappingBudget::of_process().hold_thread().map_err(|error| refused(&name, &error))?;
+    let work = move || {
+        let _held = held;
+        work()
+    };
     Builder::new().name(name.clone()).spawn(work).map_err(|error| refused(&name, &error))
+}
+
+/// As [`spawn`], of a thread that ends before the scope does.
+///
+/// # Errors
+/// As [`spawn`].
+pub fn spawn_scoped<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> io::Result<ScopedJoinHandle<'scope, T>> {
+    let held = MappingBudget::of_process().hold_thread().map_err(|error| refused(name, &error))?;
+    let work = move || {
+        let _held = held;
+        work()
+    };
+    Builder::new().name(name.to_owned()).spawn_scoped(scope, work).map_err(|error| refused(name, &error))
 }
 
 /// As [`spawn`], of a thread that works on `value`: who has it must not lose it when the host has no thread.

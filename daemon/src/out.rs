@@ -6,12 +6,11 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use mqblk_core::lock::RankedMutex;
 use mqblk_core::settings::Settings;
-use mqblk_core::thread::spawn;
+use mqblk_core::thread::{spawn, spawn_scoped};
 
 use crate::interface::ChangeSource;
 use crate::resolve::ConfigError;
@@ -221,7 +220,7 @@ pub fn open_all<T: Send, R: Send>(items: Vec<T>, open: impl Fn(T) -> R + Sync) -
     };
     std::thread::scope(|scope| {
         // What the host has no thread for is done by the others.
-        (1..threads).for_each(|_| drop(Builder::new().name("open-disk".to_owned()).spawn_scoped(scope, work)));
+        (1..threads).for_each(|_| drop(spawn_scoped(scope, "open-disk", work)));
         work();
     });
     let mut opened = std::mem::take(&mut *opened.lock());

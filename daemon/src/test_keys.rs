@@ -1,7 +1,21 @@
-//! Keys and verbs that exist for tests and measurements only: `storage=fault`, `grants-pool`, `queue.move`.
+//! Keys, verbs and variables that exist for tests and measurements only: `storage=fault`, `grants-pool`, `queue.move`,
+//! `MQBLK_TEST_MAX_MAP_COUNT`.
+
+use mqblk_core::MappingBudget;
 
 /// The environment variable that enables them.
 const SWITCH: &str = "MQBLK_TEST_KEYS";
+
+/// The number of mappings of the process, in the place of `vm.max_map_count`.
+const MAX_MAP_COUNT: &str = "MQBLK_TEST_MAX_MAP_COUNT";
+
+/// Has the process have as few mappings as a test asks for. Called before the first is used.
+pub fn limit_mappings() {
+    let count = std::env::var(MAX_MAP_COUNT).ok().filter(|_| are_enabled());
+    if let Some(count) = count.and_then(|count| count.parse().ok()) {
+        MappingBudget::limit_process(count);
+    }
+}
 
 /// True if the process was started with `MQBLK_TEST_KEYS=1`.
 pub fn are_enabled() -> bool {

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use mqblk_core::{ByteLen, ByteOffset};
+use mqblk_core::{ByteLen, ByteOffset, HeldMappings, MappingBudget};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -27,6 +27,7 @@ pub struct Mapping {
     slot: Option<sigbus::WatchSlot>,
     /// Of page slots: files that are mapped here in parts may be truncated by their owner.
     parts: Option<sigbus::WatchSlot>,
+    _held: HeldMappings,
 }
 
 // SAFETY: a mapping is plain memory that any thread may copy from or to; nothing in it is tied to a thread.
@@ -39,7 +40,8 @@ impl Mapping {
     /// need not be page aligned).
     ///
     /// # Errors
-    /// When the file is shorter than `offset + len` (an access would fault), the system refuses, or there are too many mappings to watch.
+    /// When the file is shorter than `offset + len` (an access would fault), the system refuses, or there are too many mappings in the process
+    /// or to watch.
     pub fn from_file(file: &impl AsFd, offset: u64, len: u64) -> io::Result<(Mapping, usize)> {
         let stat = rustix::fs::fstat(file)?;
         let end = offset.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
@@ -53,10 +55,11 @@ impl Mapping {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)? + delta;
         let mapped = len.checked_next_multiple_of(page as usize).ok_or(io::ErrorKind::InvalidInput)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let held = MappingBudget::of_process().hold(1)?;
         // SAFETY: a new mapping at an address of the kernel's choice changes no existing memory.
         let base = unsafe { rustix::mm::mmap(null_mut(), mapped, protection, MapFlags::SHARED, file, aligned)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let mut mapping = Mapping { base, len, mapped, slot: None, parts: None };
+        let mut mapping = Mapping { base, len, mapped, slot: None, parts: None, _held: held };
         mapping.exclude_from_dumps();
         // Without this an access could end the process, so a mapping that cannot be watched is refused.
         mapping.slot = Some(sigbus::watch(base.as_ptr() as usize, mapped, page as usize)?);
@@ -66,27 +69,28 @@ impl Mapping {
     /// Maps `len` bytes of private zero memory, page aligned. Pages are allocated on first touch.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// When the system refuses, or the process has too many mappings.
     pub fn anonymous(len: usize) -> io::Result<Mapping> {
         let mapped =
             len.max(1).checked_next_multiple_of(rustix::param::page_size()).ok_or(io::ErrorKind::InvalidInput)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let held = MappingBudget::of_process().hold(1)?;
         // SAFETY: a new mapping at an address of the kernel's choice changes no existing memory.
         let base = unsafe { rustix::mm::mmap_anonymous(null_mut(), mapped, protection, flags)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let mapping = Mapping { base, len, mapped, slot: None, parts: None };
+        let mapping = Mapping { base, len, mapped, slot: None, parts: None, _held: held };
         mapping.exclude_from_dumps();
         Ok(mapping)
     }
 
     /// Like [`anonymous`](Self::anonymous), at addresses that the system uses only on request: if there is a hole in the mapping for a
     /// moment, no other thread's memory is mapped into it. The system allocates addresses from the top of the free space (or from a third
-    /// of it, upwards), and these lie far below. Where the address space is too small for that, any addresses are used. Parts of it may be
-    /// replaced by mappings of files.
+    /// of it, upwards), and these lie far below. Parts of it may be replaced by mappings of files: whoever does holds what that takes of the
+    /// process's budget.
     ///
     /// # Errors
-    /// When the system refuses, or there are too many mappings to watch.
+    /// When the system refuses, has no addresses there (less than 48 bits of them), or there are too many mappings in the process or to watch.
     pub(crate) fn anonymous_isolated(len: usize) -> io::Result<Mapping> {
         /// 32 TiB to 40 TiB: below programs, heaps and mappings on x86_64 and on arm64 with 48 bits.
         const RANGE: std::ops::Range<usize> = 0x2000_0000_0000..0x2800_0000_0000;
@@ -98,6 +102,7 @@ impl Mapping {
             mapped.checked_add(page).filter(|stride| *stride < RANGE.len()).ok_or(io::ErrorKind::OutOfMemory)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+        let held = MappingBudget::of_process().hold(1)?;
         for _ in 0..1000 {
             let from = NEXT.fetch_add(stride, Ordering::Relaxed) % (RANGE.len() - stride);
             let start = std::ptr::with_exposed_provenance_mut(RANGE.start + from / page * page);
@@ -105,15 +110,16 @@ impl Mapping {
             match unsafe { rustix::mm::mmap_anonymous(start, mapped, protection, flags) } {
                 Ok(base) => {
                     let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-                    let mapping = Mapping { base, len, mapped, slot: None, parts: None };
+                    let mapping = Mapping { base, len, mapped, slot: None, parts: None, _held: held };
                     mapping.exclude_from_dumps();
                     return mapping.watch_parts();
                 }
                 Err(Errno::EXIST) => {}
-                Err(_) => break,
+                Err(error) => return Err(error.into()),
             }
         }
-        Mapping::anonymous(len)?.watch_parts()
+        let text = format!("found no {mapped} bytes of address space free from {:#x} to {:#x}", RANGE.start, RANGE.end);
+        Err(io::Error::new(io::ErrorKind::OutOfMemory, text))
     }
 
     fn watch_parts(mut self) -> io::Result<Mapping> {

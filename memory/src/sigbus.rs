@@ -13,8 +13,10 @@ use std::ffi::{c_int, c_void};
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence};
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
+
+use mqblk_core::MappingBudget;
 
 /// Slots of a chunk of the table.
 const CHUNK_SLOTS: usize = 4096;
@@ -39,6 +41,9 @@ impl std::fmt::Display for MemoryLoss {
     }
 }
 
+/// Mappings that a page takes in the place of a lost one: its own, and that of the rest behind it.
+const MAPPINGS_OF_PAGE: u64 = 2;
+
 const NO_LOSS: u8 = 0;
 const TRUNCATED: u8 = 1;
 const HARDWARE_ERROR: u8 = 2;
@@ -53,6 +58,8 @@ struct WatchedRange {
     /// Page size of the mapping.
     page: AtomicUsize,
     loss: AtomicU8,
+    /// Mappings that the pages in the place of lost ones take: held until the slot is free.
+    held: AtomicU64,
 }
 
 /// The range of a slot, as one consistent copy.
@@ -71,6 +78,7 @@ impl WatchedRange {
             len: AtomicUsize::new(0),
             page: AtomicUsize::new(0),
             loss: AtomicU8::new(NO_LOSS),
+            held: AtomicU64::new(0),
         }
     }
 
@@ -168,6 +176,7 @@ impl Drop for WatchSlot {
         let mut free = FREE_SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(range) = slot(self.0) {
             range.set(Range { start: 0, len: 0, page: 0 });
+            MappingBudget::of_process().give_back(range.held.swap(0, Ordering::Relaxed));
         }
         free.push(self.0);
     }
@@ -236,8 +245,14 @@ fn mark_lost(address: usize, loss: u8) -> bool {
     let _ = slot.loss.compare_exchange(NO_LOSS, loss, Ordering::Relaxed, Ordering::Relaxed);
     LOSSES.fetch_add(1, Ordering::Release);
     let page = range.start + (address - range.start) / range.page * range.page;
-    // The whole of it where the system has no more ranges for parts.
-    place_zeroes(page, range.page) || place_zeroes(range.start, range.len)
+    if MappingBudget::of_process().try_take(MAPPINGS_OF_PAGE) {
+        slot.held.fetch_add(MAPPINGS_OF_PAGE, Ordering::Relaxed);
+        if place_zeroes(page, range.page) {
+            return true;
+        }
+    }
+    // The whole of it where there are no more mappings for parts.
+    place_zeroes(range.start, range.len)
 }
 
 extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {

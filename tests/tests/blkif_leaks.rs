@@ -99,7 +99,7 @@ fn nothing_is_leaked() {
         type_name: "mqblk".to_owned(),
         engine: Arc::new(Engine::start(&engine).unwrap()),
         opener: Arc::new(Ram),
-        budget: GrantBudget::new(1000),
+        budget: GrantBudget::new(1000, mqblk_core::MappingBudget::of_process()),
         journal_dir: Some(folder.path().join("journals")),
         exclusive: false,
         rate_limit: RateLimit { burst: 1_000_000, per_second: 1_000_000 },

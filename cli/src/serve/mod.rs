@@ -72,6 +72,7 @@ fn run_configured(
 ) -> ExitCode {
     // Before images are opened, or sockets come from another process: both may be thousands.
     raise_descriptor_limit();
+    mqblk_daemon::test_keys::limit_mappings();
     // While this is the only thread.
     let received = mqblk_daemon::activation::receive();
     let raw = received.and_then(|()| gather(&args, &given, interfaces));

@@ -141,7 +141,7 @@ fn idle_grants_are_unmapped_even_by_a_sleeping_ring() {
 
 #[test]
 fn over_the_host_s_budget_pages_are_copied_and_nothing_fails() {
-    let budget = GrantBudget::new(10);
+    let budget = GrantBudget::new(10, mqblk_core::MappingBudget::of_process());
     for mode in [ResolvedGrantMode::Persistent, ResolvedGrantMode::PersistentBounce, ResolvedGrantMode::Map] {
         let disk = || {
             let mut options = options(mode);

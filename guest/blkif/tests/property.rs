@@ -307,7 +307,7 @@ fn run_random(seed: u64, mode: ResolvedGrantMode, abi: Abi) -> GrantCounters {
     options.abi = abi;
     // Small limits, so that all paths are taken.
     options.persistent_max = if seed.is_multiple_of(2) { 100 } else { 200 };
-    options.budget = GrantBudget::new(150);
+    options.budget = GrantBudget::new(150, mqblk_core::MappingBudget::of_process());
     let (domain, front, back) = rig(options);
     for page in 0..AREAS as u32 * (PAGES + 1) {
         domain.fill(page, 0xa5);

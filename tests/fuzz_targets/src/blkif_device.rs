@@ -296,7 +296,7 @@ fn vbd_options(rules: &DeviceRules, setup: &DeviceSetup, disk: &AnyDisk, rings: 
         mode: setup.mode,
         pages_may_be_pinned: false,
         pool: setup.pool,
-        budget: GrantBudget::new(setup.budget),
+        budget: GrantBudget::new(setup.budget, mqblk_core::MappingBudget::of_process()),
         persistent_max: setup.persistent_max,
         persistent_idle: Duration::ZERO,
         rings,

@@ -96,7 +96,7 @@ impl Conversation {
             type_name: TYPE.to_owned(),
             engine: Arc::clone(&self.engine),
             opener: Arc::clone(&self.opener) as Arc<dyn Opener>,
-            budget: GrantBudget::new(1 << 20),
+            budget: GrantBudget::new(1 << 20, mqblk_core::MappingBudget::of_process()),
             journal_dir: Some(self.host.machine.folder().join("journals")),
             exclusive: true,
             rate_limit: RateLimit { burst: 1 << 30, per_second: 1 << 30 },

@@ -49,7 +49,21 @@ impl HostileDaemon {
     /// # Panics
     /// As [`start`](Self::start).
     pub fn start_with(workers: usize, disks: &[(&str, &str)], arguments: &[&str]) -> HostileDaemon {
-        HostileDaemon::start_logging(workers, disks, arguments, |path| File::create(path).expect("a log file").into())
+        HostileDaemon::start_with_variables(workers, disks, arguments, &[])
+    }
+
+    /// As [`start_with`](Self::start_with), with variables of the environment.
+    ///
+    /// # Panics
+    /// As [`start`](Self::start).
+    pub fn start_with_variables(
+        workers: usize,
+        disks: &[(&str, &str)],
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> HostileDaemon {
+        let log = |path: &Path| File::create(path).expect("a log file").into();
+        HostileDaemon::start_logging(workers, disks, arguments, variables, log)
     }
 
     /// As [`start`](Self::start), with a pipe as standard error that nobody reads: there is no [`log`](Self::log).
@@ -57,13 +71,14 @@ impl HostileDaemon {
     /// # Panics
     /// As [`start`](Self::start).
     pub fn start_unread(workers: usize, disks: &[(&str, &str)]) -> HostileDaemon {
-        HostileDaemon::start_logging(workers, disks, &[], |_| Stdio::piped())
+        HostileDaemon::start_logging(workers, disks, &[], &[], |_| Stdio::piped())
     }
 
     fn start_logging(
         workers: usize,
         disks: &[(&str, &str)],
         arguments: &[&str],
+        variables: &[(&str, &str)],
         log: impl FnOnce(&Path) -> Stdio,
     ) -> HostileDaemon {
         let folder = tempfile::tempdir().expect("a folder");
@@ -78,7 +93,7 @@ impl HostileDaemon {
         if given.is_none() {
             command.arg("--admin").arg(&admin);
         }
-        command.env_remove("RUST_LOG").stdin(Stdio::null());
+        command.env_remove("RUST_LOG").envs(variables.iter().copied()).stdin(Stdio::null());
         for (id, settings) in disks {
             let image = folder.path().join(format!("{id}.img"));
             if settings.contains("IMAGE") {

@@ -101,6 +101,40 @@ fn address_space_is_bounded_by_default() {
     fixture.finish("max-address-space");
 }
 
+/// Without a budget of the process the next thread has no signal stack, and the standard library ends the process.
+#[test]
+fn vmms_that_take_all_mappings_of_the_process_are_refused_and_threads_still_start() {
+    let disks = ["a", "b", "good"].map(|id| (id, "storage=ram,size=1M,queues=1"));
+    let daemon = HostileDaemon::start_with_variables(1, &disks, &[], &[("MQBLK_TEST_MAX_MAP_COUNT", "800")]);
+    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 3);
+    let hogs = ["a", "b"].map(|id| {
+        let mut frontend = HostileFrontend::connect(&daemon.socket(id), 0);
+        let accepted = (0..500).take_while(|number| add(&mut frontend, &one_page_region(TIB + number * 4096))).count();
+        (frontend, accepted)
+    });
+    let accepted = hogs.each_ref().map(|(_, accepted)| *accepted);
+    assert!((500..700).contains(&accepted.iter().sum::<usize>()), "regions of both: {accepted:?}");
+    let refused = wait_for("a line about the refusal", || {
+        daemon.warnings("b").into_iter().find(|line| line.contains("mappings: found"))
+    });
+    assert!(
+        refused.contains("of the process's 800 in use") && refused.contains("sysctl vm.max_map_count"),
+        "{refused}"
+    );
+    // Each client of the admin socket has a thread of its own.
+    let mut clients: Vec<Client> =
+        (0..4).map(|_| Client::connect(&daemon.folder().join("admin.sock")).expect("the admin socket")).collect();
+    assert!(clients.iter_mut().all(|client| client.stat(&StatQuery::default()).is_ok()));
+    neighbour.assert_progress("all mappings are taken");
+    drop(hogs);
+    for id in ["a", "b"] {
+        daemon.wait_for_session_end(id);
+        assert!(completes_read(&mut HostileFrontend::start(&daemon.socket(id), 0, 1), 0), "{id}: they are given back");
+    }
+    assert!(neighbour.finish() > 0);
+    daemon.stop();
+}
+
 #[test]
 fn guest_memory_is_bounded_by_mem_budget() {
     let fixture = Fixture::start(",mem-budget=2M");

@@ -22,8 +22,6 @@ pub(super) struct XenConfig {
     pub state: Option<PathBuf>,
     /// Maximum number of granted pages that all disks together keep mapped; `None`: as many as the host allows.
     pub mapped_pages: Option<u64>,
-    /// Most mappings that Linux allows the process (`vm.max_map_count`): in the sandbox it cannot be read any more.
-    pub max_map_count: u64,
     /// The endpoint settings of devices that name no disk of the configuration.
     pub default_endpoint: XenEndpoint,
 }

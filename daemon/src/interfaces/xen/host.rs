@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_blkif::GrantBudget;
+use mqblk_core::MappingBudget;
 use mqblk_engine::{DiskHealth, Engine, QueueSettings, SharedQueueSettings};
 use mqblk_memory::DomainId;
 use mqblk_xen::{Xen, XenError};
@@ -100,8 +101,8 @@ impl XenHost {
     ) -> Result<XenHost, XenStartError> {
         let xen = config.host.connect()?;
         let budget = match config.mapped_pages {
-            Some(pages) => GrantBudget::new(pages),
-            None => GrantBudget::for_host(MAPTRACK, config.max_map_count),
+            Some(pages) => GrantBudget::new(pages, MappingBudget::of_process()),
+            None => GrantBudget::for_host(MAPTRACK, MappingBudget::of_process()),
         };
         let default = (vbd_settings(&config.default_endpoint, false), queue_settings(&config.default_endpoint));
         let opener = DiskOpener::new(config.watch, default, disks, Arc::clone(&context.storages));

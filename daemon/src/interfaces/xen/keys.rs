@@ -26,8 +26,6 @@ use crate::test_keys;
 const MAX_RING_ORDER: u16 = 4;
 /// Maximum of `persistent-grants`: the pages of a full ring of order 4 with requests of 1024 segments.
 const MAX_PERSISTENT: u64 = 1 << 19;
-/// The default of `vm.max_map_count`.
-const MAX_MAP_COUNT: u64 = 65_530;
 /// Maximum of `persistent-idle`: a week.
 const MAX_IDLE_SECONDS: u64 = 7 * 24 * 3600;
 /// The default directory of journals.
@@ -217,12 +215,6 @@ pub(super) fn take_host(settings: &mut Settings, cpus: &Cpus, needed: bool) -> R
             None => Some(PathBuf::from(DEFAULT_STATE)),
         },
         mapped_pages,
-        max_map_count: read_max_map_count(),
         default_endpoint: take_endpoint(&mut Settings::new("xen-watch"), cpus)?,
     }))
-}
-
-fn read_max_map_count() -> u64 {
-    let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
-    text.and_then(|text| text.trim().parse().ok()).unwrap_or(MAX_MAP_COUNT)
 }

@@ -56,7 +56,7 @@ pub(crate) fn options(mode: ResolvedGrantMode) -> VbdOptions {
         },
         pages_may_be_pinned: mode != ResolvedGrantMode::PersistentBounce,
         pool: PoolScope::PerRing,
-        budget: GrantBudget::new(1 << 20),
+        budget: GrantBudget::new(1 << 20, mqblk_core::MappingBudget::of_process()),
         persistent_max: DEFAULT_PERSISTENT_MAX,
         persistent_idle: Duration::ZERO,
         rings: 1,

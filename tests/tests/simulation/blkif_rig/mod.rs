@@ -57,7 +57,7 @@ impl Shape {
             mode: self.mode,
             pages_may_be_pinned: false,
             pool: PoolScope::PerRing,
-            budget: GrantBudget::new(1 << 20),
+            budget: GrantBudget::new(1 << 20, mqblk_core::MappingBudget::of_process()),
             persistent_max: DEFAULT_PERSISTENT_MAX,
             persistent_idle: Duration::ZERO,
             rings: self.rings,

@@ -69,7 +69,7 @@ fn start_watcher(dir: &Path, pace: RateLimit) -> WatcherFixture {
         type_name: "mqblk".to_owned(),
         engine: Arc::new(Engine::start(&engine).unwrap()),
         opener: Arc::clone(&opener) as Arc<dyn Opener>,
-        budget: GrantBudget::new(0),
+        budget: GrantBudget::new(0, mqblk_core::MappingBudget::of_process()),
         journal_dir: None,
         exclusive: false,
         rate_limit: pace,

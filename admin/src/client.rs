@@ -96,6 +96,11 @@ impl Client {
         Ok(Client { lines: Lines::new(stream, None, MAX_RESPONSE_BYTES)?, timeout, last_id: 0 })
     }
 
+    /// Returns the user of the process that listened when this client connected (SO_PEERCRED of unix(7)).
+    pub fn server_uid(&self) -> Option<u32> {
+        self.lines.peer_uid()
+    }
+
     /// Calls a verb. `params` is an object, or null for none.
     ///
     /// # Errors

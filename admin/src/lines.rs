@@ -60,6 +60,11 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
+    /// Returns the user of the process at the other end.
+    pub(crate) fn peer_uid(&self) -> Option<u32> {
+        rustix::net::sockopt::socket_peercred(&self.stream).ok().map(|peer| peer.uid.as_raw())
+    }
+
     /// Wraps a socket, for lines of at most `limit` bytes without the newline.
     pub(crate) fn new(stream: UnixStream, stop: Option<Arc<UnixStream>>, limit: usize) -> io::Result<Lines> {
         stream.set_nonblocking(true)?;

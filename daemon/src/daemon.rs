@@ -123,7 +123,7 @@ impl Daemon {
             let path = saved.path().to_owned();
             let handed = predecessor.as_ref().and_then(|one| one.take_state_lock(&path));
             let opened = match handed {
-                Some(lock) => Ok(StateFile::open_handed(saved, lock)),
+                Some(lock) => StateFile::open_handed(saved, lock),
                 None => StateFile::open(saved),
             };
             opened.map(Arc::new).map_err(|source| StartError::State { path, source })

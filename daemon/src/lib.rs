@@ -86,6 +86,9 @@ pub fn configure(
     let closed = resolve::resolve_handed(raw, interfaces, &cpus, &kinds, contracts)?;
     let closed = if purpose == Purpose::Print { closed.open_all() } else { closed };
     activation::check_all_are_used()?;
+    if let Some(predecessor) = &predecessor {
+        predecessor.check_user(closed.user().map(|user| user.ids().0))?;
+    }
     let handed = predecessor.as_ref().map(Predecessor::images);
     let config = ServeConfig { given, predecessor, ..rights::open(closed, handed)? };
     if purpose == Purpose::Check {

@@ -90,6 +90,20 @@ impl MetricsSocket {
                 let socket = ListenSocket::bind(path, &SocketAccess::with_mode(config.mode.bits()))?;
                 (MetricsListener::Unix(listens), Some(socket))
             }
+            (MetricsListener::Tcp(listener), MetricsAddress::Tcp(expected)) => {
+                let error = |source| MetricsStartError::Address { address: config.address.clone(), source };
+                let listens =
+                    rustix::net::sockopt::socket_acceptconn(&listener).map_err(|errno| error(errno.into()))?;
+                let found = listener.local_addr().map_err(error)?;
+                // Port 0 is any.
+                let is_there = found.ip() == expected.ip() && [0, found.port()].contains(&expected.port());
+                if !listens || !is_there {
+                    return Err(error(io::Error::other(format!(
+                        "the daemon before has handed over a socket of {found}"
+                    ))));
+                }
+                (MetricsListener::Tcp(listener), None)
+            }
             (listener, _) => (listener, None),
         };
         Ok(MetricsSocket { listener, file, address, takes_file })

@@ -14,7 +14,7 @@ use crate::resolve::{ClosedConfig, ConfigError};
 use crate::sandbox::{self, SandboxMode};
 use crate::sockets::PlannedSocket;
 use crate::storage_backends::Registry;
-use crate::takeover::{HandedImages, OpenImages};
+use crate::takeover::{HandedFiles, HandedImages};
 use crate::user::UserConfig;
 
 /// Opens the storage of a configuration with the rights that the process was started with, and makes the process that of the user that the
@@ -27,7 +27,7 @@ use crate::user::UserConfig;
 ///
 /// # Errors
 /// If the storage cannot be opened, or the host refuses.
-pub(crate) fn open(closed: ClosedConfig, handed: Option<OpenImages>) -> Result<ServeConfig, ConfigError> {
+pub(crate) fn open(closed: ClosedConfig, handed: Option<Arc<HandedFiles>>) -> Result<ServeConfig, ConfigError> {
     let opener = |others: Arc<dyn ImageOpener>| -> Arc<dyn ImageOpener> {
         match handed {
             None => others,

@@ -18,6 +18,9 @@ use std::time::Duration;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::thread::spawn;
 use mqblk_engine::LivenessProbe;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
 
 use crate::state::{DaemonState, monotonic_ns};
 
@@ -31,8 +34,9 @@ const WATCHDOG_PROCESS: &str = "WATCHDOG_PID";
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often the status is checked.
 const STATUS_INTERVAL: Duration = Duration::from_secs(2);
-/// Signs of life in the time that the manager waits for one.
+/// Signs of life in the time that the manager waits for one, and the least pause between two.
 const SIGNS: u32 = 3;
+const MIN_PAUSE: Duration = Duration::from_millis(100);
 
 /// Notifies the service manager that has started this process, if one has.
 #[derive(Debug)]
@@ -104,14 +108,29 @@ impl ServiceNotifier {
 
     pub(crate) fn send(&self, message: &str) {
         let Some(socket) = &self.socket else { return };
-        match socket.send(message.as_bytes()) {
-            Ok(_) => self.has_failed.store(false, Ordering::Relaxed),
+        match send_bounded(socket, message.as_bytes()) {
+            Ok(()) => self.has_failed.store(false, Ordering::Relaxed),
             Err(error) if !self.has_failed.swap(true, Ordering::Relaxed) => {
                 tracing::warn!("the service manager cannot be told {message:?}: {error}");
             }
             Err(_) => {}
         }
     }
+}
+
+/// Sends a message; waits for room, for [`SEND_TIMEOUT`] at most. A timeout of the socket would be one of the process that it came from as well,
+/// which could take it away.
+fn send_bounded(socket: &UnixDatagram, message: &[u8]) -> io::Result<()> {
+    let send = || rustix::net::send(socket, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    let sent = match send() {
+        Err(Errno::AGAIN) => {
+            let room = Timespec::try_from(SEND_TIMEOUT).map_err(io::Error::other)?;
+            poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&room))?;
+            send()
+        }
+        sent => sent,
+    };
+    Ok(sent.map(drop)?)
 }
 
 fn connect(name: &[u8]) -> io::Result<UnixDatagram> {
@@ -122,7 +141,6 @@ fn connect(name: &[u8]) -> io::Result<UnixDatagram> {
     };
     let socket = UnixDatagram::unbound()?;
     socket.connect_addr(&address)?;
-    socket.set_write_timeout(Some(SEND_TIMEOUT))?;
     Ok(socket)
 }
 
@@ -152,7 +170,7 @@ impl Reporting {
         }
         if let Some(time) = notifier.watchdog {
             // A thread of its own: nothing that the status waits for delays it.
-            let pause = time / SIGNS;
+            let pause = (time / SIGNS).max(MIN_PAUSE);
             let (notifier, probe) = (Arc::clone(notifier), state.engine().liveness());
             let mut life =
                 SignsOfLife { notifier, state: Arc::downgrade(state), probe, wait: pause / 2, silent: Vec::new() };
@@ -291,6 +309,17 @@ mod tests {
         drop(theirs);
         let notifier = notifier(ours);
         notifier.ready();
+        assert!(notifier.has_failed.load(Ordering::Relaxed));
+    }
+
+    /// The socket is one of the process before this one, which has it still and may do with it what it likes.
+    #[test]
+    fn a_manager_that_does_not_read_keeps_nobody_waiting() {
+        let (ours, _theirs) = UnixDatagram::pair().unwrap();
+        let fill = ours.try_clone().unwrap();
+        while rustix::net::send(&fill, &[0; 1024], SendFlags::DONTWAIT).is_ok() {}
+        let notifier = notifier(ours);
+        notifier.stopping();
         assert!(notifier.has_failed.load(Ordering::Relaxed));
     }
 

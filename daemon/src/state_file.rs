@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -127,20 +127,27 @@ impl StateFile {
         // No symbolic link that somebody else has put there is followed.
         options.create(true).truncate(false).write(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits() as i32);
         let lock = options.open(with_suffix(&saved.path, ".lock"))?;
-        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
-            rustix::io::Errno::WOULDBLOCK => {
-                io::Error::new(io::ErrorKind::ResourceBusy, "another daemon uses it; give each a file of its own")
-            }
-            error => error.into(),
-        })?;
+        try_lock(&lock)?;
         let file = StateFile::new(saved, lock, false);
         file.write(&file.state())?;
         Ok(file)
     }
 
     /// Takes the lock over of a process that has the file, and hands over later. Nothing is written before [`begin`](Self::begin).
-    pub fn open_handed(saved: SavedState, lock: File) -> StateFile {
-        StateFile::new(saved, lock, true)
+    ///
+    /// # Errors
+    /// If it is a lock of another file, or not held.
+    pub fn open_handed(saved: SavedState, lock: File) -> io::Result<StateFile> {
+        let expected = std::fs::symlink_metadata(with_suffix(&saved.path, ".lock"))?;
+        let found = lock.metadata()?;
+        if (found.dev(), found.ino()) != (expected.dev(), expected.ino()) {
+            return Err(io::Error::other(
+                "found another file as its lock, from the daemon before, expected that beside it",
+            ));
+        }
+        // Nothing for who holds it already: the lock is that of the open file.
+        try_lock(&lock)?;
+        Ok(StateFile::new(saved, lock, true))
     }
 
     fn new(saved: SavedState, lock: File, is_held: bool) -> StateFile {
@@ -201,6 +208,15 @@ impl StateFile {
         self.is_written.store(true, Ordering::SeqCst);
         Ok(())
     }
+}
+
+fn try_lock(lock: &File) -> io::Result<()> {
+    rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
+        rustix::io::Errno::WOULDBLOCK => {
+            io::Error::new(io::ErrorKind::ResourceBusy, "another daemon uses it; give each a file of its own")
+        }
+        error => error.into(),
+    })
 }
 
 fn log_failure(path: &Path, error: &io::Error) {
@@ -279,6 +295,21 @@ mod tests {
         assert_eq!(SavedState::read(&path).unwrap(), read);
         drop(file);
         assert!(StateFile::open(read).unwrap().is_written());
+    }
+
+    #[test]
+    fn the_lock_that_another_daemon_hands_over_is_that_of_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        let file = StateFile::open(SavedState::read(&path).unwrap()).unwrap();
+        let saved = || SavedState::read(&path).unwrap();
+        let null = File::options().write(true).open("/dev/null").unwrap();
+        let why = StateFile::open_handed(saved(), null).unwrap_err().to_string();
+        assert!(why.starts_with("found another file as its lock"), "{why}");
+        // The file, but not its open file: the lock is not the other daemon's.
+        let opened_again = File::options().write(true).open(with_suffix(&path, ".lock")).unwrap();
+        assert_eq!(StateFile::open_handed(saved(), opened_again).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+        StateFile::open_handed(saved(), file.lock().try_clone().unwrap()).unwrap();
     }
 
     #[test]

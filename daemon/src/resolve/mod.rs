@@ -29,6 +29,7 @@ use crate::sandbox::{SandboxConfig, SandboxError};
 use crate::sockets::PlannedSocket;
 use crate::state_file::SavedState;
 use crate::storage_backends::{ConfiguredStorages, StorageBackends};
+use crate::takeover::TakeoverError;
 use crate::user::{UserConfig, UserError};
 pub use names::{Claim, UniqueNames, canonical_path, check_id, claimed_error, file_claim, rename_subject, take_id};
 pub use storage::{StorageKeys, is_printable, take_plug, take_printable, take_storage_kind};
@@ -62,6 +63,9 @@ pub enum ConfigError {
     /// The process cannot become the user.
     #[error(transparent)]
     User(#[from] UserError),
+    /// The daemon before this one is not one to take over from.
+    #[error(transparent)]
+    Takeover(#[from] TakeoverError),
     /// Another value cannot be used.
     #[error("{0}")]
     Invalid(String),
@@ -81,9 +85,11 @@ impl ConfigError {
     pub fn is_from_host(&self) -> bool {
         match self {
             ConfigError::Disk { source, .. } => matches!(**source, DiskError::Os { .. }),
-            ConfigError::Admin(_) | ConfigError::Metrics(_) | ConfigError::Socket { .. } | ConfigError::Broker(_) => {
-                true
-            }
+            ConfigError::Admin(_)
+            | ConfigError::Metrics(_)
+            | ConfigError::Socket { .. }
+            | ConfigError::Broker(_)
+            | ConfigError::Takeover(_) => true,
             ConfigError::Setting(error) => error.from_host,
             ConfigError::Sandbox(_) | ConfigError::User(_) | ConfigError::Invalid(_) => false,
         }

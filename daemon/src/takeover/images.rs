@@ -1,45 +1,101 @@
 //! Open images of the predecessor. Their locks are those of the open files, so no moment is without them.
+//!
+//! A predecessor that a guest has taken over could pass another guest's image, or a file of its own, under any path: an image is used if it is
+//! the file that this process finds at the path itself, and was opened in the same way.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
 use mqblk_core::lock::RankedMutex;
 use mqblk_core::{ImageAccess, ImageOpenError, ImageOpener, OpenImage};
+use rustix::fs::{FileType, OFlags, Stat, fcntl_getfl, fstat};
 
 use super::OfferedImage;
 
-/// Open images of the predecessor, until the takeover has ended: a descriptor that stays open keeps a claim that was given up.
-pub(crate) type OpenImages = Arc<RankedMutex<Vec<OpenImage>>>;
+/// The open images of a predecessor, until the takeover has ended: a descriptor that stays open keeps a claim that was given up.
+#[derive(Debug)]
+pub(crate) struct HandedFiles {
+    images: RankedMutex<Vec<OpenImage>>,
+    /// Why the first one that is not what it should be was refused.
+    refused: RankedMutex<Option<String>>,
+}
 
-/// Returns the open images that were received.
-pub(super) fn open_images(images: Vec<OpenImage>) -> OpenImages {
-    Arc::new(RankedMutex::leaf(images))
+impl Default for HandedFiles {
+    fn default() -> HandedFiles {
+        HandedFiles::new(Vec::new())
+    }
+}
+
+impl HandedFiles {
+    /// Has images that were received.
+    pub(super) fn new(images: Vec<OpenImage>) -> HandedFiles {
+        HandedFiles { images: RankedMutex::leaf(images), refused: RankedMutex::leaf(None) }
+    }
+
+    /// Returns why an image was refused, if one was.
+    pub(super) fn refused(&self) -> Option<String> {
+        self.refused.lock().clone()
+    }
+
+    /// Closes them.
+    pub(super) fn clear(&self) {
+        self.images.lock().clear();
+    }
+
+    /// Returns a duplicate of the one that was opened by this path and in this way.
+    fn find(&self, path: &Path, access: ImageAccess) -> std::io::Result<Option<OwnedFd>> {
+        let images = self.images.lock();
+        let found = images.iter().find(|image| image.access == access && is_same_path(image, path));
+        found.map(|image| image.file.try_clone()).transpose()
+    }
 }
 
 /// Opens images of the predecessor as it has them open, and others by another opener.
 #[derive(Debug)]
 pub(crate) struct HandedImages {
-    images: OpenImages,
+    handed: Arc<HandedFiles>,
     others: Arc<dyn ImageOpener>,
 }
 
 impl HandedImages {
-    pub(crate) fn new(images: OpenImages, others: Arc<dyn ImageOpener>) -> HandedImages {
-        HandedImages { images, others }
+    pub(crate) fn new(handed: Arc<HandedFiles>, others: Arc<dyn ImageOpener>) -> HandedImages {
+        HandedImages { handed, others }
+    }
+
+    /// Checks that a descriptor is one of the image at this path, opened in this way.
+    fn check(&self, file: &OwnedFd, path: &Path, access: ImageAccess) -> Result<(), String> {
+        // Reading disturbs nobody: it claims no device, and tells no watcher of a device of a change.
+        let here = self.others.open(path, ImageAccess { write: false, direct: false, exclusive: false });
+        let here = here.map_err(|error| format!("it cannot be compared with the file there: {error}"))?;
+        let stat = |file: &dyn AsFd| fstat(file.as_fd()).map(|stat| identity(&stat)).map_err(|error| error.to_string());
+        let (found, expected) = (stat(file)?, stat(&here)?);
+        if found != expected {
+            return Err(format!("found a descriptor of {found}, expected the file that is there now, {expected}"));
+        }
+        let flags = fcntl_getfl(file).map_err(|error| error.to_string())?;
+        let mut expected = if access.write { OFlags::RDWR } else { OFlags::RDONLY };
+        expected.set(OFlags::DIRECT, access.direct);
+        let found = flags & (OFlags::RWMODE | OFlags::DIRECT | OFlags::APPEND | OFlags::PATH);
+        if found != expected {
+            return Err(format!("found a descriptor with flags {found:?}, expected {expected:?}"));
+        }
+        Ok(())
     }
 }
 
 impl ImageOpener for HandedImages {
     fn open(&self, path: &Path, access: ImageAccess) -> Result<File, ImageOpenError> {
-        let images = self.images.lock();
-        let found = images.iter().find(|image| image.access == access && is_same(image, path));
-        if let Some(image) = found {
-            return Ok(File::from(image.file.try_clone()?));
+        let Some(file) = self.handed.find(path, access)? else { return self.others.open(path, access) };
+        match self.check(&file, path, access) {
+            Ok(()) => Ok(File::from(file)),
+            Err(why) => {
+                let why = format!("the image {path:?} of the daemon before this one: {why}");
+                self.handed.refused.lock().get_or_insert_with(|| why.clone());
+                Err(ImageOpenError::Refused(why))
+            }
         }
-        drop(images);
-        self.others.open(path, access)
     }
 
     fn use_tcp(&self, port: u16) -> Result<(), ImageOpenError> {
@@ -47,11 +103,23 @@ impl ImageOpener for HandedImages {
     }
 }
 
-/// Returns true if the image was opened by this path, or is the file there. Another file may have taken the path meanwhile.
-fn is_same(image: &OpenImage, path: &Path) -> bool {
-    let identity = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
-    let (open, there) = (rustix::fs::fstat(&image.file), rustix::fs::stat(path));
-    image.path == path || matches!((open, there), (Ok(open), Ok(there)) if identity(open) == identity(there))
+/// Returns true if the image was opened by this path, or is the file there.
+fn is_same_path(image: &OpenImage, path: &Path) -> bool {
+    let (open, there) = (fstat(&image.file), rustix::fs::stat(path));
+    image.path == path || matches!((open, there), (Ok(open), Ok(there)) if identity(&open) == identity(&there))
+}
+
+/// What a file is: a device by its number, whichever node names it, and any other file by its inode.
+fn identity(stat: &Stat) -> String {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::BlockDevice => {
+            format!("block device {}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))
+        }
+        kind => {
+            let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+            format!("{kind:?} {} of file system {major}:{minor}", stat.st_ino)
+        }
+    }
 }
 
 /// Returns what is offered of an image, and its descriptor.
@@ -64,4 +132,54 @@ pub(super) fn offered(image: OpenImage) -> (OfferedImage, OwnedFd) {
 pub(super) fn received(image: OfferedImage, file: OwnedFd) -> OpenImage {
     let OfferedImage { path, write, direct, exclusive } = image;
     OpenImage { path, access: ImageAccess { write, direct, exclusive }, file }
+}
+
+#[cfg(test)]
+mod tests {
+    use mqblk_storage::host_images::HostImages;
+
+    use super::*;
+
+    const WRITE: ImageAccess = ImageAccess { write: true, direct: false, exclusive: false };
+
+    fn opened(
+        path: &Path,
+        offered: (ImageAccess, OwnedFd),
+        asked: ImageAccess,
+    ) -> (Result<File, String>, Option<String>) {
+        let (access, file) = offered;
+        let handed = Arc::new(HandedFiles::new(vec![OpenImage { path: path.to_owned(), access, file }]));
+        let opener = HandedImages::new(Arc::clone(&handed), Arc::new(HostImages));
+        (opener.open(path, asked).map_err(|error| error.to_string()), handed.refused())
+    }
+
+    #[test]
+    fn only_the_file_at_the_path_opened_as_here_is_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let (a, b) = (folder.path().join("a"), folder.path().join("b"));
+        for path in [&a, &b] {
+            std::fs::write(path, [1; 4096]).unwrap();
+        }
+        let of = |path: &Path| OwnedFd::from(File::options().read(true).write(true).open(path).unwrap());
+        let (file, refused) = opened(&a, (WRITE, of(&a)), WRITE);
+        assert!(file.is_ok() && refused.is_none(), "{refused:?}");
+        let memory = rustix::fs::memfd_create("a", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let appends = OwnedFd::from(File::options().read(true).append(true).open(&a).unwrap());
+        let folder_of_all = OwnedFd::from(File::open(folder.path()).unwrap());
+        let (pipe, _other) = rustix::pipe::pipe().unwrap();
+        for (name, file, expected) in [
+            ("another image", of(&b), "expected the file that is there now"),
+            ("memory", memory, "expected the file that is there now"),
+            ("a folder", folder_of_all, "found a descriptor of Directory"),
+            ("a pipe", pipe, "found a descriptor of Fifo"),
+            ("for reading only", OwnedFd::from(File::open(&a).unwrap()), "expected OFlags(RDWR"),
+            ("for appending", appends, "APPEND"),
+        ] {
+            let (found, refused) = opened(&a, (WRITE, file), WRITE);
+            let why = found.unwrap_err();
+            assert!(why.contains(expected) && refused.as_ref() == Some(&why), "{name}: {why}");
+        }
+        // What was offered for another access is not looked at.
+        assert!(opened(&a, (WRITE, of(&b)), ImageAccess::default()).0.is_ok());
+    }
 }

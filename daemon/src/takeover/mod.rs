@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::contract::SavedContracts;
 
-pub(crate) use images::{HandedImages, OpenImages};
+pub(crate) use images::{HandedFiles, HandedImages};
 pub use predecessor::Predecessor;
 pub(crate) use successor::{ProcessListeners, start};
 

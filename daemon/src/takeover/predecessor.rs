@@ -19,7 +19,7 @@ use mqblk_vhost_user_server::{AdoptError, HandedConnection, Server, adopt_handed
 use serde_json::json;
 
 use super::channel::Channel;
-use super::images::{OpenImages, open_images};
+use super::images::HandedFiles;
 use super::{Message, Offer, OfferedDevice, OfferedMetrics, OfferedSocket, PROTOCOL, TakeoverError, VERB, images};
 use crate::contract::SavedContracts;
 use crate::state::DaemonState;
@@ -33,12 +33,17 @@ const PACKET_TIMEOUT: Duration = Duration::from_secs(5);
 const STOP_CHECK: Duration = Duration::from_millis(50);
 /// How long the answer to the verb and the offer are waited for.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Most characters of a version.
+const MAX_VERSION: usize = 32;
 /// JSON-RPC's "no such method".
 const NO_SUCH_VERB: i64 = -32601;
 
-/// A running daemon that hands over to this process.
+/// A running daemon that hands over to this process. A guest may have taken it over, and an upgrade is what ends that: nothing of what it says
+/// or passes is used before it was compared with what this process would have opened itself.
 pub struct Predecessor {
     channel: Channel,
+    /// Its user.
+    uid: Option<u32>,
     version: String,
     devices: Vec<OfferedDevice>,
     admin: Option<OfferedSocket>,
@@ -48,7 +53,7 @@ pub struct Predecessor {
 
 /// What is used once.
 struct Parts {
-    images: OpenImages,
+    images: Arc<HandedFiles>,
     metrics: Option<(OfferedMetrics, OwnedFd)>,
     state_lock: Option<(PathBuf, File)>,
     service_manager: Option<(UnixDatagram, Option<Duration>)>,
@@ -76,12 +81,19 @@ impl Predecessor {
         let Message::Offer(offer) = message else {
             return Err(TakeoverError::unexpected("another message", "an offer"));
         };
-        Predecessor::of(channel, offer, descriptors)
+        Predecessor::of(channel, client.server_uid(), offer, descriptors)
     }
 
-    fn of(channel: Channel, offer: Offer, descriptors: Vec<OwnedFd>) -> Result<Predecessor, TakeoverError> {
-        if offer.protocol != PROTOCOL {
-            let found = format!("protocol {} (mqblk {})", offer.protocol, offer.version);
+    fn of(
+        channel: Channel,
+        uid: Option<u32>,
+        offer: Offer,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Predecessor, TakeoverError> {
+        let is_version =
+            offer.version.len() <= MAX_VERSION && offer.version.bytes().all(|byte| byte.is_ascii_graphic());
+        if !is_version || offer.protocol != PROTOCOL {
+            let found = format!("protocol {} (mqblk {:.MAX_VERSION$?})", offer.protocol, offer.version);
             return Err(TakeoverError::unexpected(found, format!("{PROTOCOL}: restart the daemon instead, once")));
         }
         let mut descriptors = descriptors.into_iter();
@@ -97,8 +109,7 @@ impl Predecessor {
         if let Some(admin) = &offer.admin {
             adopt(admin, next()?)?;
         }
-        let mut parts =
-            Parts { images: open_images(Vec::new()), metrics: None, state_lock: None, service_manager: None };
+        let mut parts = Parts { images: Arc::default(), metrics: None, state_lock: None, service_manager: None };
         if let Some(metrics) = offer.metrics {
             parts.metrics = Some((metrics, next()?));
         }
@@ -109,7 +120,7 @@ impl Predecessor {
         for image in offer.images {
             images.push(images::received(image, next()?));
         }
-        parts.images = open_images(images);
+        parts.images = Arc::new(HandedFiles::new(images));
         if let Some(manager) = offer.service_manager {
             let watchdog = manager.watchdog_us.map(Duration::from_micros);
             parts.service_manager = Some((UnixDatagram::from(next()?), watchdog));
@@ -118,7 +129,21 @@ impl Predecessor {
         tracing::info!(version = offer.version, devices = offer.devices.len(), "a running daemon hands over");
         let parts = RankedMutex::leaf(parts);
         let Offer { version, devices, admin, contracts, .. } = offer;
-        Ok(Predecessor { channel, version, devices, admin, contracts, parts })
+        Ok(Predecessor { channel, uid, version, devices, admin, contracts, parts })
+    }
+
+    /// Checks whose process it is: root's, this process' user's or `user`'s, whom this process becomes.
+    ///
+    /// # Errors
+    /// If it is another one's: whoever may connect to an admin socket's path may not have all guests' images and memory opened.
+    pub(crate) fn check_user(&self, user: Option<u32>) -> Result<(), TakeoverError> {
+        let own = rustix::process::geteuid().as_raw();
+        if self.uid.is_some_and(|uid| uid == 0 || uid == own || Some(uid) == user) {
+            return Ok(());
+        }
+        let found = self.uid.map_or("a daemon of an unknown user".to_owned(), |uid| format!("a daemon of user {uid}"));
+        let or_user = user.filter(|user| *user != own).map_or(String::new(), |user| format!(" or {user} (user=)"));
+        Err(TakeoverError::unexpected(found, format!("one of root, user {own}{or_user}")))
     }
 
     fn parts(&self) -> RankedGuard<'_, Parts> {
@@ -131,7 +156,7 @@ impl Predecessor {
     }
 
     /// Returns its open images. There are none after [`take_over`](Self::take_over).
-    pub(crate) fn images(&self) -> OpenImages {
+    pub(crate) fn images(&self) -> Arc<HandedFiles> {
         Arc::clone(&self.parts().images)
     }
 
@@ -216,7 +241,7 @@ impl Predecessor {
             self.channel.send(&answer, &[], SEND_TIMEOUT)?;
         }
         // It ends, and releases nothing.
-        self.images().lock().clear();
+        self.images().clear();
         set_sharing(Sharing::Alone);
         self.serve_others(state, &served);
         tracing::info!(version = self.version, devices = served.len(), ms = start.elapsed().as_millis(), "taken over");
@@ -256,6 +281,9 @@ impl Predecessor {
 
     /// Checks that no guest would lose its device.
     fn check(&self, state: &DaemonState) -> Result<(), TakeoverError> {
+        if let Some(why) = self.images().refused() {
+            return Err(TakeoverError::Failed(why));
+        }
         let devices: HashMap<String, _> = state.devices().into_iter().map(|device| (device.id(), device)).collect();
         for offered in self.devices.iter().filter(|offered| offered.is_connected) {
             let found = devices.get(&offered.id);

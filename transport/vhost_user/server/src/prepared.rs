@@ -93,6 +93,9 @@ pub fn adopt(name: &str, listener: UnixListener) -> io::Result<()> {
 
 /// Takes over the listening socket of the process that hands over to this one, by the path that its configuration has. Its file is left to that
 /// process, until [`ListenSocket::own_file`].
+///
+/// # Errors
+/// If the socket does not listen, or is bound to another path: whoever connects there would be served another's disk.
 pub fn adopt_handed(path: PathBuf, listener: UnixListener) -> io::Result<()> {
     if let Some(name) = path.to_str().and_then(|path| path.strip_prefix(PASSED_PREFIX)) {
         return adopt(name, listener);
@@ -100,10 +103,21 @@ pub fn adopt_handed(path: PathBuf, listener: UnixListener) -> io::Result<()> {
     if !rustix::net::sockopt::socket_acceptconn(&listener)? {
         return Err(io::Error::other("it does not listen"));
     }
+    let bound = listener.local_addr()?.as_pathname().map(Path::to_owned);
+    if !bound.as_ref().is_some_and(|bound| is_same_file(bound, &path)) {
+        let found = bound.map_or("no path".to_owned(), |bound| format!("{bound:?}"));
+        return Err(io::Error::other(format!("found one that is bound to {found}, expected this path")));
+    }
     let socket = ListenSocket::of_another_process(listener, path.clone());
     let before = prepared().own.insert(path, socket);
     drop(before);
     Ok(())
+}
+
+/// Returns true if two paths name one file, also by links; or are the same.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| path.symlink_metadata().map(|file| (file.dev(), file.ino())).ok();
+    one == other || identity(one).is_some_and(|file| identity(other) == Some(file))
 }
 
 /// Returns true if the process was started with the socket of this path, which the configuration names.
@@ -164,6 +178,24 @@ mod tests {
     use crate::listen::probe_socket;
 
     const ACCESS: SocketAccess = SocketAccess::with_mode(0o600);
+
+    /// Else a guest that connects there would be served another's disk.
+    #[test]
+    fn a_socket_that_is_handed_over_is_bound_to_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let [a, b, link] = ["a", "b", "link"].map(|name| folder.path().join(name));
+        let listeners = [&a, &b].map(|path| UnixListener::bind(path).unwrap());
+        let why = adopt_handed(a.clone(), listeners[1].try_clone().unwrap()).unwrap_err().to_string();
+        assert!(why.starts_with("found one that is bound to") && why.ends_with("expected this path"), "{why}");
+        let nowhere =
+            rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None).unwrap();
+        assert!(adopt_handed(a.clone(), nowhere.into()).is_err(), "it does not listen");
+        std::fs::hard_link(&a, &link).unwrap();
+        for path in [&a, &link] {
+            adopt_handed(path.clone(), listeners[0].try_clone().unwrap()).unwrap();
+            drop(take(path).unwrap());
+        }
+    }
 
     #[test]
     fn a_socket_that_was_passed_is_served_and_never_removed() {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::DiskSlot;
+use mqblk_core::disk::DiskError;
 use mqblk_core::settings::Settings;
 use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice, BlkQueueSet};
 use mqblk_engine::{
@@ -40,14 +41,25 @@ pub struct Rig {
 }
 
 /// Opens a disk by its settings.
+///
+/// # Panics
+/// When it does not open.
 pub fn disk(kind: &str, settings: &[(&str, &str)]) -> Arc<AnyDisk> {
+    try_disk(kind, settings).expect("the disk opens")
+}
+
+/// As [`disk`], of one that may be refused.
+///
+/// # Errors
+/// The storage's.
+pub fn try_disk(kind: &str, settings: &[(&str, &str)]) -> Result<Arc<AnyDisk>, DiskError> {
     let mut given = Settings::new("disk");
     for (key, value) in settings {
         given.insert(key, value).expect("each key once");
     }
-    let disk = mqblk_storage::open(kind, &mut given).expect("the disk opens");
+    let disk = mqblk_storage::open(kind, &mut given)?;
     given.finish().expect("all settings are known");
-    disk
+    Ok(disk)
 }
 
 /// Serves `plan` on the socket of `options`, with its queues.

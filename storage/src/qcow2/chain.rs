@@ -16,9 +16,10 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{ImageAccess, ImageOpener};
 
 use super::access::{NamedFiles, named_path};
-use super::check::{TableError, check_tables, repair_refcounts};
+use super::check::{TableError, check_tables};
 use super::direct::Direct;
 use super::header::{self, Header};
+use super::repair::repair_refcounts;
 use crate::file::lock::{self, LockError};
 
 /// Most images of a chain, the disk's own among them. Each costs descriptors and a look-up for what is not in those before.
@@ -169,7 +170,7 @@ impl ChainOpener<'_> {
         header: &mut Header,
         read_only: bool,
     ) -> Result<(), SettingError> {
-        let len = file.metadata().map_err(|error| self.refused(key, path, error))?.len();
+        let len = || file.metadata().map(|file| file.len()).map_err(|error| self.refused(key, path, error));
         let damaged = |error| match error {
             TableError::Io(error) => self.refused(key, path, error),
             TableError::Damaged(what) => {
@@ -185,12 +186,14 @@ impl ChainOpener<'_> {
         }
         // Version 2 has no dirty bit.
         if !read_only && (header.is_dirty() || header.version == 2) {
-            let repaired = repair_refcounts(file, header, len).map_err(damaged)?;
+            let repaired = repair_refcounts(file, header, len()?).map_err(damaged)?;
             if repaired > 0 || header.is_dirty() {
                 tracing::warn!("{}: was not closed; {repaired} refcounts repaired", path.display());
             }
         }
-        header.writes_free = check_tables(file, header, len, !read_only).map_err(damaged)?;
+        let checked = check_tables(file, header, len()?, !read_only).map_err(damaged)?;
+        (header.writes_free, header.free) = (checked.writes_free, checked.free);
+        header.has_unlisted_free = checked.has_unlisted_free;
         if header.is_dirty() {
             header.write_dirty(file, false).map_err(|error| self.refused(key, path, error))?;
             header.incompatible &= !1;

@@ -10,6 +10,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use mqblk_core::Sector512;
@@ -34,6 +35,9 @@ const MAX_SNAPSHOT_LEN: u64 = 1 << 20;
 /// QEMU's `QCOW_MAX_L1_SIZE`, in entries.
 const MAX_L1_ENTRIES: u64 = 4 << 20;
 
+/// Most free parts of a file that are listed: 16 MiB.
+const MAX_FREE: usize = 1 << 20;
+
 /// What is wrong with the tables.
 #[derive(Debug)]
 pub(super) enum TableError {
@@ -48,7 +52,7 @@ impl From<io::Error> for TableError {
     }
 }
 
-type Checked<T = ()> = Result<T, TableError>;
+pub(super) type Checked<T = ()> = Result<T, TableError>;
 
 /// What a metadata cluster is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,32 +69,32 @@ enum Table {
 
 /// Checks the active tables of an image of `file_len` bytes; for writing (`write`) also its refcounts and all other tables.
 ///
-/// Returns true if a write can free a cluster: one that is compressed, or that has no other user although its entry does not say so.
+/// Returns what the header does not say.
 ///
 /// # Errors
 /// At the first entry that is wrong, or if the file cannot be read.
-pub(super) fn check_tables(file: &File, header: &Header, file_len: u64, write: bool) -> Checked<bool> {
-    Ok(walk(file, header, file_len, write, None)?.writes_free)
+pub(super) fn check_tables(file: &File, header: &Header, file_len: u64, write: bool) -> Checked<CheckedTables> {
+    let mut check = walk(file, header, file_len, write, None)?;
+    let free = if write { check.free()? } else { Some(Vec::new()) };
+    Ok(CheckedTables {
+        writes_free: check.writes_free,
+        has_unlisted_free: free.is_none(),
+        free: free.unwrap_or_default(),
+    })
 }
 
-/// Gives each cluster that the active tables name and that has refcount 0 the refcount that it needs. That is all that a writer which was
-/// killed leaves behind, besides clusters that nothing names: tables are written before refcounts (docs/design/0017-qcow2.md). Returns how
-/// many clusters there were. The tables are to be [checked](check_tables) after that.
-///
-/// # Errors
-/// If tables are damaged, a refcount block is missing, or the file cannot be read or written.
-pub(super) fn repair_refcounts(file: &File, header: &Header, file_len: u64) -> Checked<u64> {
-    let mut check = walk(file, header, file_len, true, Some(HashMap::new()))?;
-    let missing = check.missing.take().unwrap_or_default();
-    for (cluster, count) in &missing {
-        check.set_refcount(*cluster, *count)?;
-    }
-    file.sync_data()?;
-    Ok(missing.len() as u64)
+/// What the tables of an image say.
+pub(super) struct CheckedTables {
+    /// A write can free a cluster: one that is compressed, or that has no other user although its entry does not say so.
+    pub(super) writes_free: bool,
+    /// Parts of the file that no table has or names, and whose refcount is 0. Only for writing.
+    pub(super) free: Vec<Range<u64>>,
+    /// There are too many of them to list.
+    pub(super) has_unlisted_free: bool,
 }
 
 /// Follows all tables. With `missing`, refcounts of 0 are counted there and are no errors.
-fn walk<'a>(
+pub(super) fn walk<'a>(
     file: &'a File,
     header: &'a Header,
     file_len: u64,
@@ -133,28 +137,28 @@ fn walk<'a>(
     Ok(check)
 }
 
-struct TableCheck<'a> {
-    file: &'a File,
-    header: &'a Header,
-    file_len: u64,
+pub(super) struct TableCheck<'a> {
+    pub(super) file: &'a File,
+    pub(super) header: &'a Header,
+    pub(super) file_len: u64,
     /// Refcounts are checked too.
     write: bool,
     /// What each metadata cluster is, by its number in the file.
     tables: HashMap<u64, Table>,
-    blocks: Refcounts,
+    pub(super) blocks: Refcounts,
     /// How often clusters are named; for writing only.
     names: Names,
     /// How often clusters with refcount 0 are named, if that is to be repaired.
-    missing: Option<HashMap<u64, u64>>,
+    pub(super) missing: Option<HashMap<u64, u64>>,
     /// A write can free a cluster.
     writes_free: bool,
 }
 
 /// The refcount blocks.
 #[derive(Debug, Default)]
-struct Refcounts {
+pub(super) struct Refcounts {
     /// Their offsets.
-    offsets: Vec<u64>,
+    pub(super) offsets: Vec<u64>,
     /// Those that were read last.
     cached: HashMap<u64, Vec<u8>>,
 }
@@ -181,12 +185,36 @@ impl Names {
         *count
     }
 
+    fn has(&self, cluster: u64) -> bool {
+        self.once[(cluster / 64) as usize] & 1 << (cluster % 64) != 0
+    }
+
     fn count(&self, cluster: u64) -> u64 {
         self.more.get(&cluster).copied().unwrap_or(1)
     }
 }
 
 impl TableCheck<'_> {
+    /// Returns the parts of the file that are free. `None`: there are too many.
+    fn free(&mut self) -> Checked<Option<Vec<Range<u64>>>> {
+        let bits = self.header.cluster_bits;
+        let mut free: Vec<Range<u64>> = Vec::new();
+        for cluster in 0..self.file_len.div_ceil(self.header.cluster()) {
+            // Refcounts are read of what nothing names: clusters of snapshots, those that a killed writer has left, and free ones.
+            if self.names.has(cluster) || self.refcount(cluster)? != 0 {
+                continue;
+            }
+            let range = cluster << bits..(cluster + 1) << bits;
+            let is_full = free.len() == MAX_FREE;
+            match free.last_mut() {
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ if is_full => return Ok(None),
+                _ => free.push(range),
+            }
+        }
+        Ok(Some(free))
+    }
+
     /// Reads a table of `entries` numbers. Its bounds were checked: it lies in the file.
     fn read_table(&self, offset: u64, entries: u64) -> Checked<Vec<u64>> {
         let mut bytes = vec![0; entries as usize * 8];
@@ -385,30 +413,6 @@ impl TableCheck<'_> {
                 Err(TableError::Damaged(why))
             }
         }
-    }
-
-    /// Writes a refcount to its block.
-    fn set_refcount(&self, cluster: u64, count: u64) -> Checked {
-        let header = self.header;
-        let entries_bits = header.cluster_bits + 3 - header.refcount_order;
-        let width = 1_u64 << header.refcount_order;
-        let block = self.blocks.offsets.get((cluster >> entries_bits) as usize).copied().unwrap_or(0);
-        if block == 0 || width < 64 && count >> width != 0 {
-            let why = if block == 0 { "has no refcount block" } else { "is named too often" };
-            return Err(TableError::Damaged(format!("the cluster {cluster:#x} {why}")));
-        }
-        let bit = (cluster & ((1 << entries_bits) - 1)) << header.refcount_order;
-        let at = block + bit / 8;
-        if width >= 8 {
-            let bytes = count.to_be_bytes();
-            self.file.write_all_at(&bytes[8 - (width / 8) as usize..], at)?;
-        } else {
-            let mut byte = [0];
-            self.file.read_exact_at(&mut byte, at)?;
-            byte[0] |= (count as u8) << (bit % 8);
-            self.file.write_all_at(&byte, at)?;
-        }
-        Ok(())
     }
 
     fn refcount(&mut self, cluster: u64) -> io::Result<u64> {

@@ -16,6 +16,7 @@ use super::chain::Chain;
 use super::direct::Direct;
 use super::direct::gate::ShutGate;
 use super::header::Header;
+use super::order::DataOrder;
 use super::tables::{TableChange, TableWriter};
 use crate::blocking::BlockingStorage;
 use crate::file::lock;
@@ -42,6 +43,7 @@ pub(super) struct Image {
     /// Serialises changes of the dirty bit.
     marking: Mutex<()>,
     tables: TableWriter,
+    order: DataOrder,
     /// A write has failed: what it had may have been freed again.
     has_failed: AtomicBool,
     /// The library panicked: what it has in memory may be anything, and must not be written.
@@ -71,8 +73,8 @@ impl Image {
         let Chain { format, header, file, data, direct } = chain;
         let (dirty, failed) = (AtomicBool::new(false), AtomicBool::new(false));
         let (format, marking, tables) = (RwLock::new(Some(format)), Mutex::new(()), TableWriter::default());
-        let has_failed = AtomicBool::new(false);
-        Image { format, header, read_only, path, file, data, dirty, marking, tables, has_failed, failed, direct }
+        let (has_failed, order) = (AtomicBool::new(false), DataOrder::new(&header));
+        Image { format, header, read_only, path, file, data, dirty, marking, tables, order, has_failed, failed, direct }
     }
 
     pub(super) fn cluster(&self) -> u64 {
@@ -146,29 +148,36 @@ impl Image {
         write: impl Fn(&FormatAccess<ImageFile>) -> io::Result<()>,
     ) -> io::Result<()> {
         let is_done = self.change(|format| match Image::effect(format, at, len) {
-            WriteEffect::Nothing => self.write_out((at, len), format, None, &write).map(|()| true),
-            WriteEffect::Allocates if !self.has_failed.load(Ordering::Acquire) => {
-                self.write_out((at, len), format, Some(self.tables.begin()), &write).map(|()| true)
+            effect @ WriteEffect::Nothing => self.write_out((at, len), format, (effect, None), &write).map(|()| true),
+            effect @ WriteEffect::Allocates if !self.has_failed.load(Ordering::Acquire) => {
+                let change = Some(self.tables.begin());
+                self.write_out((at, len), format, (effect, change), &write).map(|()| true)
             }
             WriteEffect::Allocates | WriteEffect::FillsZeroes => Ok(false),
         })?;
         if is_done {
             return Ok(());
         }
-        self.change_alone(|format| self.write_out((at, len), format, Some(self.tables.begin()), &write))
+        let change = |format: &FormatAccess<ImageFile>| (Image::effect(format, at, len), Some(self.tables.begin()));
+        self.change_alone(|format| self.write_out((at, len), format, change(format), &write))
     }
 
-    /// Writes, then gives the entries of the range to the file, then lets workers know where it is.
+    /// Writes, then gives the entries of the range to the file, with its data on the disk where that matters, then lets workers know where it is.
     fn write_out(
         &self,
         (at, len): (u64, u64),
         format: &FormatAccess<ImageFile>,
-        change: Option<TableChange<'_>>,
+        (effect, change): (WriteEffect, Option<TableChange<'_>>),
         write: impl Fn(&FormatAccess<ImageFile>) -> io::Result<()>,
     ) -> io::Result<()> {
-        let done = write(format);
+        let size = format.size();
+        let done = write(format).and_then(|()| match effect {
+            WriteEffect::Nothing => Ok(()),
+            _ => self.order.data_first((at, len), size, effect == WriteEffect::FillsZeroes, || self.sync_files()),
+        });
         if done.is_err() {
             self.has_failed.store(true, Ordering::Release);
+            self.order.frees_others();
         }
         let found = self.direct.as_ref().map(|direct| direct.look_up(format, at, len, true));
         let in_file = match change.is_none() && self.tables.is_written() {
@@ -260,6 +269,7 @@ impl Image {
         }
         let _one = self.marking.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.dirty.load(Ordering::Acquire) {
+            self.order.punch_free(&self.file)?;
             self.header.write_dirty(&self.file, true)?;
             self.dirty.store(true, Ordering::Release);
         }
@@ -298,9 +308,34 @@ impl Image {
         self.free_alone((0, u64::MAX), |format| {
             let before = format.size();
             match size.0 < before {
-                true => format.resize_shrink(size.0),
-                false => self.grow(format, before, size.0),
+                true => {
+                    self.punch(format, (size.0, before), false)?;
+                    format.resize_shrink(size.0)
+                }
+                false => {
+                    // Tables that get another place.
+                    self.order.frees_others();
+                    self.grow(format, before, size.0)
+                }
             }
+        })
+    }
+
+    /// Makes the clusters of a range, which are freed next, holes.
+    fn punch(&self, format: &FormatAccess<ImageFile>, range: (u64, u64), keeps_space: bool) -> io::Result<()> {
+        self.order.punch_range(format, self.data.as_ref().unwrap_or(&self.file), range, keeps_space)
+    }
+
+    /// Writes to a range whose clusters may be freed by that. Their new data is durable before the entries that name it, and what is freed is no hole.
+    fn write_freeing(
+        &self,
+        (at, len): (u64, u64),
+        write: impl FnOnce(&FormatAccess<ImageFile>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.order.frees_others();
+        self.free_alone((at, at + len), |format| {
+            write(format)?;
+            if self.order.is_part((at, len), format.size()) { self.sync_files() } else { Ok(()) }
         })
     }
 
@@ -389,7 +424,7 @@ impl BlockingStorage for Arc<Image> {
         let len = bytes.len() as u64;
         let changes = |format: &FormatAccess<ImageFile>| Ok(Image::effect(format, at.0, len) != WriteEffect::Nothing);
         if self.header.writes_free && self.with(changes)? {
-            return self.free_alone((at.0, at.0 + len), |format| format.write(bytes, at.0));
+            return self.write_freeing((at.0, len), |format| format.write(bytes, at.0));
         }
         self.write_shared((at.0, len), |format| format.write(bytes, at.0))
     }
@@ -407,6 +442,7 @@ impl BlockingStorage for Arc<Image> {
             if start >= end {
                 return Ok(());
             }
+            self.punch(format, (start, end), false)?;
             self.by_table(format, (start, end), |format, at, len| match self.header.version {
                 2 => format.discard_to_backing(at, len),
                 _ => format.discard_to_any(at, len),
@@ -419,12 +455,13 @@ impl BlockingStorage for Arc<Image> {
             let zero = |format: &FormatAccess<ImageFile>| Image::write_plain_zeroes(format, at.0, len.0);
             let frees = self.header.writes_free;
             if frees {
-                return self.free_alone((at.0, at.0 + len.0), |format| zero(format));
+                return self.write_freeing((at.0, len.0), zero);
             }
             return self.write_shared((at.0, len.0), zero);
         }
         // Alone: the library makes a cluster of zeroes of one whose other parts are zero, which a write to one of them may change meanwhile.
         self.free_alone((at.0, at.0 + len.0), |format| {
+            self.punch(format, (at.0, at.0 + len.0), !may_unmap)?;
             self.by_table(format, (at.0, at.0 + len.0), |format, at, len| match may_unmap {
                 true => format.discard_to_zero(at, len),
                 false => format.write_zeroes(at, len),

@@ -14,9 +14,10 @@
 //! The library's calls block, so threads of the disk's own make them ([`blocking`](crate::blocking)). Reads and writes of clusters that are
 //! allocated do without (`direct`). Why this library and how it is kept from damaging an image: docs/design/0017-qcow2.md.
 //!
-//! * `header` and `check` read an image before the library does, and refuse what is damaged or not supported.
+//! * `header` and `check` read an image before the library does, and refuse what is damaged or not supported; `repair` mends what was not closed.
 //! * `chain` opens all files, `access` says which an image may name, `create` makes overlays.
-//! * `image` carries out requests, `tables` sees to it that a completed write survives this process.
+//! * `image` carries out requests, `tables` sees to it that a completed write survives this process, `order` that a loss of power leaves
+//!   nothing in a cluster that was not there.
 
 mod access;
 mod chain;
@@ -25,6 +26,8 @@ mod create;
 mod direct;
 mod header;
 mod image;
+mod order;
+mod repair;
 mod tables;
 
 use std::path::{Path, PathBuf};

@@ -28,9 +28,16 @@ pub struct WriteHistory {
     writes: Vec<RecordedWrite>,
     sectors: BTreeMap<u64, Vec<usize>>,
     step: u64,
+    /// Pattern of all sectors at first; 0 for zeroes.
+    initial: u64,
 }
 
 impl WriteHistory {
+    /// Creates the history of a disk whose sectors all have this stamp at first.
+    pub fn of_disk_with(stamp: u64) -> WriteHistory {
+        WriteHistory { initial: stamp, ..WriteHistory::default() }
+    }
+
     /// Returns the bytes of a sector with this stamp: its number and the stamp, repeated.
     pub fn content(sector: u64, stamp: u64) -> Vec<u8> {
         if stamp == 0 {
@@ -73,7 +80,6 @@ impl WriteHistory {
     }
 
     /// Returns the sectors of an image after a cut with wrong content: older than guaranteed, newer than sent, or never written there.
-    /// Initially all sectors are zero.
     pub fn faults(&self, image: &[u8], cut: Position) -> Vec<String> {
         let mut faults = vec![];
         for (&sector, ids) in &self.sectors {
@@ -81,8 +87,8 @@ impl WriteHistory {
             let oldest = ids.iter().rposition(|&id| self.writes[id].durable.is_some_and(|from| from <= cut));
             let sent = ids.iter().take_while(|&&id| self.writes[id].sent <= cut).count();
             let fits = |&id: &usize| found == WriteHistory::content(sector, self.writes[id].stamp);
-            let zero = oldest.is_none() && found == [0; SECTOR];
-            if !zero && !ids[oldest.unwrap_or(0)..sent].iter().any(fits) {
+            let untouched = oldest.is_none() && found == WriteHistory::content(sector, self.initial);
+            if !untouched && !ids[oldest.unwrap_or(0)..sent].iter().any(fits) {
                 let was = ids.iter().position(fits);
                 let name = |at: Option<usize>| {
                     at.map_or("none".to_owned(), |at| {

@@ -3,14 +3,17 @@
 //! Each test also cuts the power of a disk that violates durability, and must detect that.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::process::{Command, Output};
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, Sector512};
 use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkQueue, BlkStatus, DataSegment, SectorRange};
 use mqblk_engine::{AnyDisk, PlugOptions, PollPolicy};
 use mqblk_memory::GuestAddress;
-use mqblk_tests::in_process::{Plan, Rig, disk};
-use mqblk_tests::power::{CacheModel, PowerLog, SECTOR, WriteHistory, WriteId, record_writes};
+use mqblk_tests::in_process::{Plan, Rig, disk, try_disk};
+use mqblk_tests::power::{CacheModel, Position, PowerLog, PowerMount, SECTOR, WriteHistory, WriteId, record_writes};
 use mqblk_tests::stepped_scsi::{CommandData, SteppedController};
 use mqblk_virtio_scsi::LunAddress;
 use rand::rngs::SmallRng;
@@ -56,12 +59,18 @@ enum Sent {
 
 /// Keeps several queues busy with random changes and flushes. At most one change of a block is in flight.
 fn load(writeback: bool) -> (Arc<PowerLog>, WriteHistory) {
-    const QUEUES: u16 = 3;
-    const OPERATIONS: u64 = 3000;
     let log = Arc::<PowerLog>::default();
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder");
+    let history = load_disk(recorded(folder.path(), &log), &log, writeback, WriteHistory::default());
+    (log, history)
+}
+
+/// As [`load`], of a disk whose storage is recorded in `log`.
+fn load_disk(disk: Arc<AnyDisk>, log: &PowerLog, writeback: bool, mut history: WriteHistory) -> WriteHistory {
+    const QUEUES: u16 = 3;
+    const OPERATIONS: u64 = 3000;
     let plan = Plan {
-        disk: recorded(folder.path(), &log),
+        disk,
         workers: 2,
         poll: PollPolicy::default(),
         plug: PlugOptions::default(),
@@ -74,7 +83,7 @@ fn load(writeback: bool) -> (Arc<PowerLog>, WriteHistory) {
     });
     rig.set_writeback(writeback);
     let set = &mut sets[0];
-    let (mut history, mut random) = (WriteHistory::default(), SmallRng::seed_from_u64(5));
+    let mut random = SmallRng::seed_from_u64(5);
     let mut free: Vec<Vec<u32>> = vec![(0..DEPTH).collect(); QUEUES.into()];
     let mut sent: HashMap<(usize, u32), Sent> = HashMap::new();
     let mut busy = vec![false; BLOCKS as usize];
@@ -96,7 +105,7 @@ fn load(writeback: bool) -> (Arc<PowerLog>, WriteHistory) {
                 Sent::Flush(promise)
             } else {
                 busy[block as usize] = true;
-                change(queue, slot, block, started, &mut history, &log, &mut random)
+                change(queue, slot, block, started, &mut history, log, &mut random)
             };
             sent.insert((at, slot), one);
         }
@@ -123,7 +132,7 @@ fn load(writeback: bool) -> (Arc<PowerLog>, WriteHistory) {
         }
     }
     rig.stop(sets);
-    (log, history)
+    history
 }
 
 /// Submits a write, zeroes or a discard of a part of a block.
@@ -136,12 +145,14 @@ fn change(
     log: &PowerLog,
     random: &mut SmallRng,
 ) -> Sent {
+    let kind = random.random_range(0..20);
     let from = random.random_range(0..BLOCK_SECTORS);
-    let count = random.random_range(1..=BLOCK_SECTORS - from);
+    // A discard of a part of a cluster of qcow2 does nothing.
+    let (from, count) =
+        if kind == 1 { (0, BLOCK_SECTORS) } else { (from, random.random_range(1..=BLOCK_SECTORS - from)) };
     let first = block * BLOCK_SECTORS + from;
     let range = [SectorRange { start: Sector512(first), sectors: count as u32, unmap: false }];
-    let (kind, now) = (random.random_range(0..20), log.position());
-    let write = history.send(first, count, if kind < 2 { 0 } else { stamp }, now);
+    let write = history.send(first, count, if kind < 2 { 0 } else { stamp }, log.position());
     match kind {
         0 => queue.write_zeroes(slot, &range).expect("the ring has room"),
         1 => queue.discard(slot, &range).expect("the ring has room"),
@@ -172,6 +183,91 @@ fn a_write_through_disk_keeps_completed_writes() {
     none(&faults(&log, &history, CacheModel::Honest));
     let lost = faults(&log, &history, CacheModel::IgnoresDurable);
     assert!(!lost.is_empty(), "a disk that ignores write-through was not seen");
+}
+
+/// Stamp of what the backing file has.
+const BELOW: u64 = u64::MAX;
+/// Bytes of the file of a qcow2 image: its tables, and clusters that are given back and allocated again.
+const IMAGE_SIZE: usize = 4 << 20;
+const IMAGE_CUTS: u64 = 60;
+
+fn qemu_img(arguments: &[&str]) -> Output {
+    let output = Command::new("qemu-img").args(arguments).output();
+    output.unwrap_or_else(|error| panic!("qemu-img: {error}; apt-get install qemu-utils"))
+}
+
+/// Has this daemon or QEMU repair an image's refcounts, as whoever opens it first does. Returns what is wrong in it then.
+fn repair(image: &str, by_qemu: bool) -> Option<String> {
+    // The dirty bit (incompatible_features, docs/interop/qcow2.rst of QEMU) says that refcounts may be late.
+    let is_dirty = std::fs::read(image).expect("the image")[79] & 1 == 1;
+    let before = qemu_img(&["check", "-f", "qcow2", image]);
+    if !is_dirty && before.status.code() != Some(0) {
+        return Some(format!("not marked dirty: {before:?}"));
+    }
+    if by_qemu {
+        qemu_img(&["check", "-f", "qcow2", "-r", "all", image]);
+    } else if let Err(error) = try_disk("qcow2", &[("path", image), ("backing", "allow")]) {
+        return Some(format!("{before:?}, then {error}"));
+    }
+    // 3: clusters that nobody names, which a cut may leave.
+    let after = qemu_img(&["check", "-f", "qcow2", image]);
+    (!matches!(after.status.code(), Some(0 | 3))).then(|| format!("by QEMU {by_qemu}: {before:?}, then {after:?}"))
+}
+
+/// Returns what QEMU's programs find wrong in the images of cuts after `from`, and what is not in the disk that should be.
+fn image_faults(log: &PowerLog, from: Position, history: &WriteHistory, cache: CacheModel) -> Vec<String> {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let [image, raw] = ["image", "raw"].map(|name| folder.path().join(name).display().to_string());
+    let mut random = SmallRng::seed_from_u64(12);
+    let mut faults = vec![];
+    for seed in 0..IMAGE_CUTS {
+        let at = random.random_range(from..=log.position());
+        std::fs::write(&image, log.cut(0, IMAGE_SIZE, at, cache, seed)).expect("the image");
+        if let Some(fault) = repair(&image, seed % 2 == 0) {
+            faults.push(format!("cut at {at}, seed {seed}: {fault}"));
+            continue;
+        }
+        let converted = qemu_img(&["convert", "-f", "qcow2", "-O", "raw", &image, &raw]);
+        assert!(converted.status.success(), "{converted:?}");
+        faults.extend(history.faults(&std::fs::read(&raw).expect("the disk"), at));
+    }
+    faults
+}
+
+/// The daemon's requests to the kernel are recorded: data and tables of the image, in their order.
+#[test]
+fn a_qcow2_image_is_whole_after_each_cut_and_has_what_was_flushed() {
+    // A cluster is a block of the load, so that most writes allocate; or a sector, with a table for each 32 KiB.
+    for (cluster, writeback, backing) in [("4k", true, 0), ("4k", false, 0), ("512", true, 0), ("4k", true, BELOW)] {
+        let log = Arc::<PowerLog>::default();
+        let mount = PowerMount::new(&log, &[("image", IMAGE_SIZE), ("marks", SECTOR)]).expect("a mount");
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let empty = folder.path().join("empty").display().to_string();
+        let below = folder.path().join("below").display().to_string();
+        let sectors = 0..(SIZE / SECTOR) as u64;
+        let content: Vec<u8> = sectors.flat_map(|sector| WriteHistory::content(sector, backing)).collect();
+        std::fs::write(&below, content).expect("the backing file");
+        let (shape, size) = (format!("cluster_size={cluster}"), SIZE.to_string());
+        let mut words = vec!["create", "-q", "-f", "qcow2", "-o", &shape];
+        if backing != 0 {
+            words.extend(["-b", &below, "-F", "raw"]);
+        }
+        words.extend([empty.as_str(), &size]);
+        let created = qemu_img(&words);
+        assert!(created.status.success(), "{created:?}");
+        let path = mount.path("image");
+        let file = File::options().write(true).open(&path).expect("the image");
+        file.write_all_at(&std::fs::read(&empty).expect("the empty image"), 0).expect("space");
+        file.sync_all().expect("its content");
+        drop(file);
+        let from = log.position();
+        let disk = disk("qcow2", &[("path", path.to_str().expect("plain text")), ("backing", "allow")]);
+        let history = load_disk(disk, &log, writeback, WriteHistory::of_disk_with(backing));
+        println!("clusters of {cluster}, writeback {writeback}, backing {backing}:");
+        none(&image_faults(&log, from, &history, CacheModel::Honest));
+        let lost = image_faults(&log, from, &history, CacheModel::IgnoresFlushFrom(from));
+        assert!(!lost.is_empty(), "a disk that ignores flushes was not seen");
+    }
 }
 
 #[test]

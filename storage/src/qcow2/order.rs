@@ -1,0 +1,223 @@
+//! What a loss of power may leave in a cluster that was just given to a range of the disk.
+//!
+//! The entry of a completed write is in the file and not on the disk, and the host writes data and tables in any order. If the entry reaches
+//! the disk and the data of its cluster does not, the parts of the cluster that nobody has written read as whatever was in that place of the
+//! file, where durable zeroes or the backing file's data were before. A new table would be read from such a place, too.
+//!
+//! So free clusters are *holes*: what is free when the image is changed first, and what is freed later, is punched out of the file, durably,
+//! before it is given away. A lost write leaves zeroes then, which is what a range without a cluster was. Where it was something else (a
+//! backing file), or clusters may be no holes (a file system that has none, a data file, a freed compressed cluster), the data of a write
+//! to a part of a cluster is made durable before the entry is written, as QEMU does (`qcow2_cache_depends_on_flush`).
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use imago::file::File as ImageFile;
+use imago::{FormatAccess, Mapping};
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+
+use super::header::Header;
+
+/// Keeps data and tables of an image in the order that a loss of power needs.
+#[derive(Debug)]
+pub(super) struct DataOrder {
+    cluster: u64,
+    /// Parts of the file that are free since the image was opened, until the first change.
+    free: Mutex<Vec<Range<u64>>>,
+    /// A write to a part of a cluster that is new waits for its data.
+    waits: AtomicBool,
+    syncs: SharedSync,
+}
+
+impl DataOrder {
+    pub(super) fn new(header: &Header) -> DataOrder {
+        let waits = header.backing.is_some() || header.external_data || header.has_unlisted_free;
+        DataOrder {
+            cluster: header.cluster(),
+            free: Mutex::new(header.free.clone()),
+            waits: AtomicBool::new(waits),
+            syncs: SharedSync::default(),
+        }
+    }
+
+    /// Makes what is free a hole, durably. Called before the first change.
+    pub(super) fn punch_free(&self, file: &File) -> io::Result<()> {
+        let free = std::mem::take(&mut *self.free.lock().unwrap_or_else(PoisonError::into_inner));
+        if free.is_empty() {
+            return Ok(());
+        }
+        for range in free {
+            self.punch(file, range, false)?;
+        }
+        file.sync_data()
+    }
+
+    /// Makes the clusters of a range holes, before the entries that name them change: a discard or zeroes may be there early. `file` has the
+    /// data. `keeps_space`: zeroes without giving the host's space back. Called by who has the image alone, and makes it durable later.
+    pub(super) fn punch_range(
+        &self,
+        format: &FormatAccess<ImageFile>,
+        file: &File,
+        (start, end): (u64, u64),
+        keeps_space: bool,
+    ) -> io::Result<()> {
+        let size = format.size();
+        let end = if end >= size { size } else { end & !(self.cluster - 1) };
+        let mut at = start.next_multiple_of(self.cluster);
+        while at < end {
+            let (mapping, len) = format.get_mapping(at, end - at)?;
+            if len == 0 {
+                break;
+            }
+            // What others use as well stays.
+            if let Mapping::Raw { offset, writable: true, .. } = mapping {
+                self.punch(file, offset..offset + len.next_multiple_of(self.cluster), keeps_space)?;
+            }
+            at += len;
+        }
+        Ok(())
+    }
+
+    fn punch(&self, file: &File, range: Range<u64>, keeps_space: bool) -> io::Result<()> {
+        let how = if keeps_space { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
+        let (at, len) = (range.start, range.end - range.start);
+        match fallocate(file, how | FallocateFlags::KEEP_SIZE, at, len) {
+            Err(Errno::OPNOTSUPP) if keeps_space => self.punch(file, range, false),
+            Err(Errno::OPNOTSUPP) => {
+                self.waits.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            done => Ok(done?),
+        }
+    }
+
+    /// Clusters become free that are no holes.
+    pub(super) fn frees_others(&self) {
+        self.waits.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if the range has a part of a cluster only.
+    pub(super) fn is_part(&self, (at, len): (u64, u64), size: u64) -> bool {
+        let end = at + len;
+        at % self.cluster != 0 || end % self.cluster != 0 && end < size
+    }
+
+    /// Makes the data of a write durable, before its entry is written, if that is needed. `fills`: a cluster of zeroes gets data, which may be one
+    /// that has its old data still.
+    ///
+    /// # Errors
+    /// As `sync`.
+    pub(super) fn data_first(
+        &self,
+        range: (u64, u64),
+        size: u64,
+        fills: bool,
+        sync: impl Fn() -> io::Result<()>,
+    ) -> io::Result<()> {
+        let waits = (fills || self.waits.load(Ordering::Relaxed)) && self.is_part(range, size);
+        if waits { self.syncs.run(sync) } else { Ok(()) }
+    }
+}
+
+/// A sync that all who wait for one share: it covers what was written before it began.
+#[derive(Debug, Default)]
+struct SharedSync {
+    state: Mutex<SyncState>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct SyncState {
+    begun: u64,
+    ended: u64,
+    /// The last one that has failed: the kernel reports an error once.
+    failed: u64,
+    runs: bool,
+}
+
+impl SharedSync {
+    fn state(&self) -> MutexGuard<'_, SyncState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns when a sync has ended that began after this call.
+    fn run(&self, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
+        let mut state = self.state();
+        let needed = state.begun + 1;
+        while state.ended < needed {
+            if state.runs {
+                state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            state.begun += 1;
+            state.runs = true;
+            let number = state.begun;
+            drop(state);
+            let done = sync();
+            state = self.state();
+            (state.runs, state.ended) = (false, number);
+            if done.is_err() {
+                state.failed = number;
+            }
+            self.ended.notify_all();
+            done?;
+        }
+        match state.failed >= needed {
+            true => Err(io::Error::other("the data could not be made durable before its table")),
+            false => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[test]
+    fn a_sync_is_shared_by_those_who_came_before_it_began() {
+        let (shared, runs) = (SharedSync::default(), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        let before = runs.load(Ordering::SeqCst);
+                        let sync = || {
+                            std::thread::yield_now();
+                            runs.fetch_add(1, Ordering::SeqCst);
+                            Ok(())
+                        };
+                        shared.run(sync).unwrap();
+                        assert!(runs.load(Ordering::SeqCst) > before, "one has ended since");
+                    }
+                });
+            }
+        });
+        assert!((100..=800).contains(&runs.into_inner()));
+    }
+
+    #[test]
+    fn a_sync_that_fails_fails_for_all_who_shared_it() {
+        let (shared, failed) = (SharedSync::default(), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    // As the kernel: one caller gets the error.
+                    let sync = || match failed.load(Ordering::SeqCst) {
+                        0 => Err(io::ErrorKind::StorageFull.into()),
+                        _ => Ok(()),
+                    };
+                    let done = shared.run(sync);
+                    assert!(done.is_err());
+                });
+            }
+        });
+        failed.store(1, Ordering::SeqCst);
+        shared.run(|| Ok(())).unwrap();
+    }
+}

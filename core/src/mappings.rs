@@ -67,10 +67,10 @@ impl MappingBudget {
         self.take_of(count, self.limit - self.limit / 8)
     }
 
-    /// Gives back what was taken.
-    pub fn give_back(&self, count: u64) {
+    /// Releases what was taken.
+    pub fn release(&self, count: u64) {
         let before = self.held.fetch_sub(count, Ordering::Relaxed);
-        debug_assert!(before >= count, "more is given back than was taken");
+        debug_assert!(before >= count, "more is released than was taken");
     }
 
     /// Holds `count` mappings of what guests may use.
@@ -109,7 +109,7 @@ impl MappingBudget {
 
 impl Drop for HeldMappings {
     fn drop(&mut self) {
-        self.budget.give_back(self.count);
+        self.budget.release(self.count);
     }
 }
 
@@ -139,7 +139,7 @@ mod tests {
     fn what_cannot_be_counted_is_refused() {
         let budget = MappingBudget::new(80);
         assert!(budget.try_take(70) && !budget.try_take(u64::MAX) && !budget.try_take(1));
-        budget.give_back(70);
+        budget.release(70);
         assert_eq!(budget.held(), 0);
     }
 

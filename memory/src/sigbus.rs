@@ -176,7 +176,7 @@ impl Drop for WatchSlot {
         let mut free = FREE_SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(range) = slot(self.0) {
             range.set(Range { start: 0, len: 0, page: 0 });
-            MappingBudget::of_process().give_back(range.held.swap(0, Ordering::Relaxed));
+            MappingBudget::of_process().release(range.held.swap(0, Ordering::Relaxed));
         }
         free.push(self.0);
     }

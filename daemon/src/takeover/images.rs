@@ -179,7 +179,7 @@ mod tests {
             let why = found.unwrap_err();
             assert!(why.contains(expected) && refused.as_ref() == Some(&why), "{name}: {why}");
         }
-        // What was offered for another access is not looked at.
+        // What was offered for another access does not matter.
         assert!(opened(&a, (WRITE, of(&b)), ImageAccess::default()).0.is_ok());
     }
 }

@@ -132,7 +132,7 @@ impl Predecessor {
         Ok(Predecessor { channel, uid, version, devices, admin, contracts, parts })
     }
 
-    /// Checks whose process it is: root's, this process' user's or `user`'s, whom this process becomes.
+    /// Checks whose process it is: root's, this process' user's, or that of `user`, which this process becomes.
     ///
     /// # Errors
     /// If it is another one's: whoever may connect to an admin socket's path may not have all guests' images and memory opened.

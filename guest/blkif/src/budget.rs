@@ -41,14 +41,14 @@ impl GrantBudget {
         let more = |used: u64| used.checked_add(pages).filter(|used| *used <= self.limit);
         let reserved = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
         if !reserved {
-            self.mappings.give_back(pages * MAPPINGS_OF_PAGE);
+            self.mappings.release(pages * MAPPINGS_OF_PAGE);
         }
         reserved
     }
 
     /// Releases reserved pages.
     pub fn release(&self, pages: u32) {
-        self.mappings.give_back(u64::from(pages) * MAPPINGS_OF_PAGE);
+        self.mappings.release(u64::from(pages) * MAPPINGS_OF_PAGE);
         let before = self.used.fetch_sub(pages.into(), Ordering::Relaxed);
         debug_assert!(before >= u64::from(pages), "more is released than reserved");
     }

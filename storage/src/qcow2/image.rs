@@ -170,10 +170,9 @@ impl Image {
         (effect, change): (WriteEffect, Option<TableChange<'_>>),
         write: impl Fn(&FormatAccess<ImageFile>) -> io::Result<()>,
     ) -> io::Result<()> {
-        let size = format.size();
         let done = write(format).and_then(|()| match effect {
             WriteEffect::Nothing => Ok(()),
-            _ => self.order.data_first((at, len), size, effect == WriteEffect::FillsZeroes, || self.sync_files()),
+            _ => self.order.data_first(effect == WriteEffect::FillsZeroes, || self.sync_files()),
         });
         if done.is_err() {
             self.has_failed.store(true, Ordering::Release);
@@ -335,7 +334,7 @@ impl Image {
         self.order.frees_others();
         self.free_alone((at, at + len), |format| {
             write(format)?;
-            if self.order.is_part((at, len), format.size()) { self.sync_files() } else { Ok(()) }
+            self.sync_files()
         })
     }
 

@@ -7,7 +7,8 @@
 //! So free clusters are *holes*: what is free when the image is changed first, and what is freed later, is punched out of the file, durably,
 //! before it is given away. A lost write leaves zeroes then, which is what a range without a cluster was. Where it was something else (a
 //! backing file), or clusters may be no holes (a file system that has none, a data file, a freed compressed cluster), the data of a write
-//! to a part of a cluster is made durable before the entry is written, as QEMU does (`qcow2_cache_depends_on_flush`).
+//! is made durable before the entry is written, as QEMU does for parts of clusters (`qcow2_cache_depends_on_flush`). For whole ones, too: each
+//! sector of a write that is lost is the old or the new one, as on a disk.
 
 use std::fs::File;
 use std::io;
@@ -28,7 +29,7 @@ pub(super) struct DataOrder {
     cluster: u64,
     /// Parts of the file that are free since the image was opened, until the first change.
     free: Mutex<Vec<Range<u64>>>,
-    /// A write to a part of a cluster that is new waits for its data.
+    /// A write to a cluster that is new waits for its data.
     waits: AtomicBool,
     syncs: SharedSync,
 }
@@ -100,26 +101,13 @@ impl DataOrder {
         self.waits.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true if the range has a part of a cluster only.
-    pub(super) fn is_part(&self, (at, len): (u64, u64), size: u64) -> bool {
-        let end = at + len;
-        at % self.cluster != 0 || end % self.cluster != 0 && end < size
-    }
-
     /// Makes the data of a write durable, before its entry is written, if that is needed. `fills`: a cluster of zeroes gets data, which may be one
     /// that has its old data still.
     ///
     /// # Errors
     /// As `sync`.
-    pub(super) fn data_first(
-        &self,
-        range: (u64, u64),
-        size: u64,
-        fills: bool,
-        sync: impl Fn() -> io::Result<()>,
-    ) -> io::Result<()> {
-        let waits = (fills || self.waits.load(Ordering::Relaxed)) && self.is_part(range, size);
-        if waits { self.syncs.run(sync) } else { Ok(()) }
+    pub(super) fn data_first(&self, fills: bool, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
+        if fills || self.waits.load(Ordering::Relaxed) { self.syncs.run(sync) } else { Ok(()) }
     }
 }
 

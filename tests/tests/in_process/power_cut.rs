@@ -263,8 +263,9 @@ fn a_qcow2_image_is_whole_after_each_cut_and_has_what_was_flushed() {
         let from = log.position();
         let disk = disk("qcow2", &[("path", path.to_str().expect("plain text")), ("backing", "allow")]);
         let history = load_disk(disk, &log, writeback, WriteHistory::of_disk_with(backing));
-        println!("clusters of {cluster}, writeback {writeback}, backing {backing}:");
-        none(&image_faults(&log, from, &history, CacheModel::Honest));
+        let faults = image_faults(&log, from, &history, CacheModel::Honest);
+        let shape = format!("clusters of {cluster}, writeback {writeback}, backing {backing}");
+        none(&faults.into_iter().map(|fault| format!("{shape}: {fault}")).collect::<Vec<_>>());
         let lost = image_faults(&log, from, &history, CacheModel::IgnoresFlushFrom(from));
         assert!(!lost.is_empty(), "a disk that ignores flushes was not seen");
     }

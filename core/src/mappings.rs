@@ -34,6 +34,9 @@ pub struct HeldMappings {
 static OF_PROCESS: OnceLock<MappingBudget> = OnceLock::new();
 
 impl MappingBudget {
+    /// Ranges of a page that is mapped among others: its own, and that of those behind it, which it cuts off from those before.
+    pub const OF_PAGE: u64 = 2;
+
     /// Creates a budget of `limit` mappings.
     pub const fn new(limit: u64) -> MappingBudget {
         MappingBudget { limit, held: AtomicU64::new(0) }

@@ -21,11 +21,7 @@ pub fn spawn<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
     let name = name.into();
-    let held = MappingBudget::of_process().hold_thread().map_err(|error| refused(&name, &error))?;
-    let work = move || {
-        let _held = held;
-        work()
-    };
+    let work = with_mappings(work).map_err(|error| refused(&name, &error))?;
     Builder::new().name(name.clone()).spawn(work).map_err(|error| refused(&name, &error))
 }
 
@@ -38,12 +34,17 @@ pub fn spawn_scoped<'scope, T: Send + 'scope>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'scope,
 ) -> io::Result<ScopedJoinHandle<'scope, T>> {
-    let held = MappingBudget::of_process().hold_thread().map_err(|error| refused(name, &error))?;
-    let work = move || {
+    let work = with_mappings(work).map_err(|error| refused(name, &error))?;
+    Builder::new().name(name.to_owned()).spawn_scoped(scope, work).map_err(|error| refused(name, &error))
+}
+
+/// Returns the work of a thread that holds its mappings until the work ends.
+fn with_mappings<T>(work: impl FnOnce() -> T) -> io::Result<impl FnOnce() -> T> {
+    let held = MappingBudget::of_process().hold_thread()?;
+    Ok(move || {
         let _held = held;
         work()
-    };
-    Builder::new().name(name.to_owned()).spawn_scoped(scope, work).map_err(|error| refused(name, &error))
+    })
 }
 
 /// As [`spawn`], of a thread that works on `value`: who has it must not lose it when the host has no thread.

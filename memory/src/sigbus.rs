@@ -41,9 +41,6 @@ impl std::fmt::Display for MemoryLoss {
     }
 }
 
-/// Mappings that a page takes in the place of a lost one: its own, and that of the rest behind it.
-const MAPPINGS_OF_PAGE: u64 = 2;
-
 const NO_LOSS: u8 = 0;
 const TRUNCATED: u8 = 1;
 const HARDWARE_ERROR: u8 = 2;
@@ -245,8 +242,8 @@ fn mark_lost(address: usize, loss: u8) -> bool {
     let _ = slot.loss.compare_exchange(NO_LOSS, loss, Ordering::Relaxed, Ordering::Relaxed);
     LOSSES.fetch_add(1, Ordering::Release);
     let page = range.start + (address - range.start) / range.page * range.page;
-    if MappingBudget::of_process().try_take(MAPPINGS_OF_PAGE) {
-        slot.held.fetch_add(MAPPINGS_OF_PAGE, Ordering::Relaxed);
+    if MappingBudget::of_process().try_take(MappingBudget::OF_PAGE) {
+        slot.held.fetch_add(MappingBudget::OF_PAGE, Ordering::Relaxed);
         if place_zeroes(page, range.page) {
             return true;
         }

@@ -5,12 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mqblk_core::MappingBudget;
 
-/// Mappings of the process that a mapped page costs: its own, since `gntdev` maps each page apart, and that of the slots behind it, which it
-/// cuts off from those before.
-const MAPPINGS_OF_PAGE: u64 = 2;
-
 /// A host-wide budget of mapped pages. Xen tracks every mapping in a table of limited size (`gnttab_max_maptrack_frames`) that all
-/// backends of a domain share, and the process has a budget of mappings with all that guests cause. When either is exhausted,
+/// backends of a domain share, and the process has a budget of mappings with all that guests cause: `gntdev` maps each page apart. When either is exhausted,
 /// requests use grant copy, which needs neither, so that one disk with many rings never makes another one fail.
 ///
 /// Accessed only when a page is mapped or unmapped, not by requests whose pages stay mapped.
@@ -29,26 +25,26 @@ impl GrantBudget {
 
     /// Creates the budget of a host that tracks `maptrack` mappings. Half of the process's mappings are left to the rest.
     pub fn for_host(maptrack: u64, mappings: &'static MappingBudget) -> Arc<GrantBudget> {
-        GrantBudget::new(maptrack.min(mappings.limit() / 2 / MAPPINGS_OF_PAGE), mappings)
+        GrantBudget::new(maptrack.min(mappings.limit() / 2 / MappingBudget::OF_PAGE), mappings)
     }
 
     /// Reserves `pages` pages. Returns false, and reserves none, if fewer are left.
     pub fn try_reserve(&self, pages: u32) -> bool {
         let pages = u64::from(pages);
-        if !self.mappings.try_take(pages * MAPPINGS_OF_PAGE) {
+        if !self.mappings.try_take(pages * MappingBudget::OF_PAGE) {
             return false;
         }
         let more = |used: u64| used.checked_add(pages).filter(|used| *used <= self.limit);
         let reserved = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
         if !reserved {
-            self.mappings.release(pages * MAPPINGS_OF_PAGE);
+            self.mappings.release(pages * MappingBudget::OF_PAGE);
         }
         reserved
     }
 
     /// Releases reserved pages.
     pub fn release(&self, pages: u32) {
-        self.mappings.release(u64::from(pages) * MAPPINGS_OF_PAGE);
+        self.mappings.release(u64::from(pages) * MappingBudget::OF_PAGE);
         let before = self.used.fetch_sub(pages.into(), Ordering::Relaxed);
         debug_assert!(before >= u64::from(pages), "more is released than reserved");
     }

@@ -193,7 +193,6 @@ impl ChainOpener<'_> {
         }
         let checked = check_tables(file, header, len()?, !read_only).map_err(damaged)?;
         (header.writes_free, header.free) = (checked.writes_free, checked.free);
-        header.has_unlisted_free = checked.has_unlisted_free;
         if header.is_dirty() {
             header.write_dirty(file, false).map_err(|error| self.refused(key, path, error))?;
             header.incompatible &= !1;

@@ -76,21 +76,15 @@ enum Table {
 pub(super) fn check_tables(file: &File, header: &Header, file_len: u64, write: bool) -> Checked<CheckedTables> {
     let mut check = walk(file, header, file_len, write, None)?;
     let free = if write { check.free()? } else { Some(Vec::new()) };
-    Ok(CheckedTables {
-        writes_free: check.writes_free,
-        has_unlisted_free: free.is_none(),
-        free: free.unwrap_or_default(),
-    })
+    Ok(CheckedTables { writes_free: check.writes_free, free })
 }
 
 /// What the tables of an image say.
 pub(super) struct CheckedTables {
     /// A write can free a cluster: one that is compressed, or that has no other user although its entry does not say so.
     pub(super) writes_free: bool,
-    /// Parts of the file that no table has or names, and whose refcount is 0. Only for writing.
-    pub(super) free: Vec<Range<u64>>,
-    /// There are too many of them to list.
-    pub(super) has_unlisted_free: bool,
+    /// Parts of the file that no table has or names, and whose refcount is 0. Only for writing. `None`: too many to list.
+    pub(super) free: Option<Vec<Range<u64>>>,
 }
 
 /// Follows all tables. With `missing`, refcounts of 0 are counted there and are no errors.

@@ -94,9 +94,8 @@ pub(super) struct Header {
     pub(super) bitmaps: bool,
     /// A write can free a cluster. Not of the header, but of the [check](super::check::check_tables).
     pub(super) writes_free: bool,
-    /// Parts of the file that are free, as the check has found; and there are too many to list.
-    pub(super) free: Vec<Range<u64>>,
-    pub(super) has_unlisted_free: bool,
+    /// Parts of the file that are free, as the check has found. `None`: too many to list.
+    pub(super) free: Option<Vec<Range<u64>>>,
 }
 
 impl Header {
@@ -143,8 +142,7 @@ impl Header {
             raw_data_file: v3 && be64(&bytes, 88) & RAW_EXTERNAL_DATA != 0,
             bitmaps: false,
             writes_free: false,
-            free: Vec::new(),
-            has_unlisted_free: false,
+            free: Some(Vec::new()),
         };
         header.check_tables(file_len)?;
         let names_end = header.read_backing_name(file, be64(&bytes, 8), be32(&bytes, 16))?;

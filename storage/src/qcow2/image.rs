@@ -70,10 +70,10 @@ struct Alone<'a> {
 
 impl Image {
     pub(super) fn new(chain: Chain, path: PathBuf, read_only: bool) -> Image {
-        let Chain { format, header, file, data, direct } = chain;
+        let Chain { format, mut header, file, data, direct } = chain;
         let (dirty, failed) = (AtomicBool::new(false), AtomicBool::new(false));
         let (format, marking, tables) = (RwLock::new(Some(format)), Mutex::new(()), TableWriter::default());
-        let (has_failed, order) = (AtomicBool::new(false), DataOrder::new(&header));
+        let (has_failed, order) = (AtomicBool::new(false), DataOrder::new(&mut header));
         Image { format, header, read_only, path, file, data, dirty, marking, tables, order, has_failed, failed, direct }
     }
 

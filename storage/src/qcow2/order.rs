@@ -35,26 +35,28 @@ pub(super) struct DataOrder {
 }
 
 impl DataOrder {
-    pub(super) fn new(header: &Header) -> DataOrder {
-        let waits = header.backing.is_some() || header.external_data || header.has_unlisted_free;
+    /// Creates it for an image that was checked, and takes the list of what is free.
+    pub(super) fn new(header: &mut Header) -> DataOrder {
+        let free = header.free.take();
+        let waits = header.backing.is_some() || header.external_data || free.is_none();
         DataOrder {
             cluster: header.cluster(),
-            free: Mutex::new(header.free.clone()),
+            free: Mutex::new(free.unwrap_or_default()),
             waits: AtomicBool::new(waits),
             syncs: SharedSync::default(),
         }
     }
 
-    /// Makes what is free a hole, durably. Called before the first change.
+    /// Makes what is free a hole, durably. Called before the first change, and again if that fails.
     pub(super) fn punch_free(&self, file: &File) -> io::Result<()> {
-        let free = std::mem::take(&mut *self.free.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         if free.is_empty() {
             return Ok(());
         }
-        for range in free {
-            self.punch(file, range, false)?;
-        }
-        file.sync_data()
+        free.iter().try_for_each(|range| self.punch(file, range.clone(), false))?;
+        file.sync_data()?;
+        *free = Vec::new();
+        Ok(())
     }
 
     /// Makes the clusters of a range holes, before the entries that name them change: a discard or zeroes may be there early. `file` has the
@@ -167,23 +169,24 @@ mod tests {
 
     use super::*;
 
+    /// Calls `work` in several threads at once.
+    fn at_once(threads: u64, work: impl Fn() + Sync) {
+        std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(&work))));
+    }
+
     #[test]
     fn a_sync_is_shared_by_those_who_came_before_it_began() {
         let (shared, runs) = (SharedSync::default(), AtomicU64::new(0));
-        std::thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| {
-                    for _ in 0..100 {
-                        let before = runs.load(Ordering::SeqCst);
-                        let sync = || {
-                            std::thread::yield_now();
-                            runs.fetch_add(1, Ordering::SeqCst);
-                            Ok(())
-                        };
-                        shared.run(sync).unwrap();
-                        assert!(runs.load(Ordering::SeqCst) > before, "one has ended since");
-                    }
-                });
+        at_once(8, || {
+            for _ in 0..100 {
+                let before = runs.load(Ordering::SeqCst);
+                let sync = || {
+                    std::thread::yield_now();
+                    runs.fetch_add(1, Ordering::SeqCst);
+                    Ok(())
+                };
+                shared.run(sync).unwrap();
+                assert!(runs.load(Ordering::SeqCst) > before, "one has ended since");
             }
         });
         assert!((100..=800).contains(&runs.into_inner()));
@@ -191,21 +194,25 @@ mod tests {
 
     #[test]
     fn a_sync_that_fails_fails_for_all_who_shared_it() {
-        let (shared, failed) = (SharedSync::default(), AtomicU64::new(0));
-        std::thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| {
-                    // As the kernel: one caller gets the error.
-                    let sync = || match failed.load(Ordering::SeqCst) {
-                        0 => Err(io::ErrorKind::StorageFull.into()),
-                        _ => Ok(()),
-                    };
-                    let done = shared.run(sync);
-                    assert!(done.is_err());
-                });
-            }
-        });
-        failed.store(1, Ordering::SeqCst);
-        shared.run(|| Ok(())).unwrap();
+        let mut shared_once = false;
+        for _ in 0..200 {
+            let (shared, runs, failed) = (SharedSync::default(), AtomicU64::new(0), AtomicU64::new(0));
+            // The first one ends when others may wait for the second, which is the one that fails: as with the kernel, only once.
+            let sync = || match runs.fetch_add(1, Ordering::SeqCst) {
+                0 => {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    Ok(())
+                }
+                1 => Err(io::ErrorKind::StorageFull.into()),
+                _ => Ok(()),
+            };
+            at_once(3, || _ = failed.fetch_add(u64::from(shared.run(sync).is_err()), Ordering::SeqCst));
+            // Who did not share a sync ran one of its own.
+            let (runs, failed) = (runs.into_inner(), failed.into_inner());
+            assert_eq!(failed, if runs == 1 { 0 } else { 4 - runs }, "{runs} syncs of three threads");
+            shared_once |= failed == 2;
+            shared.run(|| Ok(())).unwrap();
+        }
+        assert!(shared_once, "two threads never waited for the same sync");
     }
 }

@@ -55,15 +55,30 @@ pub trait EventChannel: Send {
     fn unmask(&self);
 }
 
-/// How a pull ended.
+/// How a pull ended. `taken`: how many requests it took off the ring, whatever became of them: one that the queue has completed in the pull is
+/// published because it was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PullEnd {
     /// The ring was empty at the end of the batch.
-    Empty,
+    Empty {
+        /// Requests of this pull.
+        taken: usize,
+    },
     /// The batch was full before the ring was empty.
-    MoreWaiting,
+    MoreWaiting {
+        /// As above.
+        taken: usize,
+    },
     /// The ring violates the protocol; the reason, for the log. The queue is not pulled again.
     Broken(&'static str),
+}
+
+impl PullEnd {
+    /// Returns the end of a pull that took `taken` requests; `more` are waiting.
+    #[inline]
+    pub const fn of(taken: usize, more: bool) -> PullEnd {
+        if more { PullEnd::MoreWaiting { taken } } else { PullEnd::Empty { taken } }
+    }
 }
 
 /// What [`GuestQueue::pull_lone`] found.

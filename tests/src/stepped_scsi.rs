@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use mqblk_core::{Call, DiskSlot};
+use mqblk_core::{Call, DiskSlot, Wake};
 use mqblk_engine::{AnyDisk, FixedBufferUse, PlugOptions, QueueDisk, SteppedQueue, SteppedWorker, UringContext};
 use mqblk_memory::{GuestAddress, GuestMemory};
 use mqblk_ring::split::driver::{ChainLayout, RingFeatures};
 use mqblk_ring::split::{SplitDriver, SplitRing};
 use mqblk_ring::virtqueue::{DeviceRing, RingAddresses};
-use mqblk_scsi::reservation::Reservations;
+use mqblk_scsi::reservation::{ReservationStore, Reservations, Ticket};
 use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions};
 use mqblk_virtio::{QueueResources, QueueRole, VirtioDevice};
 use mqblk_virtio_scsi::{LunAddress, ScsiOptions, VirtioScsi};
@@ -111,6 +111,17 @@ pub struct SteppedController {
     rings: Vec<GuestRing>,
 }
 
+/// Reservations that are durable before the command which changes them is asked for its first step.
+struct SavedAtOnce;
+
+impl ReservationStore for SavedAtOnce {
+    fn save(&self, _state: Vec<u8>, done: Arc<dyn Wake>) -> Arc<Ticket> {
+        let ticket = Ticket::new(done);
+        ticket.resolve(Ok(()));
+        ticket
+    }
+}
+
 /// Creates a logical unit of this name for a disk.
 pub fn logical_unit(disk: &AnyDisk, name: &str) -> Arc<LogicalUnit> {
     let identity = Identity {
@@ -125,7 +136,7 @@ pub fn logical_unit(disk: &AnyDisk, name: &str) -> Arc<LogicalUnit> {
         limits: disk.limits(),
         identity,
         writeback: true,
-        reservations: Reservations::new(None),
+        reservations: Reservations::new(Some(Arc::new(SavedAtOnce))),
     }))
 }
 

@@ -308,14 +308,15 @@ impl GuestQueue for ManyDisks {
     }
 
     fn pull<I: Intake<u64, Buffer>>(&mut self, context: &mut UringContext, into: &mut I) -> PullEnd {
-        for _ in 0..16.min(into.room()) {
+        let most = 16.min(into.room());
+        for taken in 0..most {
             if self.admitted == self.shared.wanted.load(Ordering::Relaxed) {
-                return PullEnd::Empty;
+                return PullEnd::Empty { taken };
             }
             self.admit(context, into, self.admitted, 0);
             self.admitted += 1;
         }
-        PullEnd::MoreWaiting
+        PullEnd::MoreWaiting { taken: most }
     }
 
     fn finish<I: Intake<u64, Buffer>>(

@@ -37,7 +37,7 @@ impl GuestQueue for WokenQueue {
     }
 
     fn pull<I: Intake<(), Buffer>>(&mut self, _: &mut UringContext, _: &mut I) -> PullEnd {
-        PullEnd::Empty
+        PullEnd::Empty { taken: 0 }
     }
 
     fn finish<I: Intake<(), Buffer>>(&mut self, _: &mut UringContext, _: FinishedRequest<(), Buffer>, _: &mut I) {}

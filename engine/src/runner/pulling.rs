@@ -73,17 +73,14 @@ impl<Q: GuestQueue> QueueRunner<Q> {
     where
         Q: GuestQueue<Context = UringContext>,
     {
-        let before = self.tags.in_flight() as u64 + self.counters.answered_alone;
         let (tags, counters) = (&mut self.tags, &mut self.counters);
-        let pulled = self.queue.pull(context, &mut QueueIntake { submit, tags, counters });
-        let taken = self.tags.in_flight() as u64 + self.counters.answered_alone - before;
-        match pulled {
+        match self.queue.pull(context, &mut QueueIntake { submit, tags, counters }) {
             PullEnd::Broken(why) => {
                 self.why_broken = why;
-                (taken, PullResult::Broken)
+                (0, PullResult::Broken)
             }
-            PullEnd::Empty => (taken, PullResult::Requests),
-            PullEnd::MoreWaiting => (taken, PullResult::More),
+            PullEnd::Empty { taken } => (taken as u64, PullResult::Requests),
+            PullEnd::MoreWaiting { taken } => (taken as u64, PullResult::More),
         }
     }
 }

@@ -49,11 +49,13 @@ impl GuestQueue for ScriptedQueue {
 
     fn pull<I: Intake<DiskSlot, Buffer>>(&mut self, _: &mut UringContext, into: &mut I) -> PullEnd {
         let mut guest = self.0.lock().unwrap();
+        let mut taken = 0;
         for _ in 0..16.min(into.room()) {
-            let Some((disk, op, block, len)) = guest.waiting.pop_front() else { return PullEnd::Empty };
+            let Some((disk, op, block, len)) = guest.waiting.pop_front() else { break };
+            taken += 1;
             into.admit(disk, disk, op, ByteOffset(block * BLOCK), ByteLen(len), None);
         }
-        if guest.waiting.is_empty() { PullEnd::Empty } else { PullEnd::MoreWaiting }
+        PullEnd::of(taken, !guest.waiting.is_empty())
     }
 
     fn finish<I: Intake<DiskSlot, Buffer>>(

@@ -117,10 +117,11 @@ impl GuestQueue for OneFlush {
     }
 
     fn pull<I: Intake<(), Buffer>>(&mut self, _: &mut UringContext, into: &mut I) -> PullEnd {
-        if !std::mem::replace(&mut self.pulled, true) {
+        let is_first = !std::mem::replace(&mut self.pulled, true);
+        if is_first {
             into.admit((), DiskSlot::FIRST, Op::Flush, ByteOffset(0), ByteLen::ZERO, None);
         }
-        PullEnd::Empty
+        PullEnd::Empty { taken: usize::from(is_first) }
     }
 
     fn finish<I: Intake<(), Buffer>>(&mut self, _: &mut UringContext, _: FinishedRequest<(), Buffer>, _: &mut I) {

@@ -48,7 +48,9 @@ impl GuestQueue for Queue {
     }
 
     fn pull<I: Intake<u64, Buffer>>(&mut self, _: &mut UringContext, into: &mut I) -> PullEnd {
-        for (op, sector) in self.0.lock().unwrap().waiting.drain(..) {
+        let waiting = std::mem::take(&mut self.0.lock().unwrap().waiting);
+        let taken = waiting.len();
+        for (op, sector) in waiting {
             let (start, len) = (ByteOffset(sector * SECTOR), ByteLen(SECTOR));
             match op {
                 Op::Flush => into.admit(sector, DiskSlot::FIRST, op, ByteOffset(0), ByteLen::ZERO, None),
@@ -59,7 +61,7 @@ impl GuestQueue for Queue {
                 _ => into.admit(sector, DiskSlot::FIRST, op, start, len, None),
             }
         }
-        PullEnd::Empty
+        PullEnd::Empty { taken }
     }
 
     fn finish<I: Intake<u64, Buffer>>(&mut self, _: &mut UringContext, done: FinishedRequest<u64, Buffer>, _: &mut I) {

@@ -209,7 +209,7 @@ impl GuestQueue for FakeQueue {
             }
         }
         at(&self.scene).point();
-        PullEnd::Empty
+        PullEnd::Empty { taken: waiting as usize }
     }
 
     fn finish<I: Intake<Self::Token, Buffer>>(

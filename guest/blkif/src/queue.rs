@@ -196,11 +196,10 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
     fn pull<I: Intake<BlkifToken, Buffer>>(&mut self, context: &mut L, into: &mut I) -> PullEnd {
         if !self.barrier.is_open() {
             // The gate wakes the queue when it opens.
-            return PullEnd::Empty;
+            return PullEnd::Empty { taken: 0 };
         }
         match self.pull_batch(context.pool(), into, usize::MAX) {
-            Ok((_, true)) => PullEnd::MoreWaiting,
-            Ok((_, false)) => PullEnd::Empty,
+            Ok((taken, more)) => PullEnd::of(taken, more),
             Err(broken) => PullEnd::Broken(broken.0),
         }
     }

@@ -201,13 +201,13 @@ fn a_barrier_orders_all_rings_and_does_not_wait_for_closed_ones() {
         rings[2].0.send(&direct(3, o::WRITE_BARRIER, 16, &one(3)));
         rings[2].1.pull_all();
         for (_, back) in &mut rings {
-            assert_eq!(back.pull(), PullEnd::Empty);
+            assert_eq!(back.pull(), PullEnd::Empty { taken: 0 });
             assert!(back.handle_wakeup());
         }
         // Ring 1 took its earlier write; later requests wait.
         assert_eq!(rings[1].1.intake.pending.len(), 1, "{mode:?}");
         rings[1].0.send(&direct(4, o::WRITE, 24, &one(4)));
-        assert_eq!(rings[1].1.pull(), PullEnd::Empty);
+        assert_eq!(rings[1].1.pull(), PullEnd::Empty { taken: 0 });
         assert_eq!(rings[1].1.queue.arm(), ArmResult::Sleepable);
         rings[1].1.finish(0);
         rings[1].1.publish();

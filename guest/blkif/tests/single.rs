@@ -124,7 +124,7 @@ fn a_lone_request_is_in_the_journal_until_its_response_is_published() {
             let lone = back.pull_lone();
             assert_eq!(lone == LonePull::Admitted, id > 0, "the first maps the page");
             if lone == LonePull::Other {
-                assert_eq!(back.queue.pull(&mut back.context, &mut back.intake), PullEnd::Empty);
+                assert_eq!(back.queue.pull(&mut back.context, &mut back.intake), PullEnd::Empty { taken: 1 });
             }
             let left = |published| Journal::resume(&file, 32, 7, published).unwrap().1.replay;
             if id == 50 {

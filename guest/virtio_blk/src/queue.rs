@@ -242,7 +242,7 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
                 at += 1;
             }
         }
-        if more { PullEnd::MoreWaiting } else { PullEnd::Empty }
+        PullEnd::of(count, more)
     }
 
     #[inline(always)] // the engine calls it in one place

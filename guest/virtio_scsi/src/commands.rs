@@ -121,19 +121,18 @@ impl RequestQueue {
     #[inline(always)] // the engine calls it in one place
     pub(crate) fn pull<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> PullEnd {
         match self.try_pull(pool, into) {
-            Ok(true) => PullEnd::MoreWaiting,
-            Ok(false) => PullEnd::Empty,
+            Ok((taken, more)) => PullEnd::of(taken, more),
             Err(broken) => PullEnd::Broken(broken.0),
         }
     }
 
-    /// Pulls one batch. Returns true if more requests are waiting.
+    /// Pulls one batch. Returns how many requests were taken, and true if more are waiting.
     #[inline]
     fn try_pull<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
         into: &mut I,
-    ) -> Result<bool, VirtqueueError> {
+    ) -> Result<(usize, bool), VirtqueueError> {
         if !self.device.is_map_current(&self.lun_map) {
             self.lun_map = self.device.lun_map();
         }
@@ -156,7 +155,7 @@ impl RequestQueue {
                 at += 1;
             }
         }
-        Ok(more)
+        Ok((count, more))
     }
 
     /// Parses one chain of any layout, and begins or completes its command.
@@ -473,7 +472,7 @@ impl RequestQueue {
     ) -> Result<(), VirtqueueError> {
         // A driver cannot have more outstanding than the ring's size, so this ends even if the driver adds more.
         let mut left = usize::from(self.ring.device.size());
-        while left > 0 && self.try_pull(pool, into)? && into.room() > 0 {
+        while left > 0 && self.try_pull(pool, into)?.1 && into.room() > 0 {
             left = left.saturating_sub(MAX_BATCH);
         }
         Ok(())

@@ -74,7 +74,7 @@ impl ControlQueue {
 
     pub(crate) fn pull<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> PullEnd {
         match self.batch.fetch(&mut self.ring.device, pool, self.ring.lease, into.room()) {
-            Ok((0, false)) => PullEnd::Empty,
+            Ok((0, false)) => PullEnd::Empty { taken: 0 },
             Ok((count, more)) => {
                 for at in 0..count {
                     let start = self.batch.heads[at];
@@ -85,7 +85,7 @@ impl ControlQueue {
                 }
                 // Without request queues the functions are complete.
                 self.complete_done(pool);
-                if more { PullEnd::MoreWaiting } else { PullEnd::Empty }
+                PullEnd::of(count, more)
             }
             Err(broken) => PullEnd::Broken(broken.0),
         }

@@ -190,12 +190,14 @@ impl EventQueue {
     /// Delivers events while there are events and buffers. Calls `given` for each buffer used.
     pub(crate) fn deliver(&mut self, pool: &mut BufferPool, given: impl FnMut()) -> PullEnd {
         match self.try_deliver(pool, given) {
-            Ok(()) => PullEnd::Empty,
+            Ok(taken) => PullEnd::Empty { taken },
             Err(why) => PullEnd::Broken(why),
         }
     }
 
-    fn try_deliver(&mut self, pool: &mut BufferPool, mut given: impl FnMut()) -> Result<(), &'static str> {
+    /// Returns how many buffers were used.
+    fn try_deliver(&mut self, pool: &mut BufferPool, mut given: impl FnMut()) -> Result<usize, &'static str> {
+        let mut taken = 0;
         while self.events.has_pending()
             && let Some(chain) = self.take_buffer(pool).map_err(|broken| broken.0)?
         {
@@ -217,11 +219,12 @@ impl EventQueue {
             pool.release(buffer);
             self.ring.device.put_used(chain.index, written);
             given();
+            taken += 1;
             if let Err(ChainError::BrokenRing(broken)) = walked {
                 return Err(broken.0);
             }
         }
-        Ok(())
+        Ok(taken)
     }
 
     fn take_buffer(&mut self, pool: &mut BufferPool) -> Result<Option<ChainHead>, VirtqueueError> {

@@ -103,10 +103,12 @@ impl GuestQueue for LineQueue {
     }
 
     fn pull<I: Intake<LineToken, Buffer>>(&mut self, context: &mut UringContext, into: &mut I) -> PullEnd {
+        let mut taken = 0;
         while into.room() > 0 {
             let Some(LineRequest { op, offset, len, data }) = self.ring.lock().waiting.pop_front() else {
-                return PullEnd::Empty;
+                return PullEnd::Empty { taken };
             };
+            taken += 1;
             if op == Op::Flush {
                 into.admit((op, 0), DiskSlot::FIRST, op, ByteOffset(0), ByteLen::ZERO, None);
                 continue;
@@ -121,7 +123,7 @@ impl GuestQueue for LineQueue {
             assert!(context.buffers.copy_in(&buffer, 0, &data), "the buffer is longer");
             into.admit((op, len), DiskSlot::FIRST, op, ByteOffset(offset), ByteLen(len.into()), Some(buffer));
         }
-        PullEnd::MoreWaiting
+        PullEnd::MoreWaiting { taken }
     }
 
     fn finish<I: Intake<LineToken, Buffer>>(

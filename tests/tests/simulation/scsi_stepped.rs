@@ -122,6 +122,22 @@ fn commands_of_several_steps() {
     assert!(answers.iter().all(good), "{answers:?}");
 }
 
+#[test]
+fn a_command_of_several_steps_that_ends_in_its_pull_is_answered() {
+    let at = place(0, 0);
+    let mut controller = controller(1, 1, &[(at, ram())]);
+    // PERSISTENT RESERVE OUT, REGISTER with APTPL: its state is saved before its first step is asked for.
+    let register = [0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0];
+    let mut keys = [0; 24];
+    (keys[15], keys[20]) = (7, 1);
+    for _ in 0..2 {
+        let answer = controller.run_command(at, &register, CommandData::Out(&keys));
+        assert_eq!((answer.response, answer.status, answer.residual), (OK, GOOD, 0));
+        // The next one is by the key that is registered now.
+        keys[7] = 7;
+    }
+}
+
 /// Task management functions by their subtype, which of the commands below they match, and the responses of those.
 const FUNCTIONS: [(u32, [bool; 4], u8); 5] = [
     // ABORT TASK, ABORT TASK SET, CLEAR TASK SET, I_T NEXUS RESET, LOGICAL UNIT RESET.

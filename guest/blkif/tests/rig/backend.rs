@@ -204,7 +204,8 @@ impl TestBackend {
     /// Pulls as an engine does: a lone request first.
     pub(crate) fn pull(&mut self) -> PullEnd {
         match self.pull_lone() {
-            LonePull::Nothing | LonePull::Admitted => PullEnd::Empty,
+            LonePull::Nothing => PullEnd::Empty { taken: 0 },
+            LonePull::Admitted => PullEnd::Empty { taken: 1 },
             LonePull::Other => self.queue.pull(&mut self.context, &mut self.intake),
         }
     }
@@ -217,8 +218,8 @@ impl TestBackend {
     pub(crate) fn pull_all(&mut self) {
         for _ in 0..1000 {
             match self.pull() {
-                PullEnd::Empty => return,
-                PullEnd::MoreWaiting => {}
+                PullEnd::Empty { .. } => return,
+                PullEnd::MoreWaiting { .. } => {}
                 PullEnd::Broken(why) => panic!("{why}"),
             }
         }

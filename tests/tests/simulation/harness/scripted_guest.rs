@@ -261,14 +261,15 @@ impl ScriptedQueue {
         into: &mut impl Intake<GuestRequest, Buffer>,
         most: usize,
     ) -> PullEnd {
-        for _ in 0..most.min(into.room()) {
+        let most = most.min(into.room());
+        for taken in 0..most {
             let mut side = self.side.lock().unwrap();
-            let Some(mut request) = side.waiting.pop_front() else { return PullEnd::Empty };
+            let Some(mut request) = side.waiting.pop_front() else { return PullEnd::Empty { taken } };
             request.homeless = side.away[usize::from(request.disk)];
             drop(side);
             self.admit(context, into, request);
         }
-        if self.side.lock().unwrap().waiting.is_empty() { PullEnd::Empty } else { PullEnd::MoreWaiting }
+        PullEnd::of(most, !self.side.lock().unwrap().waiting.is_empty())
     }
 
     fn admit(&self, context: &mut UringContext, into: &mut impl Intake<GuestRequest, Buffer>, request: GuestRequest) {

@@ -24,6 +24,8 @@ pub enum ThreadRole {
     Network,
     /// Answers scrapers of metrics on a socket that listens already.
     Metrics,
+    /// Sets up the rings of all others.
+    RingMaker,
 }
 
 thread_local! {

@@ -70,7 +70,9 @@ pub use latency::{LatencyHistogram, percentile_ns};
 pub use limits::{Burst, DiskLimits, IoLimit, IoLimits, LimitClock, LimitGroup, LimitKind, ThrottleStats};
 pub use liveness::LivenessProbe;
 pub use moving::{Extracted, Inserted, MoveResult, QueueState};
-pub use mqblk_uring::{EventFd, FixedBufferUse, Kick, Notifier, UringContext, UringOptions, redirect};
+pub use mqblk_uring::{
+    EventFd, FixedBufferUse, Kick, Notifier, UringContext, UringOptions, make_rings_on_a_thread, redirect,
+};
 pub use options::{Coalesce, MergeMode, PlugOptions};
 pub use placement::QueuePlacement;
 pub use poll::{PollPolicy, PollReason};

@@ -8,10 +8,10 @@ use io_uring::{IoUring, cqueue, squeue, types};
 use mqblk_memory::BufferPool;
 
 use crate::inflight::InFlight;
+use crate::maker::{NewRing, RingUse, make};
 use crate::ops::{ClientId, IGNORED, IoCompletion, PORT};
 use crate::register::Tables;
 use crate::remote::PortReceiver;
-use crate::restrictions::restrict;
 
 /// The sizes of a context's tables.
 #[derive(Clone, Copy, Debug)]
@@ -113,7 +113,8 @@ impl UringContext {
     /// # Errors
     /// When the kernel has no io_uring or refuses its memory.
     pub fn new(options: UringOptions) -> io::Result<UringContext> {
-        let (ring, deferred) = build(options).map_err(refused)?;
+        let UringOptions { submissions, in_flight, .. } = options;
+        let NewRing { ring, is_deferred: deferred } = make(RingUse::Io { submissions, in_flight }).map_err(refused)?;
         let files = options.files.min(file_limit());
         let free_files = match ring.submitter().register_files_sparse(files) {
             Ok(()) => (0..files).rev().collect(),
@@ -377,24 +378,6 @@ impl Drop for UringContext {
 fn file_limit() -> u32 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::from(u32::MAX));
     u32::try_from(limit).unwrap_or(u32::MAX)
-}
-
-/// Sets up a ring that runs completion work only when this thread enters the kernel (`DEFER_TASKRUN`). On kernels before 6.1 an ordinary
-/// one. The flag says which.
-fn build(options: UringOptions) -> io::Result<(IoUring, bool)> {
-    let mut builder = IoUring::builder();
-    builder.setup_cqsize(options.in_flight.max(options.submissions * 2)).setup_clamp().setup_r_disabled();
-    let modern =
-        builder.clone().setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().build(options.submissions);
-    let (ring, modern) = match modern {
-        Ok(ring) => (ring, true),
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => (builder.build(options.submissions)?, false),
-        Err(error) => return Err(error),
-    };
-    // Before the restrictions, which do not allow it. Kernels before 5.15 have no such limit to set.
-    let _ = ring.submitter().register_iowq_max_workers(&mut [options.in_flight, 0]);
-    restrict(&ring)?;
-    Ok((ring, modern))
 }
 
 /// Adds what to do to the error of a ring that the kernel refused.

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use io_uring::{IoUring, opcode};
 
 use crate::event::EventFd;
-use crate::restrictions::restrict;
+use crate::maker::{RingUse, make};
 
 /// A notifier for an eventfd of another process. It never blocks.
 ///
@@ -23,8 +23,7 @@ impl Notifier {
     /// # Errors
     /// When the kernel refuses the ring.
     pub fn new(event: &EventFd) -> io::Result<Notifier> {
-        let ring = IoUring::builder().setup_r_disabled().build(1)?;
-        restrict(&ring)?;
+        let ring = make(RingUse::Signals)?.ring;
         ring.submitter().register_eventfd(event.as_fd().as_raw_fd())?;
         Ok(Notifier(RefCell::new(ring)))
     }

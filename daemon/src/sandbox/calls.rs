@@ -26,7 +26,6 @@ const OPEN_FILES: &[c_long] = &[
     libc::SYS_exit_group,
     libc::SYS_fadvise64,
     libc::SYS_fallocate,
-    libc::SYS_fcntl,
     libc::SYS_fdatasync,
     libc::SYS_fstat,
     libc::SYS_fstatfs,
@@ -41,8 +40,6 @@ const OPEN_FILES: &[c_long] = &[
     libc::SYS_gettimeofday,
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
-    // Each ring that is set up here restricts itself (mqblk-uring).
-    libc::SYS_io_uring_setup,
     libc::SYS_lseek,
     libc::SYS_madvise,
     libc::SYS_membarrier,
@@ -58,7 +55,6 @@ const OPEN_FILES: &[c_long] = &[
     libc::SYS_pread64,
     libc::SYS_preadv,
     libc::SYS_preadv2,
-    libc::SYS_prlimit64,
     libc::SYS_pwrite64,
     libc::SYS_pwritev,
     libc::SYS_pwritev2,
@@ -125,7 +121,6 @@ const CONTROL: &[c_long] = &[
     libc::SYS_readlinkat,
     libc::SYS_renameat,
     libc::SYS_renameat2,
-    libc::SYS_sched_setaffinity,
     // More filters and rules only take away.
     libc::SYS_landlock_add_rule,
     libc::SYS_landlock_create_ruleset,
@@ -166,7 +161,7 @@ const OLD_NETWORK: &[c_long] = &[libc::SYS_epoll_create];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_NETWORK: &[c_long] = &[];
 
-/// Refused to them: what listens, changes files or starts rings.
+/// Refused to them: what listens, changes files or uses rings.
 const NOT_FOR_NETWORK: &[c_long] = &[
     libc::SYS_accept4,
     libc::SYS_capset,
@@ -177,7 +172,6 @@ const NOT_FOR_NETWORK: &[c_long] = &[
     libc::SYS_ftruncate,
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
-    libc::SYS_io_uring_setup,
     libc::SYS_linkat,
     libc::SYS_listen,
     libc::SYS_memfd_create,
@@ -191,6 +185,41 @@ const NOT_FOR_NETWORK: &[c_long] = &[
 const OLD_NOT_FOR_NETWORK: &[c_long] = &[libc::SYS_chmod, libc::SYS_mkdir, libc::SYS_rename, libc::SYS_unlink];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_NOT_FOR_NETWORK: &[c_long] = &[];
+
+/// All that the thread which sets up rings may do, besides the memory of its stack and its heap: it uses none of them.
+const RING_MAKER: &[c_long] = &[
+    libc::SYS_brk,
+    libc::SYS_clock_gettime,
+    libc::SYS_close,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_futex,
+    libc::SYS_gettid,
+    libc::SYS_io_uring_register,
+    libc::SYS_io_uring_setup,
+    libc::SYS_madvise,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_restart_syscall,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_yield,
+    libc::SYS_sigaltstack,
+    libc::SYS_write,
+];
+
+/// What fcntl(2) is used for: descriptors, flags of open files but [`O_ASYNC`](libc::O_ASYNC), locks of open files, seals. Not who gets a signal when a
+/// file is ready, or changes: the kernel would send it to any process.
+const FCNTL_COMMANDS: [i32; 8] = [
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_OFD_GETLK,
+    libc::F_OFD_SETLK,
+    libc::F_ADD_SEALS,
+    libc::F_GET_SEALS,
+];
 
 /// The flags of clone(2) with which a C library starts a thread. A process has not all of them.
 const THREAD_FLAGS: u64 =
@@ -217,6 +246,7 @@ pub(super) struct CallFilters {
     servers: BpfProgram,
     metrics: BpfProgram,
     network: BpfProgram,
+    ring_maker: BpfProgram,
 }
 
 impl CallFilters {
@@ -225,15 +255,17 @@ impl CallFilters {
             SandboxMode::Log => SeccompAction::Log,
             _ => SeccompAction::Errno(libc::EPERM as u32),
         };
+        let allow = SeccompAction::Allow;
         let unknown = SeccompAction::Errno(libc::ENOSYS as u32);
         let clone3 = CallRules::from([(libc::SYS_clone3, Vec::new())]);
         Ok(CallFilters {
-            no_clone3: compile(clone3, SeccompAction::Allow, unknown)?,
-            process: compile(process_rules(false)?, refused.clone(), SeccompAction::Allow)?,
-            tcp_process: compile(process_rules(true)?, refused.clone(), SeccompAction::Allow)?,
-            servers: compile(server_rules()?, refused.clone(), SeccompAction::Allow)?,
-            metrics: compile(metrics_rules()?, refused.clone(), SeccompAction::Allow)?,
-            network: compile(network_rules()?, refused, SeccompAction::Allow)?,
+            no_clone3: compile(clone3, allow.clone(), unknown)?,
+            process: compile(process_rules(false)?, refused.clone(), allow.clone())?,
+            tcp_process: compile(process_rules(true)?, refused.clone(), allow.clone())?,
+            servers: compile(server_rules()?, refused.clone(), allow.clone())?,
+            metrics: compile(metrics_rules()?, refused.clone(), allow.clone())?,
+            network: compile(network_rules()?, refused.clone(), allow.clone())?,
+            ring_maker: compile(ring_maker_rules()?, refused, allow)?,
         })
     }
 
@@ -249,6 +281,7 @@ impl CallFilters {
         match role {
             ThreadRole::Worker | ThreadRole::Storage => apply_filter(&self.servers),
             ThreadRole::Metrics => apply_filter(&self.metrics),
+            ThreadRole::RingMaker => apply_filter(&self.ring_maker),
             ThreadRole::Connector => self.apply_to_process(uses_tcp),
             ThreadRole::Network => {
                 apply_filter(&self.network)?;
@@ -282,6 +315,13 @@ fn metrics_rules() -> Result<CallRules, seccompiler::Error> {
     Ok(rules)
 }
 
+/// What the thread that sets up rings may do.
+fn ring_maker_rules() -> Result<CallRules, seccompiler::Error> {
+    let mut rules = unconditional(&[RING_MAKER]);
+    add_memory_rules(&mut rules)?;
+    Ok(rules)
+}
+
 /// What the process may do. `uses_tcp`: it has stream sockets of the network besides.
 fn process_rules(uses_tcp: bool) -> Result<CallRules, seccompiler::Error> {
     let mut sockets = vec![rule(vec![equal(0, libc::AF_UNIX as u64)?])?];
@@ -310,6 +350,8 @@ fn rules_with_sockets(sockets: Vec<SeccompRule>) -> Result<CallRules, seccompile
     let mut rules = unconditional(&[OPEN_FILES, OLD_OPEN_FILES, CONTROL, OLD_CONTROL]);
     add_argument_rules(&mut rules)?;
     rules.insert(libc::SYS_socket, sockets);
+    // Of the calling thread: it could be that of any process of this user.
+    rules.insert(libc::SYS_sched_setaffinity, vec![rule(vec![equal(0, 0)?])?]);
     rules.insert(libc::SYS_socketpair, vec![rule(vec![equal(0, libc::AF_UNIX as u64)?])?]);
     let thread = SeccompCondition::new(0, Len::Qword, Cmp::MaskedEq(THREAD_FLAGS), THREAD_FLAGS)?;
     rules.insert(libc::SYS_clone, vec![rule(vec![thread])?]);
@@ -328,6 +370,15 @@ fn add_argument_rules(rules: &mut CallRules) -> Result<(), seccompiler::Error> {
     let names = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_NO_NEW_PRIVS, libc::PR_SET_VMA];
     let names = names.map(|option| rule(vec![equal(0, option as u64)?]));
     rules.insert(libc::SYS_prctl, names.into_iter().collect::<Result<_, _>>()?);
+    // The limits of this process are read, and no others.
+    let own_limits = vec![equal(0, 0)?, SeccompCondition::new(2, Len::Qword, Cmp::Eq, 0)?];
+    rules.insert(libc::SYS_prlimit64, vec![rule(own_limits)?]);
+    let without_signal = SeccompCondition::new(2, Len::Dword, Cmp::MaskedEq(libc::O_ASYNC as u64), 0)?;
+    let mut commands = vec![rule(vec![equal(1, libc::F_SETFL as u64)?, without_signal])?];
+    for command in FCNTL_COMMANDS {
+        commands.push(rule(vec![equal(1, command as u64)?])?);
+    }
+    rules.insert(libc::SYS_fcntl, commands);
     let kinds =
         IOCTL_KINDS.map(|kind| SeccompCondition::new(1, Len::Dword, Cmp::MaskedEq(0xff00), u64::from(kind) << 8));
     let numbers = IOCTLS.map(|number| SeccompCondition::new(1, Len::Dword, Cmp::Eq, number));

@@ -15,7 +15,7 @@ const KEPT_BY_SERVERS: CapabilitySet = CapabilitySet::IPC_LOCK;
 /// Gives up what a thread of this role does not need.
 pub(super) fn drop_for(role: ThreadRole) -> io::Result<()> {
     match role {
-        ThreadRole::Worker | ThreadRole::Storage => keep(KEPT_BY_SERVERS),
+        ThreadRole::Worker | ThreadRole::Storage | ThreadRole::RingMaker => keep(KEPT_BY_SERVERS),
         ThreadRole::Connector => keep(KEPT_CAPABILITIES),
         ThreadRole::Network | ThreadRole::Metrics => keep(CapabilitySet::empty()),
     }

@@ -101,6 +101,8 @@ pub fn enter(config: &ServeConfig) -> Result<(), SandboxError> {
         SandboxMode::On => files::restrict(&uses, &ports)?,
         _ => "not restricted (sandbox=log)",
     };
+    // From the next step on no other thread may set up a ring.
+    mqblk_engine::make_rings_on_a_thread()?;
     filters.apply_to_process(uses_tcp)?;
     if let Some(broker) = &config.broker {
         broker.watch()?;

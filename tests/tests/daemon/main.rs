@@ -26,6 +26,7 @@ mod resource_limits;
 mod sandbox;
 mod service;
 mod slow_storage;
+mod system_calls;
 mod takeover;
 mod takeover_locks;
 mod user;

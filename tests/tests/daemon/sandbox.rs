@@ -68,7 +68,7 @@ fn every_thread_has_given_up_its_rights_and_the_disks_are_served() {
     for (name, rights) in &threads {
         // Threads of the kernel that work for a ring (iou-wrk-...) have the rights of its owner.
         let worker = name.starts_with("worker-") || name.starts_with("iou-");
-        let serves = worker || name.starts_with("storage-");
+        let serves = worker || name.starts_with("storage-") || name == "rings";
         let kept = match name.as_str() {
             "metrics" => 0,
             _ if serves => OF_SERVERS,
@@ -76,7 +76,8 @@ fn every_thread_has_given_up_its_rights_and_the_disks_are_served() {
         };
         assert_eq!((rights.seccomp, rights.no_new_privs), (2, 1), "{name}: {rights:?}");
         assert_eq!((rights.permitted | rights.effective) & !kept, 0, "{name}: {rights:?}");
-        // clone3 and the process' filter; workers and the thread for metrics have one more, and storage threads, which are started before, only theirs.
+        // clone3 and the process' filter; workers and the thread for metrics have one more. Storage threads and the one that sets up rings, which
+        // are started before, have only theirs.
         let filters = match (worker, serves) {
             (true, _) => 3,
             _ if name == "metrics" => 3,
@@ -85,7 +86,7 @@ fn every_thread_has_given_up_its_rights_and_the_disks_are_served() {
         };
         assert_eq!(rights.filters, filters, "{name}: {rights:?}");
     }
-    for name in ["mqblk", "worker-0", "worker-1", "storage-0", "connectors", "broker-watch", "metrics"] {
+    for name in ["mqblk", "worker-0", "worker-1", "storage-0", "rings", "connectors", "broker-watch", "metrics"] {
         assert!(threads.contains_key(name), "{name}: found {names:?}");
     }
     daemon.assert_alive("I/O");

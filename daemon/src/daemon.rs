@@ -152,13 +152,15 @@ impl Daemon {
         let interfaces = interfaces.collect::<Result<Vec<_>, _>>()?;
         let placement = Arc::clone(&host.placement);
         drop(host);
-        let (table, log, given, source, end) = (config.table, config.log, config.given, config.source, config.end);
+        let (table, log, given, end) = (config.table, config.log, config.given, config.end);
+        let (source, broker) = (config.source, config.broker);
         let control = DaemonControl {
             table,
             log,
             file,
             given,
             source,
+            broker,
             limit_groups,
             placement,
             kept,

@@ -78,22 +78,32 @@ impl RawConfig {
     }
 }
 
-/// Reads the file `path`.
+/// Opens a configuration file.
+pub type OpenConfig<'a> = &'a dyn Fn(&Path) -> io::Result<File>;
+
+/// Reads the file `path`, which `open` opens.
 ///
 /// # Errors
 /// If the file cannot be read, is not TOML, or has a value that is not a number, boolean or string.
-pub fn read(path: &Path, interfaces: Interfaces) -> Result<RawConfig, SettingError> {
+pub fn read(path: &Path, open: OpenConfig<'_>, interfaces: Interfaces) -> Result<RawConfig, SettingError> {
     let name = path.display().to_string();
-    let text = read_text(path).map_err(|error| {
+    let text = open(path).and_then(read_text).map_err(|error| {
         Settings::new("serve").error("config", format!("{name:?}: {error}"), "a readable TOML file")
     })?;
     parse(&name, &text, interfaces)
 }
 
-/// Reads a regular file of at most [`MAX_BYTES`]. Does not wait for the writer of a FIFO.
-fn read_text(path: &Path) -> io::Result<String> {
+/// Opens a configuration file with the rights of this process. Does not wait for the writer of a FIFO.
+///
+/// # Errors
+/// If the host refuses.
+pub fn open(path: &Path) -> io::Result<File> {
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    File::options().read(true).custom_flags(flags).open(path)
+}
+
+/// Reads a regular file of at most [`MAX_BYTES`].
+fn read_text(file: File) -> io::Result<String> {
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("no regular file"));
     }
@@ -279,7 +289,7 @@ mod tests {
             (&at("socket"), "No such device"),
             (&at("large"), "more than 16 MiB"),
         ] {
-            let error = read(path, INTERFACES).unwrap_err().to_string();
+            let error = read(path, &open, INTERFACES).unwrap_err().to_string();
             assert!(error.contains(want) && error.ends_with("expected a readable TOML file"), "{path:?}: {error}");
         }
         drop(socket);
@@ -337,7 +347,7 @@ mod tests {
 
     #[test]
     fn the_error_of_a_missing_file_names_it() {
-        let error = read(Path::new("/nonexistent/m.toml"), INTERFACES).unwrap_err().to_string();
+        let error = read(Path::new("/nonexistent/m.toml"), &open, INTERFACES).unwrap_err().to_string();
         assert_eq!(
             error,
             "serve: config: found \"/nonexistent/m.toml\": No such file or directory (os error 2), expected a readable TOML file"

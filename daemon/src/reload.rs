@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::PollPolicy;
 
-use crate::file::{RawConfig, RawTable};
+use crate::file::{OpenConfig, RawConfig, RawTable};
 use crate::interface::Interfaces;
 use crate::live::{configured_value, is_live_key, keys_set_with};
 use crate::queues::MAX_QUEUES;
@@ -22,11 +22,11 @@ pub trait ConfigSource: Send + Sync {
     /// Returns the file of the start, if there was one.
     fn file(&self) -> Option<PathBuf>;
 
-    /// Reads the configuration again, from `file` instead of the one of the start if it is given.
+    /// Reads the configuration again, from `file` instead of the one of the start if it is given. `open` opens it.
     ///
     /// # Errors
     /// If the file cannot be read.
-    fn read(&self, file: Option<&Path>) -> Result<RawConfig, SettingError>;
+    fn read(&self, file: Option<&Path>, open: OpenConfig<'_>) -> Result<RawConfig, SettingError>;
 }
 
 /// What a configuration describes, by which its differences are told.

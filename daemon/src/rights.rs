@@ -8,17 +8,19 @@ use mqblk_core::ImageOpener;
 use mqblk_storage::host_images::HostImages;
 use mqblk_vhost_user_server::SocketError;
 
-use crate::broker::Broker;
+use crate::broker::{AllowedImages, Broker};
 use crate::config::ServeConfig;
 use crate::resolve::{ClosedConfig, ConfigError};
 use crate::sandbox::{self, SandboxMode};
 use crate::sockets::PlannedSocket;
 use crate::storage_backends::Registry;
 use crate::takeover::{HandedFiles, HandedImages};
-use crate::user::UserConfig;
+use crate::user::{UserConfig, UserImages};
 
 /// Opens the storage of a configuration with the rights that the process was started with, and makes the process that of the user that the
 /// configuration names.
+///
+/// Disks that were added at run time are opened with the rights that are left after it: what names them is written by the daemon itself.
 ///
 /// `handed` are images that another process has open, and hands over.
 ///
@@ -29,9 +31,9 @@ use crate::user::UserConfig;
 /// If the storage cannot be opened, or the host refuses.
 pub(crate) fn open(closed: ClosedConfig, handed: Option<Arc<HandedFiles>>) -> Result<ServeConfig, ConfigError> {
     let opener = |others: Arc<dyn ImageOpener>| -> Arc<dyn ImageOpener> {
-        match handed {
+        match &handed {
             None => others,
-            Some(handed) => Arc::new(HandedImages::new(handed, others)),
+            Some(handed) => Arc::new(HandedImages::new(Arc::clone(handed), others)),
         }
     };
     let user = closed.user().cloned();
@@ -46,11 +48,14 @@ pub(crate) fn open(closed: ClosedConfig, handed: Option<Arc<HandedFiles>>) -> Re
             }
             become_user()?;
             let broker = Arc::new(broker);
-            let config = closed.open(Arc::new(Registry::new(opener(Arc::clone(&broker) as _))))?;
+            let added = opener(Arc::new(AllowedImages(Arc::clone(&broker))));
+            let config = closed.open(Arc::new(Registry::new(opener(Arc::clone(&broker) as _), added)))?;
             ServeConfig { broker: Some(broker), ..config }
         }
         SandboxMode::Off | SandboxMode::Log => {
-            let config = closed.open(Arc::new(Registry::new(opener(Arc::new(HostImages)))))?;
+            let added =
+                opener(user.clone().map_or_else(|| Arc::new(HostImages) as _, |user| Arc::new(UserImages(user)) as _));
+            let config = closed.open(Arc::new(Registry::new(opener(Arc::new(HostImages)), added)))?;
             become_user()?;
             config
         }

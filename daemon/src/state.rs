@@ -2,6 +2,8 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,11 +17,12 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{AnyDisk, Engine, QueuePlacement, WorkerStats};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::broker::Broker;
 use crate::changes::{Alone, Change, Changes};
 use crate::config::LogLevel;
 use crate::contract::{KeptContracts, SavedContracts};
 use crate::exclusive::{ExclusiveVerbs, RunningVerb, VerbScope};
-use crate::file::RawConfig;
+use crate::file::{self, RawConfig};
 use crate::interface::{ChangeSource, DeviceStat, Export, Interfaces, ServedDevice, ServedInterface, StatDetail};
 use crate::limits::LimitGroups;
 use crate::live::saved::{ConfiguredValues, KeptChanges, SavedChanges};
@@ -53,6 +56,8 @@ pub struct DaemonControl {
     pub given: RawConfig,
     /// Where it is read again.
     pub source: Option<Arc<dyn ConfigSource>>,
+    /// Opens it, in the sandbox.
+    pub broker: Option<Arc<Broker>>,
     /// The groups of limits.
     pub limit_groups: LimitGroups,
     /// The workers of all queues.
@@ -86,6 +91,7 @@ pub struct DaemonState {
     /// The configuration that the daemon has, and where it is read again.
     config: RankedMutex<RawConfig>,
     source: Option<Arc<dyn ConfigSource>>,
+    broker: Option<Arc<Broker>>,
     exclusive: ExclusiveVerbs,
     placement: Arc<RankedMutex<QueuePlacement>>,
     kept: Arc<KeptChanges>,
@@ -112,6 +118,7 @@ impl DaemonState {
             file,
             given,
             source,
+            broker,
             limit_groups,
             placement,
             kept,
@@ -127,6 +134,7 @@ impl DaemonState {
             file,
             config: RankedMutex::new(LockRank::Configuration, given),
             source,
+            broker,
             exclusive: ExclusiveVerbs::default(),
             placement,
             kept,
@@ -249,7 +257,7 @@ impl DaemonState {
     pub fn apply_config(&self, file: Option<&Path>, apply: bool) -> Result<Vec<AppliedChange>, SettingError> {
         let Some(source) = &self.source else { return Ok(Vec::new()) };
         // Before anybody is kept out: the file may be slow.
-        let new = source.read(file)?;
+        let new = source.read(file, &|path| self.open_config(path))?;
         let refused = |why| Settings::new("config").error("config", why, "a daemon that stays");
         let _change = apply.then(|| self.begin_change()).transpose().map_err(refused)?;
         let alone = apply.then(|| self.exclusive.begin(VerbScope::Configuration, "config.apply", VERB_WAIT));
@@ -280,6 +288,17 @@ impl DaemonState {
         // What was compared can be compared again.
         let _ = reload::record(&mut self.config.lock(), &done.collect::<Vec<_>>(), self.table, &kinds);
         Ok(applied)
+    }
+
+    /// Opens a configuration file. In the sandbox that is the one of the start, and no other one is within reach.
+    fn open_config(&self, path: &Path) -> io::Result<File> {
+        let Some(broker) = &self.broker else { return file::open(path) };
+        let started = self.source.as_ref().and_then(|source| source.file());
+        if started.as_deref() != Some(path) {
+            let why = "the sandbox reads only the file that the daemon was started with";
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        Ok(broker.open_config()?)
     }
 
     /// Sets what the configuration has otherwise.

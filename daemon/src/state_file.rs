@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,6 +32,8 @@ const PATH_KEYS: [&str; 6] = ["path", "socket", "reservations", "base", "overlay
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SavedState {
     path: PathBuf,
+    /// The owner and the mode of the file that it was read from.
+    writers: Option<(u32, u32)>,
     sections: BTreeMap<String, Value>,
 }
 
@@ -56,14 +58,21 @@ impl SavedState {
     /// If the file cannot be read, or was not written by a daemon.
     pub fn read(path: &Path) -> Result<SavedState, SettingError> {
         let invalid = |why: &dyn std::fmt::Display| invalid(path, why);
-        let saved = |sections| SavedState { path: path.to_owned(), sections };
-        let text = match path.metadata() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(saved(BTreeMap::new())),
-            Err(error) => return Err(invalid(&error)),
-            Ok(file) if !file.is_file() => return Err(invalid(&"no regular file")),
-            Ok(file) if file.len() > MAX_BYTES => return Err(invalid(&format!("{} bytes", file.len()))),
-            Ok(_) => std::fs::read_to_string(path).map_err(|error| invalid(&error))?,
+        let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+        let file = match File::options().read(true).custom_flags(flags).open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(SavedState { path: path.to_owned(), ..SavedState::default() });
+            }
+            opened => opened.map_err(|error| invalid(&error))?,
         };
+        let found = file.metadata().map_err(|error| invalid(&error))?;
+        let text = match found {
+            _ if !found.is_file() => return Err(invalid(&"no regular file")),
+            _ if found.len() > MAX_BYTES => return Err(invalid(&format!("{} bytes", found.len()))),
+            _ => io::read_to_string(file.take(MAX_BYTES)).map_err(|error| invalid(&error))?,
+        };
+        let writers = Some((found.uid(), found.mode()));
+        let saved = |sections| SavedState { path: path.to_owned(), writers, sections };
         let mut value: Value = serde_json::from_str(&text).map_err(|error| invalid(&error))?;
         match (value["format"].as_str(), value["version"].as_u64()) {
             (Some(FORMAT), Some(VERSION)) => {
@@ -80,6 +89,26 @@ impl SavedState {
                 Err(invalid(&format!("version {version:?} of the format, not {LUNS_VERSION} or {VERSION}")))
             }
             _ => Err(invalid(&format!("no \"format\": \"{FORMAT}\""))),
+        }
+    }
+
+    /// Checks that nobody else could write the file than this process' user, `user`, which it will be, and root.
+    ///
+    /// # Errors
+    /// Names who could: what the file says would be theirs.
+    pub fn check_writers(&self, user: Option<u32>) -> Result<(), SettingError> {
+        const OTHERS_WRITE: u32 = 0o022;
+        let Some((owner, mode)) = self.writers else { return Ok(()) };
+        let own = [Some(0), Some(rustix::process::geteuid().as_raw()), user];
+        let expected = "one that only root or the daemon's user can write (chown, chmod go-w), or no file there";
+        let error =
+            |found: String| Settings::new("serve").error("state", format!("{:?}: {found}", self.path), expected);
+        match own.contains(&Some(owner)) {
+            false => Err(error(format!("a file of user {owner}"))),
+            true if mode & OTHERS_WRITE != 0 => {
+                Err(error(format!("a file that others can write (mode {:o})", mode & 0o7777)))
+            }
+            true => Ok(()),
         }
     }
 
@@ -226,7 +255,7 @@ fn log_failure(path: &Path, error: &io::Error) {
 
 impl OpenState {
     fn write(&self) -> io::Result<()> {
-        let SavedState { path, sections } = &self.saved;
+        let SavedState { path, sections, .. } = &self.saved;
         let document = StateDocument { format: FORMAT.to_owned(), version: VERSION, interfaces: sections.clone() };
         let mut text = serde_json::to_vec_pretty(&document)?;
         text.push(b'\n');
@@ -295,6 +324,35 @@ mod tests {
         assert_eq!(SavedState::read(&path).unwrap(), read);
         drop(file);
         assert!(StateFile::open(read).unwrap().is_written());
+    }
+
+    #[test]
+    fn a_file_that_others_can_write_is_not_believed() {
+        use std::os::unix::fs::{PermissionsExt, chown};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        SavedState::read(&path).unwrap().check_writers(None).unwrap();
+        drop(StateFile::open(SavedState::read(&path).unwrap()).unwrap());
+        let check = |user| SavedState::read(&path).unwrap().check_writers(user).map_err(|error| error.to_string());
+        assert_eq!(check(None), Ok(()));
+        for mode in [0o620, 0o602, 0o666] {
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            let why = check(None).unwrap_err();
+            assert!(
+                why.contains(&format!("a file that others can write (mode {mode:o}), expected one that only root")),
+                "{why}"
+            );
+        }
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
+        assert_eq!(check(None), Ok(()));
+        if rustix::process::geteuid().is_root() {
+            chown(&path, Some(54321), None).unwrap();
+            assert_eq!(check(Some(54321)), Ok(()));
+            for user in [None, Some(1)] {
+                let why = check(user).unwrap_err();
+                assert!(why.contains("a file of user 54321, expected one that"), "{why}");
+            }
+        }
     }
 
     #[test]

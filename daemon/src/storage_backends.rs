@@ -9,6 +9,7 @@ use mqblk_engine::AnyDisk;
 use mqblk_storage::host_images::HostImages;
 
 use crate::contract::RawImages;
+use crate::interface::ChangeSource;
 use crate::limits::LimitGroups;
 use crate::test_keys;
 
@@ -26,6 +27,15 @@ pub trait StorageBackends: Send + Sync {
     /// If a value is invalid or the host refuses.
     fn open(&self, kind: &str, settings: &mut Settings) -> Result<OpenedDisk, DiskError>;
 
+    /// As [`open`](Self::open), of a disk that was added at run time: with the rights that a daemon which serves has, and no others. The file
+    /// that names it is the daemon's own.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    fn open_added(&self, kind: &str, settings: &mut Settings) -> Result<OpenedDisk, DiskError> {
+        self.open(kind, settings)
+    }
+
     /// Returns the groups of limits that disks may be in.
     fn limit_groups(&self) -> LimitGroups {
         LimitGroups::default()
@@ -34,6 +44,39 @@ pub trait StorageBackends: Send + Sync {
     /// Returns the images that guests have had as raw bytes.
     fn raw_images(&self) -> RawImages {
         RawImages::default()
+    }
+}
+
+/// Storage for disks that were added at run time.
+struct AddedStorages<'a>(&'a dyn StorageBackends);
+
+impl StorageBackends for AddedStorages<'_> {
+    fn kinds(&self) -> Vec<&'static str> {
+        self.0.kinds()
+    }
+
+    fn open(&self, kind: &str, settings: &mut Settings) -> Result<OpenedDisk, DiskError> {
+        self.0.open_added(kind, settings)
+    }
+
+    fn limit_groups(&self) -> LimitGroups {
+        self.0.limit_groups()
+    }
+
+    fn raw_images(&self) -> RawImages {
+        self.0.raw_images()
+    }
+}
+
+/// Calls `open` with the storage backends as a disk of this origin has them.
+pub fn with_rights_of<T>(
+    origin: ChangeSource,
+    storages: &dyn StorageBackends,
+    open: impl FnOnce(&dyn StorageBackends) -> T,
+) -> T {
+    match origin {
+        ChangeSource::Configuration => open(storages),
+        ChangeSource::RunTime => open(&AddedStorages(storages)),
     }
 }
 
@@ -61,6 +104,11 @@ impl StorageBackends for ConfiguredStorages {
         self.inner.open(kind, settings)
     }
 
+    fn open_added(&self, kind: &str, settings: &mut Settings) -> Result<OpenedDisk, DiskError> {
+        self.raw_images.apply(kind, settings);
+        self.inner.open_added(kind, settings)
+    }
+
     fn limit_groups(&self) -> LimitGroups {
         self.groups.clone()
     }
@@ -80,17 +128,19 @@ pub fn kinds() -> Vec<&'static str> {
 #[derive(Clone, Debug)]
 pub struct Registry {
     opener: Arc<dyn ImageOpener>,
+    /// Of disks that were added at run time.
+    added: Arc<dyn ImageOpener>,
 }
 
 impl Registry {
-    /// Creates a registry whose backends open images by `opener`.
-    pub fn new(opener: Arc<dyn ImageOpener>) -> Registry {
-        Registry { opener }
+    /// Creates a registry whose backends open images by `opener`, and those of disks that were added at run time by `added`.
+    pub fn new(opener: Arc<dyn ImageOpener>, added: Arc<dyn ImageOpener>) -> Registry {
+        Registry { opener, added }
     }
 
     /// Creates a registry whose backends open images with the rights of this process.
     pub fn of_this_process() -> Registry {
-        Registry::new(Arc::new(HostImages))
+        Registry::new(Arc::new(HostImages), Arc::new(HostImages))
     }
 }
 
@@ -100,8 +150,16 @@ impl StorageBackends for Registry {
     }
 
     fn open(&self, kind: &str, settings: &mut Settings) -> Result<OpenedDisk, DiskError> {
-        let disk = mqblk_storage::open_with(kind, settings, &self.opener)?;
-        let resolved = disk.resolved();
-        Ok((disk, resolved))
+        open_by(&self.opener, kind, settings)
     }
+
+    fn open_added(&self, kind: &str, settings: &mut Settings) -> Result<OpenedDisk, DiskError> {
+        open_by(&self.added, kind, settings)
+    }
+}
+
+fn open_by(opener: &Arc<dyn ImageOpener>, kind: &str, settings: &mut Settings) -> Result<OpenedDisk, DiskError> {
+    let disk = mqblk_storage::open_with(kind, settings, opener)?;
+    let resolved = disk.resolved();
+    Ok((disk, resolved))
 }

@@ -4,10 +4,14 @@
 
 use std::ffi::CString;
 use std::fmt::Display;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::thread::spawn_scoped;
+use mqblk_core::{ImageAccess, ImageOpenError, ImageOpener};
+use mqblk_storage::host_images::HostImages;
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist, setgroups, setresgid, setresuid};
 use rustix::fs::{Access, AtFlags, CWD};
 use rustix::thread::{CapabilitySet, capabilities};
@@ -155,6 +159,17 @@ impl UserConfig {
         Ok(())
     }
 
+    /// Makes the calling thread that of the user, for ever, and takes its capabilities.
+    fn become_user_alone(&self) -> io::Result<()> {
+        let groups: Vec<_> = self.groups.iter().map(|group| rustix::process::Gid::from_raw(group.as_raw())).collect();
+        let (uid, gid) = self.ids();
+        let (uid, gid) = (rustix::process::Uid::from_raw(uid), rustix::process::Gid::from_raw(gid));
+        rustix::thread::set_thread_groups(&groups)?;
+        rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+        rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+        sandbox::keep_capabilities(CapabilitySet::empty())
+    }
+
     /// Checks that this process, which is the user's, may use these files as the daemon will.
     ///
     /// # Errors
@@ -170,6 +185,26 @@ impl UserConfig {
             })
         });
         refused.map_or(Ok(()), Err)
+    }
+}
+
+/// Opens images with the rights of a user, whose process this one is not yet.
+#[derive(Debug)]
+pub struct UserImages(pub UserConfig);
+
+impl ImageOpener for UserImages {
+    fn open(&self, path: &Path, access: ImageAccess) -> Result<File, ImageOpenError> {
+        let is_user = rustix::process::geteuid().as_raw() == self.0.uid.as_raw();
+        if is_user {
+            return HostImages.open(path, access);
+        }
+        let open =
+            || self.0.become_user_alone().map_err(ImageOpenError::from).and_then(|()| HostImages.open(path, access));
+        std::thread::scope(|scope| {
+            // On a thread of its own: it keeps no right to become another one again.
+            let opened = spawn_scoped(scope, "open-as-user", open)?.join();
+            opened.unwrap_or_else(|_| Err(io::Error::other("the thread that opens it has ended").into()))
+        })
     }
 }
 

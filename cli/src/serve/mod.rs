@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_daemon::config::ServeConfig;
-use mqblk_daemon::file::{self, RawConfig, RawTable};
+use mqblk_daemon::file::{self, OpenConfig, RawConfig, RawTable};
 use mqblk_daemon::interface::Interfaces;
 use mqblk_daemon::reload::ConfigSource;
 use mqblk_daemon::resolve::ConfigError;
@@ -75,7 +75,7 @@ fn run_configured(
     mqblk_daemon::test_keys::limit_mappings();
     // While this is the only thread.
     let received = mqblk_daemon::activation::receive();
-    let raw = received.and_then(|()| gather(&args, &given, interfaces));
+    let raw = received.and_then(|()| gather(&args, &given, interfaces, &file::open));
     let purpose = if args.print_config {
         Purpose::Print
     } else if args.check {
@@ -181,9 +181,9 @@ impl ConfigSource for CommandLine {
         self.args.config.clone()
     }
 
-    fn read(&self, file: Option<&Path>) -> Result<RawConfig, SettingError> {
+    fn read(&self, file: Option<&Path>, open: OpenConfig<'_>) -> Result<RawConfig, SettingError> {
         let config = file.map(Path::to_owned).or_else(|| self.args.config.clone());
-        gather(&ServeArgs { config, ..self.args.clone() }, &self.given, self.interfaces)
+        gather(&ServeArgs { config, ..self.args.clone() }, &self.given, self.interfaces, open)
     }
 }
 
@@ -199,9 +199,14 @@ fn raise_descriptor_limit() {
 }
 
 /// Collects the settings of the file, then those of the command line.
-fn gather(args: &ServeArgs, given: &InterfaceOptions, interfaces: Interfaces) -> Result<RawConfig, SettingError> {
+fn gather(
+    args: &ServeArgs,
+    given: &InterfaceOptions,
+    interfaces: Interfaces,
+    open: OpenConfig<'_>,
+) -> Result<RawConfig, SettingError> {
     let mut raw = match &args.config {
-        Some(path) => file::read(path, interfaces)?,
+        Some(path) => file::read(path, open, interfaces)?,
         None => RawConfig::new("serve"),
     };
     let strict = args.strict.then(|| "on".to_owned());

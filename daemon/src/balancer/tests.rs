@@ -120,6 +120,7 @@ fn placing(devices: &[Arc<Device>]) -> (Arc<DaemonState>, Placing) {
         file: None,
         given: RawConfig::new("test"),
         source: None,
+        broker: None,
         limit_groups: LimitGroups::default(),
         contracts: Arc::new(crate::contract::KeptContracts::new(Default::default(), Default::default(), None)),
         placement: Arc::new(RankedMutex::new(LockRank::Placement, QueuePlacement::new(2))),

@@ -112,6 +112,30 @@ impl Broker {
         allowed.map(drop).map_err(|why| BrokerStartError::Path { path: path.to_owned(), why, key })
     }
 
+    /// Remembers where the configuration file is, until the [seal](Self::seal).
+    ///
+    /// # Errors
+    /// If its folder cannot be found.
+    pub fn allow_config(&self, path: &Path) -> Result<(), BrokerStartError> {
+        let asked = std::path::absolute(path).map_err(ImageOpenError::from);
+        let allowed = asked.and_then(|path| self.request(&Request::AllowConfig(path)));
+        allowed.map(drop).map_err(|why| BrokerStartError::Path { path: path.to_owned(), why, key: "config" })
+    }
+
+    /// Opens the configuration file for reading.
+    ///
+    /// # Errors
+    /// If there is none, or it cannot be opened.
+    pub fn open_config(&self) -> Result<File, ImageOpenError> {
+        self.open_file(&Request::OpenConfig)
+    }
+
+    fn open_file(&self, request: &Request) -> Result<File, ImageOpenError> {
+        let (file, _) = self.request(request)?;
+        let none = || io::Error::new(io::ErrorKind::InvalidData, "the broker has sent no descriptor");
+        Ok(file.ok_or_else(none)?.into())
+    }
+
     /// Has the broker give up all rights but opening what is allowed and what it has opened. Returns how far files are restricted, in words.
     ///
     /// # Errors
@@ -178,20 +202,41 @@ struct TcpPorts {
 
 impl ImageOpener for Broker {
     fn open(&self, path: &Path, access: ImageAccess) -> Result<File, ImageOpenError> {
-        let path = std::path::absolute(path)?;
-        let (file, _) = self.request(&Request::Open(path, access))?;
-        let none = || io::Error::new(io::ErrorKind::InvalidData, "the broker has sent no descriptor");
-        Ok(file.ok_or_else(none)?.into())
+        self.open_file(&Request::Open(std::path::absolute(path)?, access))
     }
 
     fn use_tcp(&self, port: u16) -> Result<(), ImageOpenError> {
         let mut tcp = self.tcp.lock();
-        if tcp.sealed && !tcp.ports.contains(&port) {
-            let why = format!("the sandbox connects to the TCP ports of the configuration's disks only, not to {port}");
-            return Err(ImageOpenError::Refused(why));
+        if tcp.sealed {
+            return tcp.check(port);
         }
         tcp.ports.push(port);
         Ok(())
+    }
+}
+
+impl TcpPorts {
+    fn check(&self, port: u16) -> Result<(), ImageOpenError> {
+        if self.ports.contains(&port) {
+            return Ok(());
+        }
+        let why = format!("the sandbox connects to the TCP ports of the configuration's disks only, not to {port}");
+        Err(ImageOpenError::Refused(why))
+    }
+}
+
+/// Opens images as the sealed [`Broker`] will: for disks that a file names which the daemon itself writes. Whoever took over the daemon before
+/// could have it open what the operator has allowed, and what such a file names is no more than that.
+#[derive(Debug)]
+pub struct AllowedImages(pub Arc<Broker>);
+
+impl ImageOpener for AllowedImages {
+    fn open(&self, path: &Path, access: ImageAccess) -> Result<File, ImageOpenError> {
+        self.0.open_file(&Request::OpenAllowed(std::path::absolute(path)?, access))
+    }
+
+    fn use_tcp(&self, port: u16) -> Result<(), ImageOpenError> {
+        self.0.tcp.lock().check(port)
     }
 }
 

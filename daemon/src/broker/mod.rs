@@ -15,7 +15,7 @@ mod server;
 mod walk;
 mod wire;
 
-pub use client::{Broker, BrokerStartError, SUBCOMMAND};
+pub use client::{AllowedImages, Broker, BrokerStartError, SUBCOMMAND};
 pub use server::{BrokerError, run};
 
 #[cfg(test)]

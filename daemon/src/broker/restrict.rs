@@ -63,6 +63,12 @@ fn restrict_files(rules: &Rules) -> Result<&'static str, BrokerError> {
             },
         }?;
     }
+    if let Some((folder, path)) = rules.config() {
+        ruleset = allow(ruleset, folder, AccessFs::ReadFile.into())?;
+        if let Ok(file) = PathFd::new(path) {
+            ruleset = allow(ruleset, file, AccessFs::ReadFile.into())?;
+        }
+    }
     Ok(match ruleset.restrict_self()?.ruleset {
         RulesetStatus::FullyEnforced => "restricted",
         RulesetStatus::PartiallyEnforced => "restricted as far as this kernel can",

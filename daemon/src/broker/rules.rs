@@ -26,7 +26,15 @@ pub(super) struct Rules {
     /// Files that were named before the seal, by their paths and by their real paths.
     files: BTreeMap<PathBuf, FileIdentity>,
     awaited: Vec<AwaitedFile>,
+    config: Option<ConfigFile>,
     sealed: bool,
+}
+
+/// The configuration file, which is read again: this one, or a file that has replaced it, unless that is a link.
+#[derive(Debug)]
+struct ConfigFile {
+    identity: Option<FileIdentity>,
+    place: AwaitedFile,
 }
 
 /// A folder, images beneath which may be opened.
@@ -88,9 +96,7 @@ impl Rules {
     /// # Errors
     /// If it cannot be found, or the rules are sealed.
     pub(super) fn allow(&mut self, path: PathBuf) -> Result<(), ImageOpenError> {
-        if self.sealed {
-            return Err(ImageOpenError::Refused("the broker is sealed: it takes no more rules".to_owned()));
-        }
+        self.check_open()?;
         let found = find(&path)?;
         let (found, file) = metadata(found)?;
         if file.is_dir() {
@@ -100,6 +106,26 @@ impl Rules {
             self.name(path, &file);
         }
         Ok(())
+    }
+
+    /// Remembers where the configuration file is.
+    ///
+    /// # Errors
+    /// If it has no folder, or the rules are sealed.
+    pub(super) fn allow_config(&mut self, path: PathBuf) -> Result<(), ImageOpenError> {
+        self.check_open()?;
+        let place = AwaitedFile::of(&path).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        // What is read again may be there only later.
+        let identity = path.metadata().ok().map(|file| FileIdentity::of(&file));
+        self.config = Some(ConfigFile { identity, place });
+        Ok(())
+    }
+
+    fn check_open(&self) -> Result<(), ImageOpenError> {
+        match self.sealed {
+            true => Err(ImageOpenError::Refused("the broker is sealed: it takes no more rules".to_owned())),
+            false => Ok(()),
+        }
     }
 
     /// Adds a file by its path.
@@ -122,6 +148,11 @@ impl Rules {
         }
     }
 
+    /// Returns the folder of the configuration file, and the file.
+    pub(super) fn config(&self) -> Option<(BorrowedFd<'_>, &Path)> {
+        self.config.as_ref().map(|config| (config.place.folder.as_fd(), config.place.path.as_path()))
+    }
+
     /// Returns all folders and files, for the broker's own restrictions.
     pub(super) fn paths(&self) -> impl Iterator<Item = Result<BorrowedFd<'_>, &Path>> {
         let folders = self.folders.iter().map(|folder| Ok(folder.folder.as_fd()));
@@ -135,7 +166,7 @@ impl Rules {
     /// If the rules do not allow it, it is no image, or the host refuses.
     pub(super) fn open(&mut self, path: &Path, access: ImageAccess) -> Result<File, ImageOpenError> {
         if self.sealed {
-            return open_found(&self.find(path)?, access);
+            return self.open_allowed(path, access);
         }
         let found = match find(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -147,6 +178,30 @@ impl Rules {
         let file = open_found(&found, access)?;
         self.name(path.to_owned(), &file.metadata()?);
         Ok(file)
+    }
+
+    /// As [`open`](Self::open), as after the seal: nothing is named by it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(super) fn open_allowed(&self, path: &Path, access: ImageAccess) -> Result<File, ImageOpenError> {
+        open_found(&self.find(path)?, access)
+    }
+
+    /// Opens the configuration file for reading.
+    ///
+    /// # Errors
+    /// If there is none, or a link has replaced it.
+    pub(super) fn open_config(&self) -> Result<File, ImageOpenError> {
+        let none = || ImageOpenError::Refused("the daemon was started without a configuration file".to_owned());
+        let ConfigFile { identity, place } = self.config.as_ref().ok_or_else(none)?;
+        if let Ok(found) = find(&place.path) {
+            let (found, file) = metadata(found)?;
+            if Some(FileIdentity::of(&file)) == *identity {
+                return open_found(&found, ImageAccess::default());
+            }
+        }
+        open_found(&place.find()?, ImageAccess::default())
     }
 
     /// Finds an allowed file, without opening it.

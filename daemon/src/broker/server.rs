@@ -1,5 +1,6 @@
 //! The broker's process.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
@@ -52,6 +53,7 @@ pub(super) fn serve(
     restrict: impl Fn(&Rules) -> Result<&'static str, BrokerError>,
 ) -> Result<(), BrokerError> {
     let mut rules = Rules::default();
+    let opened = |file: File| (Some(OwnedFd::from(file)), String::new());
     loop {
         let (number, request) = match wire::receive_request(socket) {
             Ok(Some(request)) => request,
@@ -66,9 +68,10 @@ pub(super) fn serve(
                 Err(sealed) => Err(sealed),
             },
             Ok(Request::Allow(path)) => rules.allow(path).map(|()| (None, String::new())),
-            Ok(Request::Open(path, access)) => {
-                rules.open(&path, access).map(|file| (Some(OwnedFd::from(file)), String::new()))
-            }
+            Ok(Request::AllowConfig(path)) => rules.allow_config(path).map(|()| (None, String::new())),
+            Ok(Request::Open(path, access)) => rules.open(&path, access).map(opened),
+            Ok(Request::OpenAllowed(path, access)) => rules.open_allowed(&path, access).map(opened),
+            Ok(Request::OpenConfig) => rules.open_config().map(opened),
             Err(why) => Err(ImageOpenError::Refused(why)),
         };
         match wire::send_response(socket, number, &answer) {

@@ -1,13 +1,14 @@
 //! A broker on a thread of this process, asked by a daemon's end and by messages that no daemon sends.
 
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{FileExt as _, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use mqblk_core::{ImageAccess, ImageOpenError, ImageOpener as _};
@@ -17,7 +18,7 @@ use rustix::net::SendFlags;
 use rustix::thread::CapabilitySet;
 use tempfile::TempDir;
 
-use super::client::{Broker, socket_pair};
+use super::client::{AllowedImages, Broker, socket_pair};
 use super::restrict::restrict;
 use super::rules::Rules;
 use super::server::{BrokerError, serve};
@@ -333,6 +334,66 @@ fn a_sealed_broker_can_do_nothing_else() {
         });
         assert!(CapabilitySet::DAC_OVERRIDE.contains(kept.join().unwrap()));
     });
+}
+
+#[test]
+fn what_was_added_at_run_time_is_opened_by_the_rules_before_the_seal_too() {
+    let files = Files::new();
+    let broker = Arc::new(unrestricted());
+    broker.allow(&files.at("in"), "sandbox-allow").unwrap();
+    let added = AllowedImages(Arc::clone(&broker));
+    let open = |path: &str| added.open(&files.at(path), ImageAccess::default());
+    assert_eq!(content(open("in/a").unwrap()), "in/a");
+    for path in ["out/c", "out/named", "in/absolute", "in/../out/c"] {
+        assert!(matches!(open(path), Err(ImageOpenError::Refused(_))), "{path}");
+    }
+    // What the configuration names is within reach while the daemon serves. Ports are as files are.
+    broker.open(&files.at("out/named"), ImageAccess::default()).unwrap();
+    assert_eq!(content(open("out/named").unwrap()), "out/named");
+    assert!(added.use_tcp(10809).is_err());
+    broker.use_tcp(10809).unwrap();
+    added.use_tcp(10809).unwrap();
+    assert_eq!(broker.seal_tcp(), [10809]);
+}
+
+#[test]
+fn of_the_folder_of_the_configuration_only_the_file_is_opened_and_for_reading() {
+    let files = Files::new();
+    std::thread::scope(|scope| {
+        let sealed = scope.spawn(|| {
+            let mut rules = Rules::default();
+            assert!(rules.open_config().is_err(), "there is none");
+            rules.allow_config(files.at("out/c")).unwrap();
+            rules.seal().unwrap();
+            assert!(rules.allow_config(files.at("in/a")).is_err());
+            let has_landlock = restrict(&rules).unwrap().starts_with("restricted");
+            // Reading is not among the calls of a broker.
+            let file = rules.open_config().unwrap();
+            for path in ["out/c", "out/named"] {
+                assert!(rules.open(&files.at(path), ImageAccess::default()).is_err(), "{path}");
+            }
+            if has_landlock {
+                let written = File::options().write(true).open(files.at("out/c"));
+                assert_eq!(written.unwrap_err().raw_os_error(), Some(Errno::ACCESS.raw_os_error()));
+            }
+            (rules, file)
+        });
+        let (rules, mut file) = sealed.join().unwrap();
+        assert!(file.write_all(b"x").is_err(), "it is open for reading");
+        assert_eq!(content(file), "out/c");
+        let read = || rules.open_config().map(content);
+        std::fs::write(files.at("out/new"), "replaced").unwrap();
+        std::fs::rename(files.at("out/new"), files.at("out/c")).unwrap();
+        assert_eq!(read().unwrap(), "replaced");
+        std::fs::remove_file(files.at("out/c")).unwrap();
+        assert!(matches!(read(), Err(ImageOpenError::Os(_))));
+        symlink(files.at("in/a"), files.at("out/c")).unwrap();
+        assert!(matches!(read(), Err(ImageOpenError::Refused(_))), "a link leads anywhere");
+    });
+    // A link that was there at the start is the operator's.
+    let mut rules = Rules::default();
+    rules.allow_config(files.at("in/absolute-inside")).unwrap();
+    assert_eq!(content(rules.open_config().unwrap()), "in/sub/b");
 }
 
 #[test]

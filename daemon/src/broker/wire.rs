@@ -33,6 +33,12 @@ pub(super) enum Request {
     Allow(PathBuf),
     /// Open an image.
     Open(PathBuf, ImageAccess),
+    /// As [`Request::Open`], by the rules alone, also before the seal.
+    OpenAllowed(PathBuf, ImageAccess),
+    /// Remember where the configuration file is. Not once sealed.
+    AllowConfig(PathBuf),
+    /// Open the configuration file for reading.
+    OpenConfig,
     /// Add no more rules, and give up all other rights.
     Seal,
 }
@@ -43,13 +49,17 @@ impl Request {
     /// # Errors
     /// If the path is too long.
     pub(super) fn encode(&self, number: u32) -> io::Result<Vec<u8>> {
+        let bits = |access: &ImageAccess| {
+            let ImageAccess { write, direct, exclusive } = *access;
+            u8::from(write) | u8::from(direct) << 1 | u8::from(exclusive) << 2
+        };
         let (verb, access, path) = match self {
             Request::Allow(path) => (1, 0, path.as_os_str()),
-            Request::Open(path, access) => {
-                let ImageAccess { write, direct, exclusive } = *access;
-                (2, u8::from(write) | u8::from(direct) << 1 | u8::from(exclusive) << 2, path.as_os_str())
-            }
+            Request::Open(path, access) => (2, bits(access), path.as_os_str()),
             Request::Seal => (3, 0, OsStr::new("")),
+            Request::OpenAllowed(path, access) => (4, bits(access), path.as_os_str()),
+            Request::AllowConfig(path) => (5, 0, path.as_os_str()),
+            Request::OpenConfig => (6, 0, OsStr::new("")),
         };
         if path.len() > MAX_PATH {
             return Err(rustix::io::Errno::NAMETOOLONG.into());
@@ -68,11 +78,15 @@ impl Request {
         };
         match (verb, access) {
             (1, 0) => Ok(Request::Allow(absolute()?)),
-            (2, 0..=7) => {
+            (2 | 4, 0..=7) => {
                 let (write, direct, exclusive) = (access & 1 != 0, access & 2 != 0, access & 4 != 0);
-                Ok(Request::Open(absolute()?, ImageAccess { write, direct, exclusive }))
+                let access = ImageAccess { write, direct, exclusive };
+                let path = absolute()?;
+                Ok(if verb == 2 { Request::Open(path, access) } else { Request::OpenAllowed(path, access) })
             }
             (3, 0) if path.is_empty() => Ok(Request::Seal),
+            (5, 0) => Ok(Request::AllowConfig(absolute()?)),
+            (6, 0) if path.is_empty() => Ok(Request::OpenConfig),
             _ => Err(format!("request: found verb {verb} with access {access}, expected one of this version")),
         }
     }
@@ -210,7 +224,10 @@ mod tests {
     fn requests_are_decoded_as_encoded() {
         let access = [ImageAccess::default(), ImageAccess { write: true, direct: false, exclusive: true }];
         let open = access.map(|access| Request::Open("/images/a b".into(), access));
-        for request in open.into_iter().chain([Request::Allow("/x".into()), Request::Seal]) {
+        let allowed = access.map(|access| Request::OpenAllowed("/images/a b".into(), access));
+        let others =
+            [Request::Allow("/x".into()), Request::Seal, Request::AllowConfig("/c".into()), Request::OpenConfig];
+        for request in open.into_iter().chain(allowed).chain(others) {
             let bytes = request.encode(7).unwrap();
             assert_eq!(bytes[..4], 7_u32.to_le_bytes());
             assert_eq!(Request::decode(bytes[4], bytes[5], &bytes[6..]), Ok(request));
@@ -232,7 +249,12 @@ mod tests {
             (2, 0, b""),
             (3, 0, b"/a"),
             (3, 1, b""),
-            (4, 0, b"/a"),
+            (4, 8, b"/a"),
+            (5, 1, b"/a"),
+            (5, 0, b"a"),
+            (6, 0, b"/a"),
+            (6, 1, b""),
+            (7, 0, b"/a"),
             (255, 255, b""),
         ] {
             assert!(Request::decode(verb, access, path).is_err(), "{verb} {access} {path:?}");

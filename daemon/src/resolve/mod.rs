@@ -270,6 +270,9 @@ pub fn resolve_handed(
     let hang_warning = process::take_hang_warning(&mut raw.process)?;
     let sandbox = SandboxConfig::take(&mut raw.process)?;
     let user = UserConfig::take(&mut raw.process)?;
+    if let Some(state) = &state {
+        state.check_writers(user.as_ref().map(|user| user.ids().0))?;
+    }
     let strict = raw.process.switch("strict")?.unwrap_or(false);
     raw.process.finish()?;
     let mut placement = QueuePlacement::new(workers);

@@ -117,8 +117,10 @@ pub fn enter(config: &ServeConfig) -> Result<(), SandboxError> {
 /// Gives the broker the last rules, and has it give up all other rights. Returns how far it is restricted.
 fn seal(broker: &Broker, uses: &[FileUse]) -> Result<String, SandboxError> {
     for file in uses {
-        if let FileUse::Images(folder) = file {
-            broker.allow(folder, "incoming-luns")?;
+        match file {
+            FileUse::Images(folder) => broker.allow(folder, "incoming-luns")?,
+            FileUse::Config(path) => broker.allow_config(path)?,
+            _ => {}
         }
     }
     Ok(broker.seal()?)

@@ -203,3 +203,71 @@ fn a_disk_that_a_successor_cannot_open_does_not_keep_the_others() {
     wait_for("the disk", || out(&admin).is_empty().then_some(()));
     VhostUserLoad::connect(daemon.folder().join("n.sock"), 1, BLOCKS, 4);
 }
+
+/// What a daemon of the user nobody, taken over by a guest, could leave behind for the next start by root.
+fn poisoned_state(at: &dyn Fn(&str) -> String) -> Value {
+    let disk = |id: &str, image: &str, socket: &str| json!({ "id": id, "settings": { "path": at(image), "socket": at(socket), "queues": "1", "lock": "off" } });
+    let lun = |id: &str, image: &str| json!({ "controller": "c", "id": id, "settings": { "path": at(image) }, "target": 7, "lun": 0 });
+    let disks = [
+        disk("good", "images/good.img", "run/good"),
+        disk("a", "secret.img", "run/a"),
+        disk("door", "images/good.img", "etc/door"),
+    ];
+    json!({ "format": "mqblk-state", "version": 2, "interfaces": {
+        "virtio-blk": { "added": disks, "removed": ["a"] },
+        "virtio-scsi": { "added": [lun("lun", "secret.img")], "removed": [] },
+    } })
+}
+
+#[test]
+fn what_a_state_file_names_is_opened_with_the_rights_of_the_daemon_and_no_others() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    const NOBODY: u32 = 65_534;
+    for sandbox in ["on", "off"] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        let set_mode = |path: &str, mode| {
+            std::fs::set_permissions(at(path), std::os::unix::fs::PermissionsExt::from_mode(mode)).expect("a mode");
+        };
+        set_mode("", 0o755);
+        for name in ["images", "run", "state", "etc"] {
+            std::fs::create_dir(at(name)).expect("a folder");
+        }
+        for name in ["images/a.img", "images/good.img", "secret.img"] {
+            image(&folder.path().join(name));
+            set_mode(name, 0o600);
+        }
+        let own = |name: &str| std::os::unix::fs::chown(at(name), Some(NOBODY), Some(NOBODY)).expect("an owner");
+        ["run", "state", "images/good.img"].iter().for_each(|name| own(name));
+        let (state, admin) = (at("state/s.json"), at("run/admin"));
+        std::fs::write(&state, poisoned_state(&at).to_string()).expect("a state");
+        set_mode("state/s.json", 0o600);
+        let (disk, controller) = (
+            format!("id=a,path={},socket={}", at("images/a.img"), at("run/a")),
+            format!("id=c,socket={}", at("run/c")),
+        );
+        let images = at("images");
+        let mut arguments = vec!["--disk", &disk, "--controller", &controller, "--state", &state, "--sandbox", sandbox];
+        arguments.extend(["--user", "65534", "--admin", &admin]);
+        if sandbox == "on" {
+            arguments.extend(["--sandbox-allow", &images]);
+        }
+        // Not before it is the file of root or of the user.
+        std::os::unix::fs::chown(&state, Some(54321), None).expect("an owner");
+        let refused = mqblk(&[&["serve"], &arguments[..]].concat());
+        let why = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == Some(2) && why.contains("a file of user 54321"), "{why}");
+        own("state/s.json");
+        let daemon = HostileDaemon::start_with(1, &[], &arguments);
+        let out = out(Path::new(&admin));
+        assert_eq!(ids(&out), ["a", "door", "lun"], "{sandbox}: {out:?}");
+        let expected = if sandbox == "on" { "sandbox-allow" } else { "Permission denied" };
+        for at in [0, 2] {
+            assert!(out[at].why.contains("secret.img") && out[at].why.contains(expected), "{}", out[at].why);
+        }
+        assert!(!folder.path().join("etc/door").exists() && folder.path().join("run/good").exists());
+        daemon.stop();
+    }
+}

@@ -28,7 +28,7 @@ use crate::queues::MAX_QUEUES;
 use crate::resolve::{Claim, ConfigError};
 use crate::sandbox::FileUse;
 use crate::sockets::PlannedSocket;
-use crate::storage_backends::StorageBackends;
+use crate::storage_backends::{StorageBackends, with_rights_of};
 use crate::vhost_user::VhostUserEndpoint;
 use disk::BlkDisk;
 use disks::ServedDisks;
@@ -132,7 +132,8 @@ impl InterfaceKeys for BlkKeys {
     }
 
     fn sockets(&self) -> Vec<PlannedSocket> {
-        self.disks.iter().map(|disk| disk.keys.endpoint().0.planned_socket(disk.keys.subject())).collect()
+        let configured = self.disks.iter().filter(|disk| disk.origin == ChangeSource::Configuration);
+        configured.map(|disk| disk.keys.endpoint().0.planned_socket(disk.keys.subject())).collect()
     }
 
     fn open(
@@ -140,10 +141,17 @@ impl InterfaceKeys for BlkKeys {
         storages: &dyn StorageBackends,
         admission: &mut Admission,
     ) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {
-        let opened = open_all(self.disks, |DiskToOpen { keys, origin }| (keys.open(storages), keys, origin));
+        let open = |DiskToOpen { keys, origin }: DiskToOpen| {
+            (with_rights_of(origin, storages, |storages| keys.open(storages)), keys, origin)
+        };
+        // First what the configuration names: its rules apply to the others.
+        let (configured, added): (Vec<_>, Vec<_>) =
+            self.disks.into_iter().partition(|disk| disk.origin == ChangeSource::Configuration);
+        let opened = open_all(configured, open).into_iter().chain(open_all(added, open));
         let mut disks = Vec::new();
         for (opened, keys, origin) in opened {
-            let files = || keys.endpoint().0.files().into_iter().collect();
+            let configured = origin == ChangeSource::Configuration;
+            let files = || keys.endpoint().0.files().into_iter().filter(|_| configured).collect();
             match admission.admit(opened, origin, |why| OutDisk { files: files(), ..keys.out(WORD, origin, why) })? {
                 Some(config) => disks.push(ConfiguredDisk { config, origin }),
                 None => admission.freed_queues.extend(keys.endpoint().queue_map()),
@@ -169,6 +177,11 @@ impl BlkConfig {
     fn configs(&self) -> impl Iterator<Item = &DiskConfig<BlkEndpoint>> {
         self.disks.iter().map(|disk| &disk.config)
     }
+
+    /// Those of the configuration alone.
+    fn configured(&self) -> impl Iterator<Item = &DiskConfig<BlkEndpoint>> {
+        self.disks.iter().filter(|disk| disk.origin == ChangeSource::Configuration).map(|disk| &disk.config)
+    }
 }
 
 impl ConfiguredInterface for BlkConfig {
@@ -185,12 +198,11 @@ impl ConfiguredInterface for BlkConfig {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        let configured = self.disks.iter().filter(|disk| disk.origin == ChangeSource::Configuration);
-        configured.map(|disk| &disk.config).try_for_each(|disk| disk.endpoint.0.check(format!("disk {:?}", disk.id)))
+        self.configured().try_for_each(|disk| disk.endpoint.0.check(format!("disk {:?}", disk.id)))
     }
 
     fn files(&self) -> Vec<FileUse> {
-        self.configs().flat_map(|disk| disk.endpoint.0.files()).collect()
+        self.configured().flat_map(|disk| disk.endpoint.0.files()).collect()
     }
 
     fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {

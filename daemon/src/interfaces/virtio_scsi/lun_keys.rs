@@ -150,8 +150,10 @@ impl LunKeys {
     /// Returns what keeps it out.
     pub(super) fn out(&self, origin: ChangeSource, why: &dyn std::error::Error) -> OutDisk {
         let reservations = match &self.unit {
-            UnitKeys::Own(own) => own.reservations.clone().map(FileUse::Replaced),
-            UnitKeys::Shared(_) => None,
+            UnitKeys::Own(own) if origin == ChangeSource::Configuration => {
+                own.reservations.clone().map(FileUse::Replaced)
+            }
+            UnitKeys::Own(_) | UnitKeys::Shared(_) => None,
         };
         let out = OutDisk::new(self.id.clone(), WORD, self.given.clone(), origin, why);
         OutDisk { files: reservations.into_iter().collect(), ..out }

@@ -37,7 +37,7 @@ use crate::resolve::ConfigError;
 use crate::sandbox::FileUse;
 use crate::sockets::PlannedSocket;
 use crate::storage_backends::StorageBackends;
-use config::{ControllerConfig, LunUnit};
+use config::{ControllerConfig, LunOrigin, LunUnit};
 use controller::Controller;
 use controller_keys::ControllerKeys;
 use luns::{LunSelector, Luns};
@@ -140,7 +140,8 @@ impl InterfaceKeys for ScsiKeys {
     }
 
     fn sockets(&self) -> Vec<PlannedSocket> {
-        self.controllers.iter().map(ControllerKeys::planned_socket).collect()
+        let configured = self.controllers.iter().filter(|keys| keys.origin() == ChangeSource::Configuration);
+        configured.map(ControllerKeys::planned_socket).collect()
     }
 
     fn open(
@@ -181,10 +182,16 @@ struct ScsiConfig {
     saved: Option<SavedLuns>,
 }
 
+impl ScsiConfig {
+    /// The controllers of the configuration alone.
+    fn configured(&self) -> impl Iterator<Item = &ControllerConfig> {
+        self.controllers.iter().filter(|controller| controller.origin == ChangeSource::Configuration)
+    }
+}
+
 impl ConfiguredInterface for ScsiConfig {
     fn sections(&self) -> Vec<(ListPosition, Vec<Section>)> {
-        let configured = |controller: &&ControllerConfig| controller.origin == ChangeSource::Configuration;
-        let controllers = self.controllers.iter().filter(configured).enumerate();
+        let controllers = self.configured().enumerate();
         controllers.map(|(index, controller)| (ListPosition::Controller(index), print::sections(controller))).collect()
     }
 
@@ -207,18 +214,18 @@ impl ConfiguredInterface for ScsiConfig {
                 })?;
             }
         }
-        self.controllers
-            .iter()
-            .filter(|controller| controller.origin == ChangeSource::Configuration)
+        self.configured()
             .try_for_each(|controller| controller.endpoint.check(format!("controller {:?}", controller.id)))
     }
 
     fn files(&self) -> Vec<FileUse> {
-        let controllers = self.controllers.iter().flat_map(|controller| {
+        let controllers = self.configured().flat_map(|controller| {
             let incoming = controller.incoming_luns.iter().map(|incoming| FileUse::Images(incoming.folder.clone()));
             controller.endpoint.files().into_iter().chain(incoming)
         });
-        let luns = self.controllers.iter().flat_map(|controller| &controller.luns).flat_map(|lun| match &lun.unit {
+        let luns = self.controllers.iter().flat_map(|controller| &controller.luns);
+        let configured = luns.filter(|lun| lun.origin == LunOrigin::Configuration);
+        let luns = configured.flat_map(|lun| match &lun.unit {
             LunUnit::Own(unit) => unit.reservations.clone().map(FileUse::Replaced),
             LunUnit::Shared(_) => None,
         });

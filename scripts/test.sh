@@ -183,13 +183,15 @@ build() {
 fast() {
     echo "tests without virtual machines"
     # Several at a time: each waits a good part of its time.
-    run fast '' "${tests[@]}" --test '[!cgx]*' --test 'g[!u]*' --test 'c[!e]*' --no-fail-fast &
+    run fast '' "${tests[@]}" --test '[!cdghx]*' --test 'c[!e]*' --test 'd[!a]*' --test 'g[!u]*' --test 'h[!o]*' --no-fail-fast &
     local others=($!)
     # Instructions for a request, in a release build.
     run budget '' "${tests[@]}" --test budget -- --include-ignored &
     others+=($!)
     run libraries '' "${tests[@]}" --lib --bins --no-fail-fast
     run documentation '' "${tests[@]}" --doc
+    # The longest, which the first ones would come to last.
+    run daemons '' "${tests[@]}" --test daemon --test hostile --no-fail-fast
     wait "${others[@]}"
 }
 

@@ -23,6 +23,8 @@
 
 #![allow(clippy::print_stderr, reason = "a table for people")]
 
+mod takeovers;
+
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;

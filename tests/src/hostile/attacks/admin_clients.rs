@@ -137,3 +137,35 @@ pub fn moves(path: PathBuf, devices: Vec<&'static str>, workers: u64, seed: u64)
         }
     })
 }
+
+/// Changes at run time: limits of `devices` and of a group, and a disk at `socket` that is added and removed.
+pub fn settings(path: PathBuf, devices: Vec<&'static str>, group: &'static str, socket: PathBuf, seed: u64) -> Attack {
+    Box::new(move |control| {
+        let mut random = SmallRng::seed_from_u64(seed);
+        while !control.is_stopped() {
+            let Ok(mut client) = Client::connect_with(&path, TIMEOUT.time()) else {
+                control.pause(PAUSE);
+                continue;
+            };
+            let id = devices[random.random_range(0..devices.len())];
+            let new = json!({ "id": "new", "storage": "null", "size": "1M", "queues": 1, "socket": socket });
+            let (verb, params) = match random.random_range(0..7) {
+                0 => ("disk.set", json!({ "id": id, "settings": { "iops": random.random_range(100..10_000) } })),
+                1 => ("disk.set", json!({ "id": id, "settings": { "iops": "off", "merge": "on" } })),
+                2 => (
+                    "limit-group.set",
+                    json!({ "name": group, "settings": { "iops": random.random_range(1000..8000) } }),
+                ),
+                3 => ("disk.add", json!({ "settings": new })),
+                4 => ("disk.remove", json!({ "id": "new" })),
+                5 => ("disk.retry", json!({})),
+                _ => ("disk.list", json!({})),
+            };
+            // Refused while a daemon takes over.
+            if client.call(verb, &params).is_ok() {
+                control.count();
+            }
+            control.pause(PAUSE);
+        }
+    })
+}

@@ -91,7 +91,9 @@ fn run_configured(
         _ => None,
     };
     run_raw(raw, purpose, predecessor, interfaces, move |config| {
-        let source = Arc::new(CommandLine { args, given, interfaces });
+        // The folder in which it was started is not asked for in the sandbox.
+        let file = args.config.map(|path| std::path::absolute(&path).unwrap_or(path));
+        let source = Arc::new(CommandLine { args: ServeArgs { config: file, ..args }, given, interfaces });
         ServeConfig { log: Some(log), source: Some(source), ..config }
     })
 }

@@ -201,7 +201,13 @@ impl Rules {
                 return open_found(&found, ImageAccess::default());
             }
         }
-        open_found(&place.find()?, ImageAccess::default())
+        let found = place.find().map_err(|error| match error {
+            ImageOpenError::Refused(_) => {
+                ImageOpenError::Refused("a link, which was not there at the start of the daemon".to_owned())
+            }
+            error => error,
+        })?;
+        open_found(&found, ImageAccess::default())
     }
 
     /// Finds an allowed file, without opening it.

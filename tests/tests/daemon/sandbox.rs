@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use mqblk_admin::Client;
-use mqblk_tests::hostile::daemon::HostileDaemon;
+use mqblk_tests::hostile::daemon::{HostileDaemon, mqblk_binary};
 use mqblk_tests::hostile::load::VhostUserLoad;
 use mqblk_tests::hostile::wait_for;
 use serde_json::json;
@@ -118,4 +119,37 @@ fn luns_can_be_added_from_the_folders_that_are_allowed_only() {
     let state = std::fs::read_to_string(state).expect("the state");
     assert!(state.contains("good") && !state.contains("bad"), "{state}");
     daemon.stop();
+}
+
+#[test]
+fn the_configuration_is_read_again_and_nothing_else_of_its_folder() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let admin = at("admin");
+    let config = |disks: &[&str]| {
+        let place = folder.path().display();
+        let disk = |id: &&str| {
+            format!("[[disk]]\nid = \"{id}\"\nstorage = \"null\"\nsize = \"1M\"\nsocket = \"{place}/{id}\"\n")
+        };
+        format!("admin = \"{}\"\nsandbox = \"on\"\n", admin.display()) + &disks.iter().map(disk).collect::<String>()
+    };
+    std::fs::write(at("m.toml"), config(&["a"])).expect("a configuration");
+    std::fs::write(at("other.toml"), config(&["a", "b"])).expect("a configuration");
+    let mut command = Command::new(mqblk_binary());
+    // By a relative path, whose folder a daemon in the sandbox cannot ask for.
+    command.args(["serve", "--config", "m.toml"]).current_dir(folder.path()).stderr(Stdio::null());
+    let mut daemon = command.spawn().expect("the daemon");
+    let mut client = wait_for("the admin socket", || Client::connect(&admin).ok());
+    let mut diff = |file: Option<&str>| {
+        let params = file.map_or(json!({}), |file| json!({ "file": at(file) }));
+        let answer = client.call("config.diff", &params).map_err(|error| error.to_string());
+        answer.map(|answer| answer["changes"].as_array().expect("changes").len())
+    };
+    assert_eq!(diff(None), Ok(0));
+    assert_eq!(diff(Some("m.toml")), Ok(0));
+    let why = diff(Some("other.toml")).expect_err("another file");
+    assert!(why.contains("the sandbox reads only the file that the daemon was started with"), "{why}");
+    std::fs::rename(at("other.toml"), at("m.toml")).expect("replaced");
+    assert_eq!(diff(None), Ok(1));
+    daemon.kill().and_then(|()| daemon.wait()).expect("its end");
 }

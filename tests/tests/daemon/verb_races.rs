@@ -155,8 +155,9 @@ impl Side {
 
     fn call_all(&mut self, calls: &[(&'static str, &str)]) {
         for (verb, params) in calls {
-            let params = params.replace("FOLDER", &self.folder.display().to_string());
-            let params: Value = serde_json::from_str(&params.replace('S', self.name)).expect("parameters");
+            // The folder last: its name may have any letter.
+            let params = params.replace('S', self.name).replace("FOLDER", &self.folder.display().to_string());
+            let params: Value = serde_json::from_str(&params).expect("parameters");
             self.call(verb, &params);
         }
     }

@@ -47,14 +47,14 @@ rm "$system/mqblk.deb"
 
 echo "what was installed"
 inside mqblk --version
-readelf -lW "$system/usr/bin/mqblk" | grep -q GNU_RELRO || fail "the program has lost its RELRO segment: stripping made its headers anew"
+readelf -lW "$system/usr/bin/mqblk" | grep GNU_RELRO >/dev/null || fail "the program has lost its RELRO segment: stripping made its headers anew"
 inside getent passwd mqblk >/dev/null || fail "found no user mqblk"
 for file in /usr/share/man/man1/mqblk.1.gz /usr/share/man/man1/mqblk-serve.1.gz /usr/share/bash-completion/completions/mqblk \
     /usr/share/zsh/vendor-completions/_mqblk /usr/share/fish/vendor_completions.d/mqblk.fish /usr/lib/systemd/system/mqblk@.service \
     /usr/lib/tmpfiles.d/mqblk.conf /usr/share/doc/mqblk/examples/mqblk.toml; do
     [ -s "$system$file" ] || fail "found no $file"
 done
-gzip -dc "$system/usr/share/man/man1/mqblk-serve.1.gz" | grep -q '^.SH EXAMPLES' || fail "found no examples in the man page of serve"
+gzip -dc "$system/usr/share/man/man1/mqblk-serve.1.gz" | grep '^.SH EXAMPLES' >/dev/null || fail "found no examples in the man page of serve"
 inside bash -n /usr/share/bash-completion/completions/mqblk
 grep -q '^ExecStart=!/usr/bin/mqblk serve' "$system/usr/lib/systemd/system/mqblk.service" || fail "the unit starts another program"
 

@@ -70,7 +70,7 @@ pid_of() { cat "$folder/$1.pid" 2>/dev/null || true; }
 runs() {
     local pid
     pid=$(pid_of "$1")
-    [ -n "$pid" ] && { tr '\0' ' ' <"/proc/$pid/cmdline"; } 2>/dev/null | grep -q -- "^ceph-${1%%.*} .*--conf $folder/ceph.conf"
+    [ -n "$pid" ] && { tr '\0' ' ' <"/proc/$pid/cmdline"; } 2>/dev/null | grep -- "^ceph-${1%%.*} .*--conf $folder/ceph.conf" >/dev/null
 }
 
 launch() {
@@ -174,7 +174,7 @@ make_osds() {
     for n in 0 1; do wait "${makes[n]}" || fail "mkfs of osd.$n: $(tail -n 3 "$folder/log/osd.$n-mkfs")"; done
 }
 
-all_up() { ceph osd stat | grep -q '2 osds: 2 up.* 2 in'; }
+all_up() { ceph osd stat | grep '2 osds: 2 up.* 2 in' >/dev/null; }
 takes_io() { timeout 20 rados --conf "$folder/ceph.conf" -p "$pool" put .takes-io /dev/null; }
 
 start() {
@@ -187,7 +187,7 @@ start() {
     launch osd.0
     launch osd.1
     await 60 "the OSDs are not up" all_up
-    if ! ceph osd pool ls | grep -qx "$pool"; then
+    if ! ceph osd pool ls | grep -x "$pool" >/dev/null; then
         ceph osd pool create "$pool" 8 8 >/dev/null || fail "cannot make the pool $pool: $(tail -n 1 "$folder/log/commands")"
         ceph osd pool application enable "$pool" rbd >/dev/null
     fi

@@ -93,7 +93,7 @@ pub fn read(path: &Path, open: OpenConfig<'_>, interfaces: Interfaces) -> Result
     parse(&name, &text, interfaces)
 }
 
-/// Opens a configuration file with the rights of this process. Does not wait for the writer of a FIFO.
+/// Opens a file for reading, with the rights of this process. Does not wait for the writer of a FIFO.
 ///
 /// # Errors
 /// If the host refuses.

@@ -17,6 +17,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::file;
+
 /// The value of the `format` member.
 const FORMAT: &str = "mqblk-state";
 const VERSION: u64 = 2;
@@ -58,8 +60,7 @@ impl SavedState {
     /// If the file cannot be read, or was not written by a daemon.
     pub fn read(path: &Path) -> Result<SavedState, SettingError> {
         let invalid = |why: &dyn std::fmt::Display| invalid(path, why);
-        let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
-        let file = match File::options().read(true).custom_flags(flags).open(path) {
+        let file = match file::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Ok(SavedState { path: path.to_owned(), ..SavedState::default() });
             }

@@ -11,6 +11,7 @@ use mqblk_storage::host_images::HostImages;
 use crate::contract::RawImages;
 use crate::interface::ChangeSource;
 use crate::limits::LimitGroups;
+use crate::out::open_all;
 use crate::test_keys;
 
 /// An open disk, and the settings of its storage with all defaults filled in.
@@ -68,16 +69,19 @@ impl StorageBackends for AddedStorages<'_> {
     }
 }
 
-/// Calls `open` with the storage backends as a disk of this origin has them.
-pub fn with_rights_of<T>(
-    origin: ChangeSource,
+/// Opens each of these, with the rights of its origin: first what the configuration names, because that is within reach of the others too.
+/// The results are in the order in which they were opened.
+pub fn open_by_origin<T: Send, R: Send>(
+    items: Vec<T>,
+    origin: impl Fn(&T) -> ChangeSource,
     storages: &dyn StorageBackends,
-    open: impl FnOnce(&dyn StorageBackends) -> T,
-) -> T {
-    match origin {
-        ChangeSource::Configuration => open(storages),
-        ChangeSource::RunTime => open(&AddedStorages(storages)),
-    }
+    open: impl Fn(T, &dyn StorageBackends) -> R + Sync,
+) -> Vec<R> {
+    let (configured, added): (Vec<_>, Vec<_>) =
+        items.into_iter().partition(|item| origin(item) == ChangeSource::Configuration);
+    let mut opened = open_all(configured, |item| open(item, storages));
+    opened.extend(open_all(added, |item| open(item, &AddedStorages(storages))));
+    opened
 }
 
 /// Storage backends, the groups of limits of a configuration, and what images were before.

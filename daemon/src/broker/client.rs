@@ -107,8 +107,17 @@ impl Broker {
     /// # Errors
     /// If the path cannot be found.
     pub fn allow(&self, path: &Path, key: &'static str) -> Result<(), BrokerStartError> {
+        self.add_rule(path, key, Request::Allow)
+    }
+
+    fn add_rule(
+        &self,
+        path: &Path,
+        key: &'static str,
+        rule: impl FnOnce(PathBuf) -> Request,
+    ) -> Result<(), BrokerStartError> {
         let asked = std::path::absolute(path).map_err(ImageOpenError::from);
-        let allowed = asked.and_then(|path| self.request(&Request::Allow(path)));
+        let allowed = asked.and_then(|path| self.request(&rule(path)));
         allowed.map(drop).map_err(|why| BrokerStartError::Path { path: path.to_owned(), why, key })
     }
 
@@ -117,9 +126,7 @@ impl Broker {
     /// # Errors
     /// If its folder cannot be found.
     pub fn allow_config(&self, path: &Path) -> Result<(), BrokerStartError> {
-        let asked = std::path::absolute(path).map_err(ImageOpenError::from);
-        let allowed = asked.and_then(|path| self.request(&Request::AllowConfig(path)));
-        allowed.map(drop).map_err(|why| BrokerStartError::Path { path: path.to_owned(), why, key: "config" })
+        self.add_rule(path, "config", Request::AllowConfig)
     }
 
     /// Opens the configuration file for reading.

@@ -96,7 +96,7 @@ impl Rules {
     /// # Errors
     /// If it cannot be found, or the rules are sealed.
     pub(super) fn allow(&mut self, path: PathBuf) -> Result<(), ImageOpenError> {
-        self.check_open()?;
+        self.check_unsealed()?;
         let found = find(&path)?;
         let (found, file) = metadata(found)?;
         if file.is_dir() {
@@ -113,7 +113,7 @@ impl Rules {
     /// # Errors
     /// If it has no folder, or the rules are sealed.
     pub(super) fn allow_config(&mut self, path: PathBuf) -> Result<(), ImageOpenError> {
-        self.check_open()?;
+        self.check_unsealed()?;
         let place = AwaitedFile::of(&path).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
         // What is read again may be there only later.
         let identity = path.metadata().ok().map(|file| FileIdentity::of(&file));
@@ -121,7 +121,7 @@ impl Rules {
         Ok(())
     }
 
-    fn check_open(&self) -> Result<(), ImageOpenError> {
+    fn check_unsealed(&self) -> Result<(), ImageOpenError> {
         match self.sealed {
             true => Err(ImageOpenError::Refused("the broker is sealed: it takes no more rules".to_owned())),
             false => Ok(()),

@@ -134,17 +134,11 @@ fn of_role(role: ThreadRole, calls: &[(String, i64, [u64; 5])]) -> Vec<bool> {
 
 /// Returns the names in a table, by number.
 fn names(table: &str) -> BTreeMap<i64, &str> {
-    let numbered = |line: &'_ str| -> Option<(i64, usize)> {
-        let number = line.split_whitespace().next()?;
-        Some((number.parse().ok()?, line.find(number)? + number.len()))
-    };
-    table
-        .lines()
-        .filter_map(|line| {
-            let (number, end) = numbered(line)?;
-            Some((number, line[end..].split_whitespace().next()?))
-        })
-        .collect()
+    let numbered = table.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        Some((words.next()?.parse().ok()?, words.next()?))
+    });
+    numbered.collect()
 }
 
 /// Returns the table of what is the case. `known` is the one in the repository.

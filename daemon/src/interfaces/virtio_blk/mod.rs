@@ -22,13 +22,13 @@ use crate::interface::{
     ChangeSource, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition,
     ResolveContext, ServedInterface, StartFailure,
 };
-use crate::out::{Admission, OutDisk, open_all};
+use crate::out::{Admission, OutDisk};
 use crate::print::{Pair, Section};
 use crate::queues::MAX_QUEUES;
 use crate::resolve::{Claim, ConfigError};
 use crate::sandbox::FileUse;
 use crate::sockets::PlannedSocket;
-use crate::storage_backends::{StorageBackends, with_rights_of};
+use crate::storage_backends::{StorageBackends, open_by_origin};
 use crate::vhost_user::VhostUserEndpoint;
 use disk::BlkDisk;
 use disks::ServedDisks;
@@ -141,13 +141,10 @@ impl InterfaceKeys for BlkKeys {
         storages: &dyn StorageBackends,
         admission: &mut Admission,
     ) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {
-        let open = |DiskToOpen { keys, origin }: DiskToOpen| {
-            (with_rights_of(origin, storages, |storages| keys.open(storages)), keys, origin)
+        let open = |DiskToOpen { keys, origin }: DiskToOpen, storages: &dyn StorageBackends| {
+            (keys.open(storages), keys, origin)
         };
-        // First what the configuration names: its rules apply to the others.
-        let (configured, added): (Vec<_>, Vec<_>) =
-            self.disks.into_iter().partition(|disk| disk.origin == ChangeSource::Configuration);
-        let opened = open_all(configured, open).into_iter().chain(open_all(added, open));
+        let opened = open_by_origin(self.disks, |disk| disk.origin, storages, open);
         let mut disks = Vec::new();
         for (opened, keys, origin) in opened {
             let configured = origin == ChangeSource::Configuration;

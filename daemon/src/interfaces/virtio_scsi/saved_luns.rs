@@ -10,10 +10,9 @@ use super::controller_keys::ControllerKeys;
 use super::lun_keys::{LunKeys, UsedAddresses, check_shared};
 use super::state::{AddedLun, SavedLuns};
 use crate::contract::{DeviceContract, DiskContract};
-use crate::interface::ChangeSource;
-use crate::out::{Admission, open_all};
+use crate::out::Admission;
 use crate::resolve::{ConfigError, UniqueNames};
-use crate::storage_backends::{StorageBackends, with_rights_of};
+use crate::storage_backends::{StorageBackends, open_by_origin};
 
 /// A LUN to open, with its origin and whether guests see it.
 pub(super) struct LunToOpen {
@@ -117,13 +116,10 @@ pub(super) fn open(
     let mut all: Vec<Vec<(LunConfig, LunKeys)>> = chosen.iter().map(|_| Vec::new()).collect();
     let listed = chosen.into_iter().enumerate().flat_map(|(at, luns)| luns.into_iter().map(move |lun| (at, lun)));
     let listed = listed.zip(given_units).map(|((at, lun), given)| (at, lun, given));
-    let open = |(at, lun, given): (usize, LunToOpen, Option<&DiskContract>)| {
-        (with_rights_of(lun.origin.source(), storages, |storages| lun.keys.open(storages, given)), at, lun)
+    let open = |(at, lun, given): (usize, LunToOpen, Option<&DiskContract>), storages: &dyn StorageBackends| {
+        (lun.keys.open(storages, given), at, lun)
     };
-    // First what the configuration names: its rules apply to the others.
-    let (configured, added): (Vec<_>, Vec<_>) =
-        listed.partition(|(_, lun, _)| lun.origin.source() == ChangeSource::Configuration);
-    for (opened, at, lun) in open_all(configured, open).into_iter().chain(open_all(added, open)) {
+    for (opened, at, lun) in open_by_origin(listed.collect(), |(_, lun, _)| lun.origin.source(), storages, open) {
         let LunToOpen { keys, origin, mapped } = lun;
         if let Some(config) = admission.admit(opened, origin.source(), |why| keys.out(origin.source(), why))? {
             all[at].push((LunConfig { origin, mapped, ..config }, keys));

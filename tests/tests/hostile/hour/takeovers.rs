@@ -56,9 +56,6 @@ const IMAGES: [&str; 8] = [
 const IMAGE_BYTES: u64 = 8 << 20;
 const WORKERS: u64 = 2;
 
-/// Makes an attack, any number of times.
-type MakeAttack = Box<dyn Fn() -> Attack + Send>;
-
 struct Rig(RestartableDaemon);
 
 impl Rig {
@@ -116,52 +113,46 @@ impl Rig {
         let moved: Vec<&'static str> = BAD.iter().chain(&GOOD).map(|(id, _)| *id).collect();
         let (limited, grouped) = (vec!["small-reads", "limited-reads", "flushes"], "shared");
         let at = |id: &str| self.socket(id);
-        let all: Vec<(&'static str, MakeAttack)> = vec![
-            ("small-reads", again(at("small-reads"), guests::small_reads)),
-            ("limited-reads", again(at("limited-reads"), guests::small_reads)),
-            ("flushes", again(at("flushes"), |socket| guests::flushes_and_zeroes(socket, IMAGE_BYTES / 512))),
-            ("kicks", again(at("kicks"), guests::kicks)),
-            ("rewriting", again(at("rewriting"), |socket| guests::rewriting(socket, 1))),
-            ("broken-rings", again(at("broken-rings"), |socket| guests::broken_rings(socket, 2))),
-            ("stops-and-starts", again(at("stops-and-starts"), guests::stops_and_starts)),
-            ("any-messages", again(at("any-messages"), |socket| frontends::any_messages(socket, 3))),
-            ("connections", again(at("connections"), |socket| frontends::connections(socket, 4))),
-            ("unread-replies", again(at("unread-replies"), frontends::unread_replies)),
-            ("memory-tables", again(at("memory-tables"), frontends::memory_tables)),
-            ("bad-commands", again(at("bad-commands"), |socket| controllers::bad_commands(socket, 6))),
-            ("task-management", again(at("task-management"), |socket| controllers::task_management(socket, 7))),
-            ("admin-rubbish", again(admin.clone(), |admin| admin_clients::rubbish(admin, 8))),
-            ("admin-stat", again(admin.clone(), admin_clients::statistics)),
+        let all: Vec<(&'static str, Attack)> = vec![
+            ("small-reads", repeated(at("small-reads"), guests::small_reads)),
+            ("limited-reads", repeated(at("limited-reads"), guests::small_reads)),
+            ("flushes", repeated(at("flushes"), |socket| guests::flushes_and_zeroes(socket, IMAGE_BYTES / 512))),
+            ("kicks", repeated(at("kicks"), guests::kicks)),
+            ("rewriting", repeated(at("rewriting"), |socket| guests::rewriting(socket, 1))),
+            ("broken-rings", repeated(at("broken-rings"), |socket| guests::broken_rings(socket, 2))),
+            ("stops-and-starts", repeated(at("stops-and-starts"), guests::stops_and_starts)),
+            ("any-messages", repeated(at("any-messages"), |socket| frontends::any_messages(socket, 3))),
+            ("connections", repeated(at("connections"), |socket| frontends::connections(socket, 4))),
+            ("unread-replies", repeated(at("unread-replies"), frontends::unread_replies)),
+            ("memory-tables", repeated(at("memory-tables"), frontends::memory_tables)),
+            ("bad-commands", repeated(at("bad-commands"), |socket| controllers::bad_commands(socket, 6))),
+            ("task-management", repeated(at("task-management"), |socket| controllers::task_management(socket, 7))),
+            ("admin-rubbish", repeated(admin.clone(), |admin| admin_clients::rubbish(admin, 8))),
+            ("admin-stat", repeated(admin.clone(), admin_clients::statistics)),
             (
                 "admin-luns",
-                again(admin.clone(), move |admin| admin_clients::luns(admin, "bad-commands", added.clone())),
+                repeated(admin.clone(), move |admin| admin_clients::luns(admin, "bad-commands", added.clone())),
             ),
-            ("admin-moves", again(admin.clone(), move |admin| admin_clients::moves(admin, moved.clone(), WORKERS, 9))),
+            (
+                "admin-moves",
+                repeated(admin.clone(), move |admin| admin_clients::moves(admin, moved.clone(), WORKERS, 9)),
+            ),
             (
                 "admin-settings",
-                again(admin, move |admin| {
+                repeated(admin, move |admin| {
                     admin_clients::settings(admin, limited.clone(), grouped, new_socket.clone(), 10)
                 }),
             ),
         ];
-        all.into_iter()
-            .skip(first)
-            .step_by(step)
-            .map(|(name, make)| RunningAttack::start(name, repeated(make)))
-            .collect()
+        all.into_iter().skip(first).step_by(step).map(|(name, attack)| RunningAttack::start(name, attack)).collect()
     }
 }
 
-/// Returns what makes an attack on a socket, any number of times.
-fn again(socket: PathBuf, make: impl Fn(PathBuf) -> Attack + Send + 'static) -> MakeAttack {
-    Box::new(move || make(socket.clone()))
-}
-
-/// An attack that begins again when a takeover has ended its connection.
-fn repeated(make: MakeAttack) -> Attack {
+/// An attack on a socket that begins again when a takeover has ended its connection.
+fn repeated(socket: PathBuf, make: impl Fn(PathBuf) -> Attack + Send + 'static) -> Attack {
     Box::new(move |control| {
         while !control.is_stopped() {
-            let attack = make();
+            let attack = make(socket.clone());
             if catch_unwind(AssertUnwindSafe(|| attack(control))).is_err() {
                 control.pause(Duration::from_millis(20));
             }

@@ -318,7 +318,7 @@ impl AdminSocket {
 
     /// `takes_file`: the file is taken over from another process, which has made it.
     fn start(config: &AdminConfig, takes_file: bool, state: &Arc<DaemonState>) -> Result<AdminSocket, SocketError> {
-        let mut socket = ListenSocket::bind(&config.socket, &config.permissions.access())?;
+        let socket = ListenSocket::bind(&config.socket, &config.permissions.access())?;
         if takes_file {
             socket.own_file();
         }

@@ -138,9 +138,9 @@ impl MetricsEndpoint {
     /// # Errors
     /// If the host has no thread.
     pub(crate) fn start(socket: MetricsSocket, state: &Arc<DaemonState>) -> Result<MetricsEndpoint, MetricsStartError> {
-        let MetricsSocket { listener, mut file, takes_file, .. } = socket;
+        let MetricsSocket { listener, file, takes_file, .. } = socket;
         if takes_file {
-            file.iter_mut().for_each(ListenSocket::own_file);
+            file.iter().for_each(ListenSocket::own_file);
         }
         let (state, start_time_s) = (Arc::downgrade(state), start_time_s(state));
         let text = move |format, detail| {

@@ -201,8 +201,6 @@ impl Predecessor {
         checked?;
         let devices = state.devices();
         let servers: Servers = devices.iter().filter_map(|device| Some((device.id(), device.server()?))).collect();
-        let owned = self.devices.iter().filter(|offered| offered.socket.owns_file);
-        let owned: HashSet<&str> = owned.map(|offered| offered.id.as_str()).collect();
         let sockets = devices.iter().filter_map(|device| Some(device.server()?.listener()?.0)).collect();
         let devices = devices.iter().map(|device| device.id()).collect();
         let out = state.out().list().into_iter().map(|disk| disk.id).collect();
@@ -224,10 +222,8 @@ impl Predecessor {
                     }
                 }
                 Message::Serve { device, positions } => {
-                    let owns_file = owned.contains(device.as_str());
-                    let result = find(&servers, &device).and_then(|server| {
-                        server.serve(positions, owns_file).map_err(|why| format!("{device:?}: {why}"))
-                    });
+                    let result = find(&servers, &device)
+                        .and_then(|server| server.serve(positions).map_err(|why| format!("{device:?}: {why}")));
                     served.insert(device);
                     result
                 }
@@ -301,15 +297,20 @@ impl Predecessor {
         Ok(())
     }
 
-    /// Serves the devices that the predecessor does not have.
+    /// Serves the devices that the predecessor does not have, and takes over the files of its sockets.
     fn serve_others(&self, state: &DaemonState, served: &HashSet<String>) {
         let owned = self.devices.iter().filter(|offered| offered.socket.owns_file);
         let owned: HashSet<&Path> = owned.map(|offered| offered.socket.path.as_path()).collect();
-        for device in state.devices().iter().filter(|device| !served.contains(&device.id())) {
+        for device in state.devices() {
             let Some(server) = device.server() else { continue };
             // Another device may have had the socket.
-            let owns_file = server.listener().is_some_and(|(path, ..)| owned.contains(path.as_path()));
-            if let Err(why) = server.serve(None, owns_file) {
+            if server.listener().is_some_and(|(path, ..)| owned.contains(path.as_path())) {
+                server.own_file();
+            }
+            if served.contains(&device.id()) {
+                continue;
+            }
+            if let Err(why) = server.serve(None) {
                 tracing::error!(disk = device.id(), "not served: {why}");
             }
         }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use mqblk_core::lock::RankedMutex;
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, FlockOperation, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
@@ -143,9 +144,43 @@ pub fn probe_socket(path: &Path) -> Result<SocketPathState, SocketError> {
 #[derive(Debug)]
 pub struct ListenSocket {
     listener: Arc<UnixListener>,
+    file: Arc<SocketFile>,
+}
+
+/// The file of a listening socket.
+#[derive(Debug)]
+pub(crate) struct SocketFile {
     path: PathBuf,
-    /// Device and inode of the socket file: a later server's file at the same path is not removed. `None`: this process did not make it.
-    identity: Option<(u64, u64)>,
+    /// Device and inode: a later server's file at the same path is not removed. `None`: it is another process' to remove.
+    identity: RankedMutex<Option<(u64, u64)>>,
+}
+
+impl SocketFile {
+    fn new(path: &Path, identity: Option<(u64, u64)>) -> Arc<SocketFile> {
+        Arc::new(SocketFile { path: path.to_owned(), identity: RankedMutex::leaf(identity) })
+    }
+
+    /// Takes the file over that is at the path: it is removed with the socket.
+    pub(crate) fn own(&self) {
+        let file = std::fs::symlink_metadata(&self.path).ok().filter(|file| file.file_type().is_socket());
+        *self.identity.lock() = file.map(|file| (file.dev(), file.ino()));
+    }
+
+    /// Leaves the file to another process.
+    pub(crate) fn leave(&self) {
+        *self.identity.lock() = None;
+    }
+
+    /// Returns true if it is this process' to remove.
+    pub(crate) fn is_own(&self) -> bool {
+        self.identity.lock().is_some()
+    }
+
+    /// Returns true if the file of this process is at its path.
+    fn is_at_its_path(&self) -> bool {
+        let file = std::fs::symlink_metadata(&self.path).ok();
+        file.is_some_and(|file| Some((file.dev(), file.ino())) == *self.identity.lock())
+    }
 }
 
 impl ListenSocket {
@@ -163,7 +198,7 @@ impl ListenSocket {
                 return Ok(socket);
             }
         };
-        if socket.identity.is_some() {
+        if socket.owns_file() {
             let _folder = lock_folder(folder_of(path));
             socket.listen()?;
         }
@@ -187,7 +222,7 @@ impl ListenSocket {
         rustix::net::bind(&socket, &address).map_err(|error| os(error.into()))?;
         let file = std::fs::symlink_metadata(path).map_err(os)?;
         let identity = (file.dev(), file.ino());
-        let bound = ListenSocket { listener: Arc::new(socket.into()), path: path.to_owned(), identity: Some(identity) };
+        let bound = ListenSocket { listener: Arc::new(socket.into()), file: SocketFile::new(path, Some(identity)) };
         let file = open_file(path, identity).map_err(os)?;
         // A descriptor of O_PATH has no fchmod; its entry in procfs names the same file (open(2)).
         let link = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -203,8 +238,8 @@ impl ListenSocket {
 
     /// Lets clients connect.
     fn listen(&self) -> Result<(), SocketError> {
-        let os = |source: io::Error| SocketError::of_system(&self.path, source);
-        if !self.is_at_its_path() {
+        let os = |source: io::Error| SocketError::of_system(&self.file.path, source);
+        if !self.file.is_at_its_path() {
             return Err(os(io::Error::other("another file has taken the place of the socket")));
         }
         rustix::net::listen(&*self.listener, BACKLOG).map_err(|error| os(error.into()))
@@ -212,23 +247,22 @@ impl ListenSocket {
 
     /// Returns a socket that another process has made, and that listens already. Its file stays when this is dropped.
     pub(crate) fn of_another_process(listener: UnixListener, path: PathBuf) -> ListenSocket {
-        ListenSocket { listener: Arc::new(listener), path, identity: None }
+        ListenSocket { listener: Arc::new(listener), file: SocketFile::new(&path, None) }
     }
 
     /// Takes the file over that is at the path: it is removed on drop.
-    pub fn own_file(&mut self) {
-        let file = std::fs::symlink_metadata(&self.path).ok().filter(|file| file.file_type().is_socket());
-        self.identity = file.map(|file| (file.dev(), file.ino()));
+    pub fn own_file(&self) {
+        self.file.own();
     }
 
-    /// Leaves the file to another process: it stays when this is dropped.
-    pub(crate) fn leave_file(&mut self) {
-        self.identity = None;
-    }
-
-    /// Returns true if this process has made the file.
+    /// Returns true if the file is this process' to remove.
     pub fn owns_file(&self) -> bool {
-        self.identity.is_some()
+        self.file.is_own()
+    }
+
+    /// Returns the file.
+    pub(crate) fn file(&self) -> &Arc<SocketFile> {
+        &self.file
     }
 
     /// Returns the listener, which stays open as long as the result.
@@ -241,12 +275,6 @@ impl ListenSocket {
         Arc::downgrade(&self.listener)
     }
 
-    /// Returns true if the file that this process made is at its path.
-    fn is_at_its_path(&self) -> bool {
-        let file = std::fs::symlink_metadata(&self.path).ok();
-        file.is_some_and(|file| Some((file.dev(), file.ino())) == self.identity)
-    }
-
     /// Returns the listener to accept on.
     pub fn listener(&self) -> &UnixListener {
         &self.listener
@@ -255,10 +283,10 @@ impl ListenSocket {
 
 impl Drop for ListenSocket {
     fn drop(&mut self) {
-        if self.is_at_its_path()
-            && let Err(error) = std::fs::remove_file(&self.path)
+        if self.file.is_at_its_path()
+            && let Err(error) = std::fs::remove_file(&self.file.path)
         {
-            tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
+            tracing::warn!(path = %self.file.path.display(), %error, "cannot remove the socket");
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::event_loop::EventLoop;
 use crate::gate::StartGate;
 use crate::hand_over::HoldRequest;
 use crate::hand_over::adopted::StandbyMessage;
-use crate::listen::{ListenSocket, SocketAccess, SocketError};
+use crate::listen::{ListenSocket, SocketAccess, SocketError, SocketFile};
 use crate::memory::SharePolicy;
 
 /// Options of a served device.
@@ -79,7 +79,7 @@ pub struct Server {
     pub(crate) standby: RankedMutex<Option<Standby>>,
     listener: Weak<UnixListener>,
     /// This process has made the file of the socket.
-    pub(crate) owns_file: AtomicBool,
+    pub(crate) file: Arc<SocketFile>,
     /// [`stop`](Self::stop) has been called.
     has_stopped: AtomicBool,
     socket: PathBuf,
@@ -188,7 +188,7 @@ impl Server {
             stands_by: AtomicBool::new(options.standby),
             hold: RankedMutex::leaf(None),
         });
-        let (listens, owns_file) = (listener.downgrade(), AtomicBool::new(listener.owns_file()));
+        let (listens, file) = (listener.downgrade(), Arc::clone(listener.file()));
         let budget = Arc::clone(&options.sharing.budget);
         let (name, drain_timeout, stands_by) = (options.name.clone(), options.drain_timeout, options.standby);
         let control = DevicePlace::new();
@@ -200,24 +200,14 @@ impl Server {
         }
         let standby = RankedMutex::new(LockRank::Standby, stands_by.then_some(Standby::Empty));
         let has_stopped = AtomicBool::new(false);
-        Ok(Server {
-            shared,
-            control,
-            standby,
-            listener: listens,
-            owns_file,
-            has_stopped,
-            socket,
-            drain_timeout,
-            budget,
-        })
+        Ok(Server { shared, control, standby, listener: listens, file, has_stopped, socket, drain_timeout, budget })
     }
 
     /// Returns the path of the socket, a duplicate of its listener, for another process, and true if this process has made its file. `None`
     /// once the server has stopped.
     pub fn listener(&self) -> Option<(PathBuf, OwnedFd, bool)> {
         let listener = self.listener.upgrade()?.try_clone().ok()?;
-        Some((self.socket.clone(), listener.into(), self.owns_file.load(Ordering::Relaxed)))
+        Some((self.socket.clone(), listener.into(), self.file.is_own()))
     }
 
     /// Returns the statistics of each queue since the server started, over all connections. `workers` are the workers' ([`Engine::stats`]).

@@ -64,7 +64,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
     /// Ends: another process has the connections, and the file of the socket.
     fn release(&mut self) {
         self.is_released = true;
-        self.idle.socket.leave_file();
+        self.idle.socket.file().leave();
         if let Some(current) = &self.current {
             lock_session(&current.session).set_end_logged();
         }
@@ -82,10 +82,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
                     }
                     let _ = reply.send(adopted);
                 }
-                Ok(StandbyMessage::Serve(positions, owns_file, reply)) => {
-                    if owns_file {
-                        self.idle.socket.own_file();
-                    }
+                Ok(StandbyMessage::Serve(positions, reply)) => {
                     self.shared.stands_by.store(false, Ordering::SeqCst);
                     let started = self.start_adopted(prepared.take(), positions);
                     let _ = reply.send(started);

@@ -65,8 +65,8 @@ pub(crate) trait DeviceControl: Send + Sync {
     /// When the host has no thread, or the device is not in standby.
     fn start_standby(&self) -> io::Result<Sender<StandbyMessage>>;
 
-    /// Ends the standby of a device without a control thread. `owns_file`: the file of the socket is this process' own from now on.
-    fn end_standby(&self, owns_file: bool);
+    /// Ends the standby of a device without a control thread.
+    fn end_standby(&self);
 
     /// Ends the control thread, if there is one, and closes the socket. The caller has set that the server has stopped. Returns false if the
     /// thread has panicked.
@@ -196,9 +196,9 @@ impl<D: VirtioDevice<UringContext>> DeviceControl for DevicePlace<D> {
     fn end_hold(&self, released: bool) {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
-            State::Kept(mut idle) if released => {
+            State::Kept(idle) if released => {
                 drop(state);
-                idle.socket.leave_file();
+                idle.socket.file().leave();
             }
             State::Kept(idle) => watch(&mut state, idle),
             other => *state = other,
@@ -211,15 +211,10 @@ impl<D: VirtioDevice<UringContext>> DeviceControl for DevicePlace<D> {
         Ok(sender)
     }
 
-    fn end_standby(&self, owns_file: bool) {
+    fn end_standby(&self) {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
-            State::Kept(mut idle) => {
-                if owns_file {
-                    idle.socket.own_file();
-                }
-                watch(&mut state, idle);
-            }
+            State::Kept(idle) => watch(&mut state, idle),
             other => *state = other,
         }
     }

@@ -33,8 +33,8 @@ pub enum AdoptError {
 pub(crate) enum StandbyMessage {
     /// Prepare to serve a connection.
     Adopt(HandedConnection, SyncSender<Result<(), AdoptError>>),
-    /// Serve, with the positions of the connection's queues. True: the file of the socket is this process' own from now on.
-    Serve(Option<String>, bool, SyncSender<Result<(), String>>),
+    /// Serve, with the positions of the connection's queues.
+    Serve(Option<String>, SyncSender<Result<(), String>>),
 }
 
 /// How long a control thread takes for a message at most. It maps the guest's memory, or starts the queues.
@@ -64,24 +64,28 @@ impl Server {
         }
     }
 
-    /// Ends the standby: starts the queues of the connection at these positions, if there is one, and serves. `owns_file`: the file of the
-    /// socket is removed at the end.
+    /// Ends the standby: starts the queues of the connection at these positions, if there is one, and serves. The file of the
+    /// socket stays the other process', until [`own_file`](Self::own_file): that may have to serve the device again.
     ///
     /// # Errors
     /// When the positions are not those of the connection, or a queue cannot start. Then the frontend has to connect again.
-    pub fn serve(&self, positions: Option<String>, owns_file: bool) -> Result<(), String> {
-        self.owns_file.fetch_or(owns_file, Ordering::Relaxed);
+    pub fn serve(&self, positions: Option<String>) -> Result<(), String> {
         match self.standby.lock().take() {
             None => Err(not_in_standby()),
             Some(Standby::Thread(thread)) => {
-                tell(&thread, |reply| StandbyMessage::Serve(positions, owns_file, reply)).and_then(|served| served)
+                tell(&thread, |reply| StandbyMessage::Serve(positions, reply)).and_then(|served| served)
             }
             Some(Standby::Empty) => {
                 self.shared.stands_by.store(false, Ordering::SeqCst);
-                self.control.end_standby(owns_file);
+                self.control.end_standby();
                 positions.map_or(Ok(()), |_| Err(POSITIONS_ALONE.to_owned()))
             }
         }
+    }
+
+    /// Takes over the file of the socket, which is removed at the end.
+    pub fn own_file(&self) {
+        self.file.own();
     }
 }
 

@@ -179,6 +179,15 @@ pub trait Disk<L: IoContext>: Send + Sync {
         Err("cannot be handed over".to_owned())
     }
 
+    /// Leaves the disk to the other process, which runs its queues from now on. Called with nothing in flight that the other process does not
+    /// do again. Until the other process has ended, [`activate`](Self::activate) may fail. Blocks.
+    ///
+    /// # Errors
+    /// When it is active here, and what it does would harm what the other process does. In words that follow "its storage".
+    fn leave(&self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Returns what tells a raw image from another one under its name. `None`: it is not raw bytes that a guest fills as it likes. Blocks.
     fn raw_identity(&self) -> Option<String> {
         None

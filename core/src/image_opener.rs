@@ -27,6 +27,8 @@ pub struct OpenImage {
     pub access: ImageAccess,
     /// A descriptor of the same open file.
     pub file: OwnedFd,
+    /// A part of what it has is in the memory of the process that has it open, until [`leave`](crate::Disk::leave).
+    pub in_memory: bool,
 }
 
 /// Why an image was not opened.

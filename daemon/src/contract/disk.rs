@@ -70,6 +70,10 @@ impl Disk<UringContext> for GivenDisk {
         self.inner.hand_over()
     }
 
+    fn leave(&self) -> Result<(), String> {
+        self.inner.leave()
+    }
+
     fn raw_identity(&self) -> Option<String> {
         self.inner.raw_identity()
     }

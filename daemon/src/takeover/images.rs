@@ -17,9 +17,16 @@ use super::OfferedImage;
 /// The open images of a predecessor, until the takeover has ended: a descriptor that stays open keeps a claim that was given up.
 #[derive(Debug)]
 pub(crate) struct HandedFiles {
-    images: RankedMutex<Vec<OpenImage>>,
+    images: RankedMutex<Vec<HandedFile>>,
     /// Why the first one that is not what it should be was refused.
     refused: RankedMutex<Option<String>>,
+}
+
+#[derive(Debug)]
+struct HandedFile {
+    image: OpenImage,
+    /// A disk has it.
+    is_taken: bool,
 }
 
 impl Default for HandedFiles {
@@ -31,6 +38,7 @@ impl Default for HandedFiles {
 impl HandedFiles {
     /// Has images that were received.
     pub(super) fn new(images: Vec<OpenImage>) -> HandedFiles {
+        let images = images.into_iter().map(|image| HandedFile { image, is_taken: false }).collect();
         HandedFiles { images: RankedMutex::leaf(images), refused: RankedMutex::leaf(None) }
     }
 
@@ -44,11 +52,15 @@ impl HandedFiles {
         self.images.lock().clear();
     }
 
-    /// Returns a duplicate of the one that was opened by this path and in this way.
+    /// Returns a duplicate of the one that was opened by this path and in this way. Of several, each disk that reads the image gets another:
+    /// a disk that is closed releases the locks of its open file.
     fn find(&self, path: &Path, access: ImageAccess) -> std::io::Result<Option<OwnedFd>> {
-        let images = self.images.lock();
-        let found = images.iter().find(|image| image.access == access && is_same_path(image, path));
-        found.map(|image| image.file.try_clone()).transpose()
+        let mut images = self.images.lock();
+        let fits = |one: &HandedFile| one.image.access == access && is_same_path(&one.image, path);
+        let next = images.iter().position(|one| !one.is_taken && fits(one)).or_else(|| images.iter().position(fits));
+        let Some(found) = next.and_then(|index| images.get_mut(index)) else { return Ok(None) };
+        found.is_taken = true;
+        found.image.file.try_clone().map(Some)
     }
 }
 
@@ -124,14 +136,14 @@ fn identity(stat: &Stat) -> String {
 
 /// Returns what is offered of an image, and its descriptor.
 pub(super) fn offered(image: OpenImage) -> (OfferedImage, OwnedFd) {
-    let OpenImage { path, access: ImageAccess { write, direct, exclusive }, file } = image;
-    (OfferedImage { path, write, direct, exclusive }, file)
+    let OpenImage { path, access: ImageAccess { write, direct, exclusive }, file, in_memory } = image;
+    (OfferedImage { path, write, direct, exclusive, in_memory }, file)
 }
 
 /// Returns an image that was offered.
 pub(super) fn received(image: OfferedImage, file: OwnedFd) -> OpenImage {
-    let OfferedImage { path, write, direct, exclusive } = image;
-    OpenImage { path, access: ImageAccess { write, direct, exclusive }, file }
+    let OfferedImage { path, write, direct, exclusive, in_memory } = image;
+    OpenImage { path, access: ImageAccess { write, direct, exclusive }, file, in_memory }
 }
 
 #[cfg(test)]
@@ -148,7 +160,8 @@ mod tests {
         asked: ImageAccess,
     ) -> (Result<File, String>, Option<String>) {
         let (access, file) = offered;
-        let handed = Arc::new(HandedFiles::new(vec![OpenImage { path: path.to_owned(), access, file }]));
+        let handed =
+            Arc::new(HandedFiles::new(vec![OpenImage { path: path.to_owned(), access, file, in_memory: false }]));
         let opener = HandedImages::new(Arc::clone(&handed), Arc::new(HostImages));
         (opener.open(path, asked).map_err(|error| error.to_string()), handed.refused())
     }
@@ -181,5 +194,25 @@ mod tests {
         }
         // What was offered for another access does not matter.
         assert!(opened(&a, (WRITE, of(&b)), ImageAccess::default()).0.is_ok());
+    }
+
+    /// Else the first disk that is closed releases the lock of the other.
+    #[test]
+    fn each_disk_has_an_open_file_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path().join("base");
+        std::fs::write(&base, [1; 4096]).unwrap();
+        let images = (0..2).map(|_| {
+            let file = File::open(&base).unwrap().into();
+            OpenImage { path: base.clone(), access: ImageAccess::default(), file, in_memory: false }
+        });
+        let handed = Arc::new(HandedFiles::new(images.collect()));
+        let opener = HandedImages::new(handed, Arc::new(HostImages));
+        let mut files = [0; 3].map(|_| opener.open(&base, ImageAccess::default()).unwrap());
+        let mut position = |index: usize| std::io::Seek::stream_position(&mut files[index]).unwrap();
+        assert_eq!((position(0), position(1), position(2)), (0, 0, 0));
+        std::io::Read::read_exact(&mut files[0], &mut [0; 8]).unwrap();
+        let mut position = |index: usize| std::io::Seek::stream_position(&mut files[index]).unwrap();
+        assert_eq!((position(0), position(1), position(2)), (8, 0, 8), "the third shares that of the first");
     }
 }

@@ -164,6 +164,9 @@ struct OfferedImage {
     write: bool,
     direct: bool,
     exclusive: bool,
+    /// Nothing but its header is read before a device of it is served. A successor that does not know this cannot read the offer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    in_memory: bool,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -1,6 +1,6 @@
 //! The successor, as this process hands over to it.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -153,6 +153,14 @@ struct PreparedDevice {
     server: Arc<Server>,
 }
 
+/// Devices that have disks together: one process serves them all at each moment.
+struct DeviceGroup {
+    disks: HashSet<*const ()>,
+    devices: Vec<PreparedDevice>,
+    /// When their drain has begun.
+    begin: Option<Instant>,
+}
+
 /// What the successor has.
 struct StandsBy {
     devices: HashSet<String>,
@@ -210,15 +218,44 @@ fn hand_over(state: &Arc<DaemonState>, successor: Successor, offer: (Offer, Vec<
         }
         Err(error) => {
             tracing::error!("the successor has not served all, and devices are served here again: {error}");
-            successor.give_up(&error);
             state.interfaces().iter().for_each(|interface| interface.serve_on());
         }
     }
 }
 
-/// Logs that a device ends with this process.
-fn leave_behind(id: &str, why: &str) {
+/// Leaves a device to the successor as by a crash: it ends with this process.
+///
+/// # Errors
+/// If its storage cannot be left so.
+fn leave_behind(id: &str, server: &Server, why: &str) -> Result<(), TakeoverError> {
     tracing::error!(disk = id, "left to the successor as by a crash: {why}");
+    leave_disks(id, server)
+}
+
+/// Leaves the disks of a device to the successor.
+///
+/// # Errors
+/// If one cannot be left, with what is in flight.
+fn leave_disks(id: &str, server: &Server) -> Result<(), TakeoverError> {
+    let left = server.disks().iter().try_for_each(|disk| disk.leave());
+    left.map_err(|why| TakeoverError::Failed(format!("{id:?}: its storage {why}")))
+}
+
+/// Groups devices by the disks that they have together.
+fn by_disks(devices: Vec<PreparedDevice>) -> VecDeque<DeviceGroup> {
+    let mut groups: VecDeque<DeviceGroup> = VecDeque::new();
+    for device in devices {
+        let disks = device.server.disks().iter().map(|disk| Arc::as_ptr(disk).cast()).collect();
+        let mut group = DeviceGroup { disks, devices: vec![device], begin: None };
+        let (with, without): (Vec<_>, _) = groups.into_iter().partition(|other| !other.disks.is_disjoint(&group.disks));
+        groups = without.into();
+        for other in with {
+            group.disks.extend(other.disks);
+            group.devices.extend(other.devices);
+        }
+        groups.push_back(group);
+    }
+    groups
 }
 
 /// Logs and returns for how long a device was served by neither.
@@ -289,10 +326,15 @@ impl Successor {
         self.send(&Message::Offer(offer), &descriptors)?;
         drop(descriptors);
         let StandsBy { devices: taken, sockets, out } = self.wait_ready()?;
+        let devices = state.devices();
+        let servers: Vec<_> = devices.iter().filter_map(|device| Some((device.id(), device.server()?))).collect();
+        // All at once: one that is busy holds up no other.
+        let begun: Vec<_> = servers.iter().map(|(_, server)| server.begin_hold()).collect();
+        let end = Instant::now() + HOLD_TIMEOUT;
         let (mut held, mut others) = (Vec::new(), Vec::new());
-        for device in state.devices() {
-            let (id, Some(server)) = (device.id(), device.server()) else { continue };
-            let device = match server.hold(HOLD_TIMEOUT) {
+        for ((id, server), begun) in servers.iter().zip(begun) {
+            let (id, server) = (id.clone(), Arc::clone(server));
+            let device = match begun.wait(end) {
                 Ok(device) => device,
                 Err(why) => match self.evict(&id, &server, &why)? {
                     Some(device) => device,
@@ -325,7 +367,7 @@ impl Successor {
             match self.prepare_device(&mut again)? {
                 None => prepared.push(again),
                 // It has connected again, and fails again.
-                Some(why) => leave_behind(&again.id, &why),
+                Some(why) => leave_behind(&again.id, &again.server, &why)?,
             }
         }
         Ok((prepared, others))
@@ -351,10 +393,10 @@ impl Successor {
         let end = Instant::now() + EVICT_TIMEOUT;
         loop {
             server.end_connection();
-            match server.hold(HOLD_TIMEOUT) {
+            match server.begin_hold().wait(Instant::now() + HOLD_TIMEOUT) {
                 Ok(held) => return Ok(Some(held)),
                 Err(why) if Instant::now() >= end => {
-                    leave_behind(id, &why);
+                    leave_behind(id, server, &why)?;
                     return Ok(None);
                 }
                 Err(_) => self.alone.check().map_err(TakeoverError::Failed)?,
@@ -381,59 +423,66 @@ impl Successor {
         }
     }
 
-    /// Drains each device, and has the successor serve it. Returns the longest time for which a device's queues were served by neither.
+    /// Drains the devices, and has the successor serve them. Returns the longest time for which a device's queues were served by neither. If
+    /// that fails the successor has ended, or is not waited for any longer, and devices are served on here.
     fn serve_all(
         &self,
         state: &DaemonState,
         devices: Vec<PreparedDevice>,
         others: Vec<OtherDevice>,
     ) -> Result<Duration, TakeoverError> {
-        let (mut longest, mut slow, mut served) = (Duration::ZERO, Vec::new(), Vec::new());
-        let mut result = Ok(());
-        let mut devices = devices.into_iter();
-        for mut device in devices.by_ref() {
-            let begin = Instant::now();
-            device.held.begin_drain();
-            if !device.held.wait_drained(begin + FIRST_DRAIN) {
-                slow.push((device, begin));
-                continue;
-            }
-            result = self.serve(&device);
-            longest = longest.max(log_pause(&device.id, begin));
-            served.push(device.held);
-            if result.is_err() {
-                break;
-            }
-        }
-        for (device, begin) in slow {
-            if result.is_ok() {
-                result = self.drain_slow(&device, begin + state.drain_timeout());
-            }
-            if result.is_err() {
-                match self.is_stopping() {
-                    true => device.held.disconnect(),
-                    // Served on.
-                    false => drop(device.held),
-                }
-                continue;
-            }
-            result = self.serve(&device);
-            longest = longest.max(log_pause(&device.id, begin));
-            served.push(device.held);
-        }
-        result = result.and_then(|()| self.finish(state));
+        let (mut groups, mut served) = (by_disks(devices), Vec::new());
+        let result = self.serve_groups(state, &mut groups, &mut served);
+        let result = result.and_then(|longest| self.finish(state).map(|()| longest));
         match result {
-            Ok(()) => {
+            Ok(longest) => {
                 others.into_iter().for_each(OtherDevice::stop);
                 served.into_iter().for_each(HeldDevice::release);
                 Ok(longest)
             }
             Err(error) => {
+                // Until it has ended, it has what it serves.
+                self.give_up(&error);
                 // What it has served meanwhile is found in the rings, after the frontends have connected again.
                 served.into_iter().for_each(HeldDevice::disconnect);
+                let is_stopping = self.is_stopping();
+                for device in groups.into_iter().flat_map(|group| group.devices) {
+                    match is_stopping {
+                        true => device.held.disconnect(),
+                        // Served on.
+                        false => drop(device.held),
+                    }
+                }
                 Err(error)
             }
         }
+    }
+
+    /// Drains the devices and has the successor serve them, group by group, those that take long at last. Moves them from `groups` to `served`.
+    fn serve_groups(
+        &self,
+        state: &DaemonState,
+        groups: &mut VecDeque<DeviceGroup>,
+        served: &mut Vec<HeldDevice>,
+    ) -> Result<Duration, TakeoverError> {
+        let mut longest = Duration::ZERO;
+        for _ in 0..groups.len() {
+            let Some(mut group) = groups.pop_front() else { break };
+            let begin = *group.begin.insert(Instant::now());
+            group.devices.iter_mut().for_each(|device| device.held.begin_drain());
+            if group.devices.iter().all(|device| device.held.wait_drained(begin + FIRST_DRAIN)) {
+                self.serve_group(group, served, &mut longest)?;
+            } else {
+                groups.push_back(group);
+            }
+        }
+        while let Some(DeviceGroup { devices, begin, .. }) = groups.front() {
+            let end = begin.unwrap_or_else(Instant::now) + state.drain_timeout();
+            devices.iter().try_for_each(|device| self.drain_slow(device, end))?;
+            let drained = groups.pop_front();
+            drained.map_or(Ok(()), |group| self.serve_group(group, served, &mut longest))?;
+        }
+        Ok(longest)
     }
 
     /// Waits for the requests of a device in flight until `end`, and leaves those that are left to the successor.
@@ -454,9 +503,31 @@ impl Successor {
                 return Err(TakeoverError::unexpected("a message", "none before the next device"));
             }
             if next == end {
+                leave_disks(&device.id, &device.server)?;
                 return device.held.freeze().map_err(failed);
             }
         }
+    }
+
+    /// Has the successor serve drained devices, which are in `served` from then on. `longest` becomes the time for which they were served by
+    /// neither, if that is longer.
+    fn serve_group(
+        &self,
+        group: DeviceGroup,
+        served: &mut Vec<HeldDevice>,
+        longest: &mut Duration,
+    ) -> Result<(), TakeoverError> {
+        let begin = group.begin.unwrap_or_else(Instant::now);
+        let left = group.devices.iter().try_for_each(|device| leave_disks(&device.id, &device.server));
+        let result = left.and_then(|()| {
+            group.devices.iter().try_for_each(|device| {
+                self.serve(device)?;
+                *longest = (*longest).max(log_pause(&device.id, begin));
+                Ok(())
+            })
+        });
+        served.extend(group.devices.into_iter().map(|device| device.held));
+        result
     }
 
     /// Has the successor serve a drained device.
@@ -479,6 +550,10 @@ impl Successor {
         let end = Instant::now() + state.drain_timeout();
         for interface in state.interfaces() {
             interface.prepare_leave(end, &|| self.is_stopping()).map_err(TakeoverError::Failed)?;
+        }
+        for (_, disk) in state.flush_targets() {
+            // One that a Xen device still has is left when that has drained: before, the successor does not have the device's lock.
+            let _ = disk.leave();
         }
         if let Some(pid) = self.pid {
             state.tell_service_manager(&format!("MAINPID={pid}"));

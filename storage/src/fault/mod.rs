@@ -142,6 +142,10 @@ impl Disk<UringContext> for FaultDisk {
         self.shared.inner.hand_over()
     }
 
+    fn leave(&self) -> Result<(), String> {
+        self.shared.inner.leave()
+    }
+
     fn activate(&self) -> Result<(), DiskError> {
         self.shared.inner.activate()
     }

@@ -98,7 +98,8 @@ static SHARING: Mutex<Sharing> = Mutex::new(Sharing::Alone);
 /// Locks with `shared-migration`.
 static LOCKS: Mutex<Vec<Weak<ImageLock>>> = Mutex::new(Vec::new());
 
-fn sharing() -> Sharing {
+/// Returns whether another process has the open files of this one.
+pub(crate) fn sharing() -> Sharing {
     *SHARING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

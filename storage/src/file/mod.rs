@@ -319,9 +319,9 @@ impl Disk<UringContext> for FileDisk {
             ImageAccess { write, direct: direct.is_some(), exclusive: write && self.lock.mode.claims_on_open() };
         let failed = |error: io::Error| format!("has no descriptor for another process: {error}");
         let file = fd.try_clone().map_err(failed)?;
-        let mut images = vec![OpenImage { path: path.clone(), access, file }];
+        let mut images = vec![OpenImage { path: path.clone(), access, file, in_memory: false }];
         let claim = self.lock.claim().map_err(failed)?;
-        images.extend(claim.map(|(access, file)| OpenImage { path: path.clone(), access, file }));
+        images.extend(claim.map(|(access, file)| OpenImage { path: path.clone(), access, file, in_memory: false }));
         Ok(images)
     }
 

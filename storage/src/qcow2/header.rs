@@ -6,7 +6,6 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 /// `QFI\xfb`.
@@ -92,10 +91,6 @@ pub(super) struct Header {
     /// The external data file can be read as a raw image without this one.
     pub(super) raw_data_file: bool,
     pub(super) bitmaps: bool,
-    /// A write can free a cluster. Not of the header, but of the [check](super::check::check_tables).
-    pub(super) writes_free: bool,
-    /// Parts of the file that are free, as the check has found. `None`: too many to list.
-    pub(super) free: Option<Vec<Range<u64>>>,
 }
 
 impl Header {
@@ -141,13 +136,19 @@ impl Header {
             data_file: None,
             raw_data_file: v3 && be64(&bytes, 88) & RAW_EXTERNAL_DATA != 0,
             bitmaps: false,
-            writes_free: false,
-            free: Some(Vec::new()),
         };
         header.check_tables(file_len)?;
         let names_end = header.read_backing_name(file, be64(&bytes, 8), be32(&bytes, 16))?;
         header.read_extensions(file, u64::from(header_len), names_end)?;
         Ok(header)
+    }
+
+    /// Returns true if the image is the same but for what the process that serves it changes: sizes, tables, and whether it was closed.
+    pub(super) fn is_same_disk(&self, other: &Header) -> bool {
+        let fixed =
+            |header: &Header| (header.version, header.cluster_bits, header.refcount_order, header.external_data);
+        let names = |header: &Header| (header.backing.clone(), header.backing_format.clone(), header.data_file.clone());
+        fixed(self) == fixed(other) && names(self) == names(other)
     }
 
     /// Size of a cluster in bytes.
@@ -170,12 +171,20 @@ impl Header {
     /// # Errors
     /// If the file cannot be written.
     pub(super) fn write_dirty(&self, file: &File, dirty: bool) -> io::Result<()> {
+        self.set_dirty(file, dirty)?;
+        if self.version < 3 { Ok(()) } else { file.sync_data() }
+    }
+
+    /// As [`write_dirty`](Self::write_dirty), not durably.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub(super) fn set_dirty(&self, file: &File, dirty: bool) -> io::Result<()> {
         if self.version < 3 {
             return Ok(());
         }
         let features = if dirty { self.incompatible | DIRTY } else { self.incompatible & !DIRTY };
-        file.write_all_at(&features.to_be_bytes(), FEATURES_AT as u64)?;
-        file.sync_data()
+        file.write_all_at(&features.to_be_bytes(), FEATURES_AT as u64)
     }
 
     fn check_tables(&self, file_len: u64) -> Result<(), HeaderError> {

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -12,12 +12,12 @@ use imago::format::PreallocateMode;
 use imago::{FormatAccess, Mapping};
 use mqblk_core::{ByteLen, ByteOffset};
 
-use super::chain::Chain;
 use super::direct::Direct;
 use super::direct::gate::ShutGate;
 use super::header::Header;
-use super::order::DataOrder;
-use super::tables::{TableChange, TableWriter};
+use super::layers::{ChainFiles, Loaded};
+use super::passing::Holder;
+use super::tables::TableChange;
 use crate::blocking::BlockingStorage;
 use crate::file::lock;
 
@@ -31,25 +31,18 @@ static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
 /// first change, and cleared when the image is [closed](Self::close): whoever opens it meanwhile repairs the refcounts first, QEMU as we.
 /// The tables that a completed write relies on are in the file, though not on the disk ([`TableWriter`]).
 pub(super) struct Image {
-    /// Reads and writes share it. What takes mappings away from under them (discard, resize, close) has it alone. `None`: given up.
-    format: RwLock<Option<FormatAccess<ImageFile>>>,
-    header: Header,
-    read_only: bool,
-    path: PathBuf,
-    file: File,
-    data: Option<File>,
-    /// The dirty bit is set.
+    /// Reads and writes share it. What takes mappings away from under them (discard, resize, close) has it alone. `None`: it is not loaded.
+    loaded: RwLock<Option<Loaded>>,
+    pub(super) files: ChainFiles,
+    /// The image may be changed: the dirty bit is set, and what is free are holes.
     dirty: AtomicBool,
-    /// Serialises changes of the dirty bit.
+    /// Serialises what has to be before that.
     marking: Mutex<()>,
-    tables: TableWriter,
-    order: DataOrder,
-    /// A write has failed: what it had may have been freed again.
-    has_failed: AtomicBool,
     /// The library panicked: what it has in memory may be anything, and must not be written.
     failed: AtomicBool,
     /// Requests of workers that go past the library. `None`: there are none.
     direct: Option<Arc<Direct>>,
+    pub(super) holder: Mutex<Holder>,
 }
 
 /// What a write does to tables.
@@ -62,37 +55,56 @@ enum WriteEffect {
 }
 
 /// Keeps an image from all others.
-struct Alone<'a> {
-    format: RwLockWriteGuard<'a, Option<FormatAccess<ImageFile>>>,
+pub(super) struct Alone<'a> {
+    pub(super) loaded: RwLockWriteGuard<'a, Option<Loaded>>,
     /// Opens after the lock is released.
     _shut: Option<ShutGate<'a>>,
 }
 
 impl Image {
-    pub(super) fn new(chain: Chain, path: PathBuf, read_only: bool) -> Image {
-        let Chain { format, mut header, file, data, direct } = chain;
+    /// Creates it of its files. It is not loaded.
+    pub(super) fn new(files: ChainFiles, direct: Option<Direct>) -> Image {
         let (dirty, failed) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (format, marking, tables) = (RwLock::new(Some(format)), Mutex::new(()), TableWriter::default());
-        let (has_failed, order) = (AtomicBool::new(false), DataOrder::new(&mut header));
-        Image { format, header, read_only, path, file, data, dirty, marking, tables, order, has_failed, failed, direct }
+        let (loaded, marking, holder) = (RwLock::new(None), Mutex::new(()), Mutex::default());
+        Image { loaded, files, dirty, marking, failed, direct: direct.map(Arc::new), holder }
+    }
+
+    fn header(&self) -> &Header {
+        &self.files.header
+    }
+
+    fn file(&self) -> &File {
+        &self.files.own.file
+    }
+
+    fn data(&self) -> Option<&File> {
+        self.files.own.data.as_ref().map(|(_, file)| file)
+    }
+
+    pub(super) fn path(&self) -> Display<'_> {
+        self.files.own.path.display()
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
     }
 
     pub(super) fn cluster(&self) -> u64 {
-        self.header.cluster()
+        self.header().cluster()
     }
 
     /// Returns true if the content of clusters can be forgotten. Version 2 has no zero clusters: then a backing file would show.
     pub(super) fn discards(&self) -> bool {
-        self.header.version >= 3 || self.header.backing.is_none()
+        self.header().version >= 3 || self.header().backing.is_none()
     }
 
-    fn shared(&self) -> RwLockReadGuard<'_, Option<FormatAccess<ImageFile>>> {
-        self.format.read().unwrap_or_else(PoisonError::into_inner)
+    fn shared(&self) -> RwLockReadGuard<'_, Option<Loaded>> {
+        self.loaded.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn alone(&self) -> Alone<'_> {
+    pub(super) fn alone(&self) -> Alone<'_> {
         let shut = self.direct.as_ref().map(|direct| direct.gate.shut());
-        Alone { format: self.format.write().unwrap_or_else(PoisonError::into_inner), _shut: shut }
+        Alone { loaded: self.loaded.write().unwrap_or_else(PoisonError::into_inner), _shut: shut }
     }
 
     /// Returns what requests need that go past the library.
@@ -100,7 +112,7 @@ impl Image {
         self.direct.as_ref()
     }
 
-    /// Returns true if the dirty bit is set.
+    /// Returns true if the image may be changed.
     #[inline]
     pub(super) fn is_dirty(&self) -> bool {
         self.dirty.load(Ordering::Acquire)
@@ -119,24 +131,24 @@ impl Image {
                 tracing::error!(
                     "{}: the qcow2 library panicked: all requests fail from now on, and nothing more is written; `qemu-img check` \
                      says what is damaged",
-                    self.path.display()
+                    self.path()
                 );
             }
             Err(gone())
         })
     }
 
-    fn with<T>(&self, call: impl FnOnce(&FormatAccess<ImageFile>) -> io::Result<T>) -> io::Result<T> {
-        self.guarded(|| call(self.shared().as_ref().ok_or_else(gone)?))
+    fn with<T>(&self, call: impl FnOnce(&Loaded) -> io::Result<T>) -> io::Result<T> {
+        self.guarded(|| call(self.shared().as_ref().ok_or_else(not_loaded)?))
     }
 
     /// As [`with`](Self::with), for what changes the image.
-    fn change<T>(&self, call: impl FnOnce(&FormatAccess<ImageFile>) -> io::Result<T>) -> io::Result<T> {
+    fn change<T>(&self, call: impl FnOnce(&Loaded) -> io::Result<T>) -> io::Result<T> {
         self.guarded(|| {
-            let format = self.shared();
-            let format = format.as_ref().ok_or_else(gone)?;
-            self.mark_dirty()?;
-            call(format)
+            let loaded = self.shared();
+            let loaded = loaded.as_ref().ok_or_else(not_loaded)?;
+            self.mark_dirty(loaded)?;
+            call(loaded)
         })
     }
 
@@ -147,48 +159,51 @@ impl Image {
         (at, len): (u64, u64),
         write: impl Fn(&FormatAccess<ImageFile>) -> io::Result<()>,
     ) -> io::Result<()> {
-        let is_done = self.change(|format| match Image::effect(format, at, len) {
-            effect @ WriteEffect::Nothing => self.write_out((at, len), format, (effect, None), &write).map(|()| true),
-            effect @ WriteEffect::Allocates if !self.has_failed.load(Ordering::Acquire) => {
-                let change = Some(self.tables.begin());
-                self.write_out((at, len), format, (effect, change), &write).map(|()| true)
+        let is_done = self.change(|loaded| match Image::effect(&loaded.format, at, len) {
+            effect @ WriteEffect::Nothing => self.write_out((at, len), loaded, (effect, None), &write).map(|()| true),
+            effect @ WriteEffect::Allocates if !loaded.has_failed.load(Ordering::Acquire) => {
+                let change = Some(loaded.tables.begin());
+                self.write_out((at, len), loaded, (effect, change), &write).map(|()| true)
             }
             WriteEffect::Allocates | WriteEffect::FillsZeroes => Ok(false),
         })?;
         if is_done {
             return Ok(());
         }
-        let change = |format: &FormatAccess<ImageFile>| (Image::effect(format, at, len), Some(self.tables.begin()));
-        self.change_alone(|format| self.write_out((at, len), format, change(format), &write))
+        self.change_alone(|loaded| {
+            let change = (Image::effect(&loaded.format, at, len), Some(loaded.tables.begin()));
+            self.write_out((at, len), loaded, change, &write)
+        })
     }
 
     /// Writes, then gives the entries of the range to the file, with its data on the disk where that matters, then lets workers know where it is.
     fn write_out(
         &self,
         (at, len): (u64, u64),
-        format: &FormatAccess<ImageFile>,
+        loaded: &Loaded,
         (effect, change): (WriteEffect, Option<TableChange<'_>>),
         write: impl Fn(&FormatAccess<ImageFile>) -> io::Result<()>,
     ) -> io::Result<()> {
+        let Loaded { format, tables, order, .. } = loaded;
         let done = write(format).and_then(|()| match effect {
             WriteEffect::Nothing => Ok(()),
-            _ => self.order.data_first(effect == WriteEffect::FillsZeroes, || self.sync_files()),
+            _ => order.data_first(effect == WriteEffect::FillsZeroes, || self.sync_files()),
         });
         if done.is_err() {
-            self.has_failed.store(true, Ordering::Release);
-            self.order.frees_others();
+            loaded.has_failed.store(true, Ordering::Release);
+            order.frees_others();
         }
         let found = self.direct.as_ref().map(|direct| direct.look_up(format, at, len, true));
-        let in_file = match change.is_none() && self.tables.is_written() {
+        let in_file = match change.is_none() && tables.is_written() {
             true => Ok(()),
-            false => self.tables.write_entries(&self.file, &self.header, format, (at, len)),
+            false => tables.write_entries(self.file(), self.header(), format, (at, len)),
         };
         if in_file.is_ok() {
             change.into_iter().for_each(TableChange::end);
         }
         if let (Some(direct), Some(found)) = (&self.direct, found) {
             direct.enter(match &in_file {
-                Ok(()) if self.tables.is_written() => found,
+                Ok(()) if tables.is_written() => found,
                 Ok(()) => found.own(),
                 Err(_) => found.readable(),
             });
@@ -197,12 +212,12 @@ impl Image {
     }
 
     /// As [`change`](Self::change), with no other request in the library.
-    fn change_alone<T>(&self, call: impl FnOnce(&mut FormatAccess<ImageFile>) -> io::Result<T>) -> io::Result<T> {
+    fn change_alone<T>(&self, call: impl FnOnce(&mut Loaded) -> io::Result<T>) -> io::Result<T> {
         self.guarded(|| {
             let mut alone = self.alone();
-            let format = alone.format.as_mut().ok_or_else(gone)?;
-            self.mark_dirty()?;
-            call(format)
+            let loaded = alone.loaded.as_mut().ok_or_else(not_loaded)?;
+            self.mark_dirty(loaded)?;
+            call(loaded)
         })
     }
 
@@ -211,18 +226,14 @@ impl Image {
     /// The library gives a free cluster to the next who needs one while the table that names it may be in memory only. A kill or a loss of
     /// power between would leave an entry that names somebody else's data, or a table. So nobody else is in the library until it is written.
     /// `range`: the clusters, of which nobody knows afterwards where they are.
-    fn free_alone(
-        &self,
-        (start, end): (u64, u64),
-        call: impl FnOnce(&mut FormatAccess<ImageFile>) -> io::Result<()>,
-    ) -> io::Result<()> {
-        self.change_alone(|format| {
+    fn free_alone(&self, (start, end): (u64, u64), call: impl FnOnce(&mut Loaded) -> io::Result<()>) -> io::Result<()> {
+        self.change_alone(|loaded| {
             if let Some(direct) = &self.direct {
                 direct.forget(start, end);
             }
-            let freed = call(format);
+            let freed = call(loaded);
             // Also after an error, which may come in the middle.
-            self.make_durable(format)?;
+            self.make_durable(&loaded.format)?;
             freed
         })
     }
@@ -236,7 +247,7 @@ impl Image {
     ) -> io::Result<()> {
         let mut at = start;
         while at < end {
-            let next = (at + 1).next_multiple_of(self.header.l2_coverage()).min(end);
+            let next = (at + 1).next_multiple_of(self.header().l2_coverage()).min(end);
             free(format, at, next - at)?;
             if next < end {
                 format.flush()?;
@@ -261,31 +272,46 @@ impl Image {
         effect
     }
 
-    /// Sets the dirty bit, unless it is set. Called with the format held, so that it is not cleared before the change.
-    fn mark_dirty(&self) -> io::Result<()> {
+    /// Sets the dirty bit before the first change. Called with the format held, so that it is not cleared before the change.
+    fn mark_dirty(&self, loaded: &Loaded) -> io::Result<()> {
         if self.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
         let _one = self.marking.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.dirty.load(Ordering::Acquire) {
-            self.order.punch_free(&self.file)?;
-            self.header.write_dirty(&self.file, true)?;
+            loaded.order.punch_free(self.file())?;
+            self.header().write_dirty(self.file(), true)?;
+            loaded.is_marked.store(true, Ordering::Relaxed);
             self.dirty.store(true, Ordering::Release);
         }
         Ok(())
     }
 
-    /// Makes everything durable and clears the dirty bit. The next change sets it again.
+    /// Makes everything durable and clears the dirty bit. The next change sets it again. There is nothing to do while it is not loaded.
     pub(super) fn close(&self) -> io::Result<()> {
-        if self.read_only {
+        if self.files.read_only {
             return Ok(());
         }
         self.guarded(|| {
             let alone = self.alone();
-            let format = alone.format.as_ref().ok_or_else(gone)?;
+            let Some(loaded) = alone.loaded.as_ref() else { return Ok(()) };
+            if loaded.is_marked.load(Ordering::Relaxed) {
+                self.make_durable(&loaded.format)?;
+                self.header().write_dirty(self.file(), false)?;
+                loaded.is_marked.store(false, Ordering::Relaxed);
+                self.dirty.store(false, Ordering::Release);
+            }
+            Ok(())
+        })
+    }
+
+    /// Gives all tables to the file, for another process, and not to the disk: so the dirty bit stays as it is. Nothing changes afterwards.
+    pub(super) fn write_tables(&self) -> io::Result<()> {
+        self.guarded(|| {
+            let alone = self.alone();
+            let Some(loaded) = alone.loaded.as_ref() else { return Ok(()) };
             if self.dirty.load(Ordering::Acquire) {
-                self.make_durable(format)?;
-                self.header.write_dirty(&self.file, false)?;
+                loaded.format.flush()?;
                 self.dirty.store(false, Ordering::Release);
             }
             Ok(())
@@ -293,36 +319,36 @@ impl Image {
     }
 
     pub(super) fn size(&self) -> io::Result<ByteLen> {
-        self.with(|format| Ok(ByteLen(format.size())))
+        self.with(|loaded| Ok(ByteLen(loaded.format.size())))
     }
 
     /// Gives the disk another size, durably. What a larger one has more reads as zeroes.
     pub(super) fn set_size(&self, size: ByteLen) -> io::Result<()> {
-        if self.header.version < 3 && self.header.snapshots > 0 {
+        if self.header().version < 3 && self.header().snapshots > 0 {
             let why =
                 "version 2 with internal snapshots keeps its size: `qemu-img amend -o compat=1.1` makes it version 3";
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
         // What is beyond the new end, and the cluster in which one of both ends is. No other request is with the image.
-        self.free_alone((0, u64::MAX), |format| {
-            let before = format.size();
+        self.free_alone((0, u64::MAX), |loaded| {
+            let before = loaded.format.size();
             match size.0 < before {
                 true => {
-                    self.punch(format, (size.0, before), false)?;
-                    format.resize_shrink(size.0)
+                    self.punch(loaded, (size.0, before), false)?;
+                    loaded.format.resize_shrink(size.0)
                 }
                 false => {
                     // Tables that get another place.
-                    self.order.frees_others();
-                    self.grow(format, before, size.0)
+                    loaded.order.frees_others();
+                    self.grow(&mut loaded.format, before, size.0)
                 }
             }
         })
     }
 
     /// Makes the clusters of a range, which are freed next, holes.
-    fn punch(&self, format: &FormatAccess<ImageFile>, range: (u64, u64), keeps_space: bool) -> io::Result<()> {
-        self.order.punch_range(format, self.data.as_ref().unwrap_or(&self.file), range, keeps_space)
+    fn punch(&self, loaded: &Loaded, range: (u64, u64), keeps_space: bool) -> io::Result<()> {
+        loaded.order.punch_range(&loaded.format, self.data().unwrap_or(self.file()), range, keeps_space)
     }
 
     /// Writes to a range whose clusters may be freed by that. Their new data is durable before the entries that name it, and what is freed is no hole.
@@ -331,9 +357,9 @@ impl Image {
         (at, len): (u64, u64),
         write: impl FnOnce(&FormatAccess<ImageFile>) -> io::Result<()>,
     ) -> io::Result<()> {
-        self.order.frees_others();
-        self.free_alone((at, at + len), |format| {
-            write(format)?;
+        self.free_alone((at, at + len), |loaded| {
+            loaded.order.frees_others();
+            write(&loaded.format)?;
             self.sync_files()
         })
     }
@@ -347,13 +373,13 @@ impl Image {
     /// Makes durable what was given to the host.
     fn sync_files(&self) -> io::Result<()> {
         // The library's own sync would keep all other requests waiting.
-        self.data.iter().chain([&self.file]).try_for_each(File::sync_data)
+        self.data().into_iter().chain([self.file()]).try_for_each(File::sync_data)
     }
 
     /// Keeps all requests waiting that need the library.
     #[cfg(test)]
     pub(super) fn keep_library(&self) -> impl Drop + '_ {
-        self.format.write().unwrap()
+        self.loaded.write().unwrap()
     }
 
     /// Panics where the library might.
@@ -375,15 +401,15 @@ impl Image {
 
     fn grow(&self, format: &mut FormatAccess<ImageFile>, from: u64, to: u64) -> io::Result<()> {
         // What the backing file has beyond the old end must not show. How long it is, only the library knows: so it always zeroes.
-        let zeroes = self.header.backing.is_some();
-        if zeroes && self.header.version < 3 {
+        let zeroes = self.header().backing.is_some();
+        if zeroes && self.header().version < 3 {
             let why = "version 2 with a backing file cannot grow: `qemu-img amend -o compat=1.1` makes it version 3";
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
         format.resize_grow(to, if zeroes { PreallocateMode::Zero } else { PreallocateMode::None })?;
         // The rest of the last cluster has what was there before the disk was made smaller, or what the backing file has.
         let rest = from.next_multiple_of(self.cluster()).min(to) - from;
-        let zeroed = match self.header.version {
+        let zeroed = match self.header().version {
             _ if rest == 0 => Ok(()),
             2 => Image::write_plain_zeroes(format, from, rest),
             _ => format.write_zeroes(from, rest),
@@ -394,6 +420,11 @@ impl Image {
         }
         zeroed
     }
+}
+
+/// The error of requests while another process has the image.
+fn not_loaded() -> io::Error {
+    io::Error::other("the qcow2 image is not loaded: no guest is served with it here")
 }
 
 /// The error of all requests once the library has failed.
@@ -408,12 +439,12 @@ impl BlockingStorage for Arc<Image> {
 
     fn read_at(&self, bytes: &mut [u8], at: ByteOffset) -> io::Result<()> {
         let len = bytes.len() as u64;
-        self.with(|format| {
-            let done = format.read(bytes, at.0);
+        self.with(|loaded| {
+            let done = loaded.format.read(bytes, at.0);
             if let Some(direct) = &self.direct {
-                let found = direct.look_up(format, at.0, len, false);
+                let found = direct.look_up(&loaded.format, at.0, len, false);
                 // What a writer that is not done has just allocated is not learnt: a write there would be done before its entry is in the file.
-                direct.enter(if self.tables.is_written() { found } else { found.readable() });
+                direct.enter(if loaded.tables.is_written() { found } else { found.readable() });
             }
             done
         })
@@ -421,28 +452,33 @@ impl BlockingStorage for Arc<Image> {
 
     fn write_at(&self, bytes: &[u8], at: ByteOffset) -> io::Result<()> {
         let len = bytes.len() as u64;
-        let changes = |format: &FormatAccess<ImageFile>| Ok(Image::effect(format, at.0, len) != WriteEffect::Nothing);
-        if self.header.writes_free && self.with(changes)? {
+        let frees = |loaded: &Loaded| {
+            Ok(loaded.writes_free && Image::effect(&loaded.format, at.0, len) != WriteEffect::Nothing)
+        };
+        if self.with(frees)? {
             return self.write_freeing((at.0, len), |format| format.write(bytes, at.0));
         }
         self.write_shared((at.0, len), |format| format.write(bytes, at.0))
     }
 
     fn flush(&self) -> io::Result<()> {
-        self.with(|format| if self.read_only { Ok(()) } else { self.tables.write_all(|| format.flush()) })?;
-        if self.read_only { Ok(()) } else { self.sync_files() }
+        if self.files.read_only {
+            return Ok(());
+        }
+        self.with(|loaded| loaded.tables.write_all(|| loaded.format.flush()))?;
+        self.sync_files()
     }
 
     fn discard(&self, at: ByteOffset, len: ByteLen) -> io::Result<()> {
-        self.free_alone((at.0, at.0 + len.0), |format| {
+        self.free_alone((at.0, at.0 + len.0), |loaded| {
             // Parts of clusters keep their content.
             let (start, end) = (at.0.next_multiple_of(self.cluster()), at.0 + len.0);
-            let end = if end == format.size() { end } else { end & !(self.cluster() - 1) };
+            let end = if end == loaded.format.size() { end } else { end & !(self.cluster() - 1) };
             if start >= end {
                 return Ok(());
             }
-            self.punch(format, (start, end), false)?;
-            self.by_table(format, (start, end), |format, at, len| match self.header.version {
+            self.punch(loaded, (start, end), false)?;
+            self.by_table(&mut loaded.format, (start, end), |format, at, len| match self.header().version {
                 2 => format.discard_to_backing(at, len),
                 _ => format.discard_to_any(at, len),
             })
@@ -450,18 +486,17 @@ impl BlockingStorage for Arc<Image> {
     }
 
     fn write_zeroes(&self, at: ByteOffset, len: ByteLen, may_unmap: bool) -> io::Result<()> {
-        if self.header.version < 3 {
+        if self.header().version < 3 {
             let zero = |format: &FormatAccess<ImageFile>| Image::write_plain_zeroes(format, at.0, len.0);
-            let frees = self.header.writes_free;
-            if frees {
+            if self.with(|loaded| Ok(loaded.writes_free))? {
                 return self.write_freeing((at.0, len.0), zero);
             }
             return self.write_shared((at.0, len.0), zero);
         }
         // Alone: the library makes a cluster of zeroes of one whose other parts are zero, which a write to one of them may change meanwhile.
-        self.free_alone((at.0, at.0 + len.0), |format| {
-            self.punch(format, (at.0, at.0 + len.0), !may_unmap)?;
-            self.by_table(format, (at.0, at.0 + len.0), |format, at, len| match may_unmap {
+        self.free_alone((at.0, at.0 + len.0), |loaded| {
+            self.punch(loaded, (at.0, at.0 + len.0), !may_unmap)?;
+            self.by_table(&mut loaded.format, (at.0, at.0 + len.0), |format, at, len| match may_unmap {
                 true => format.discard_to_zero(at, len),
                 false => format.write_zeroes(at, len),
             })
@@ -472,17 +507,11 @@ impl BlockingStorage for Arc<Image> {
 impl Drop for Image {
     fn drop(&mut self) {
         if let Err(error) = self.close() {
-            tracing::error!("{}: closing: {error}; its dirty bit stays", self.path.display());
+            tracing::error!("{}: closing: {error}; its dirty bit stays", self.path());
         }
-        let library = self.alone().format.take();
-        if self.failed.load(Ordering::Acquire) {
-            // Its drop would flush what it has in memory. It keeps its descriptors, but not their locks.
-            std::mem::forget(library);
-        } else {
-            drop(library);
-        }
+        self.unload();
         // A worker's ring may have a file for a moment after it was unregistered, and with it the lock.
-        self.data.iter().chain([&self.file]).for_each(lock::unlock_closed);
+        self.data().into_iter().chain([self.file()]).for_each(lock::unlock_closed);
         if let Some(direct) = &self.direct {
             direct.unlock();
         }

@@ -15,7 +15,8 @@
 //! allocated do without (`direct`). Why this library and how it is kept from damaging an image: docs/design/0017-qcow2.md.
 //!
 //! * `header` and `check` read an image before the library does, and refuse what is damaged or not supported; `repair` mends what was not closed.
-//! * `chain` opens all files, `access` says which an image may name, `create` makes overlays.
+//! * `chain` opens all files, `access` says which an image may name, `create` makes overlays; `layers` are the files, and what is loaded from
+//!   them; `passing` is how the image passes to another process.
 //! * `image` carries out requests, `tables` sees to it that a completed write survives this process, `order` that a loss of power leaves
 //!   nothing in a cluster that was not there.
 
@@ -26,7 +27,9 @@ mod create;
 mod direct;
 mod header;
 mod image;
+mod layers;
 mod order;
+mod passing;
 mod repair;
 mod tables;
 
@@ -70,15 +73,17 @@ fn open_disk(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Q
         named.add(Path::new(base));
         create::create_overlay(settings, opener, Path::new(base), &given.path)?;
     }
-    let chain_opener = ChainOpener { settings, opener, named: &named, lock: given.lock, direct: given.direct };
-    let chain = chain_opener.open(&given.path, given.read_only)?;
-    let size = ByteLen(chain.header.size);
+    let chain_opener = ChainOpener { settings, opener, named: &named, lock: given.lock };
+    let files = chain_opener.open(&given.path, given.read_only)?;
+    let size = ByteLen(files.header.size);
     if size == ByteLen::ZERO || !size.is_aligned(given.block) {
         let found = format!("{} bytes in {:?}", size.0, given.path);
         let expected = format!("a disk whose size is a multiple of block-size {} above 0", given.block.bytes());
         return Err(settings.refused("path", found, expected).into());
     }
-    let image = Arc::new(Image::new(chain, given.path.clone(), given.read_only));
+    let direct = if given.direct { files.direct()? } else { None };
+    let image = Arc::new(Image::new(files, direct));
+    image.load_first()?;
     let start = BlockingThreads::start(Box::new(Arc::clone(&image)), given.threads);
     let what = || format!("threads for {}", given.path.display());
     let threads = start.map_err(|source| DiskError::Os { what: what(), source })?;
@@ -193,6 +198,7 @@ impl Disk<UringContext> for Qcow2Disk {
             return Ok(self.size.get());
         };
         admission::check_resize(&self.fixed_geometry(), size)?;
+        self.image.load()?;
         // Smaller first: no request is started beyond the new end.
         self.size.set(self.size.get().min(size));
         let resized = self.image.set_size(size);
@@ -208,12 +214,20 @@ impl Disk<UringContext> for Qcow2Disk {
     }
 
     fn hand_over(&self) -> Result<Vec<OpenImage>, String> {
-        Err("is a qcow2 image, whose tables are in the memory of this process".to_owned())
+        self.image.files.for_another().map_err(|error| format!("has no descriptor for another process: {error}"))
+    }
+
+    fn leave(&self) -> Result<(), String> {
+        self.image.leave()
+    }
+
+    fn activate(&self) -> Result<(), DiskError> {
+        self.image.activate()
     }
 
     fn deactivate(&self) -> Result<(), DiskError> {
         let what = || format!("flush of {} when its queues stopped", self.given.path.display());
-        self.image.close().map_err(|source| DiskError::Os { what: what(), source })
+        self.image.deactivate().map_err(|source| DiskError::Os { what: what(), source })
     }
 
     fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {

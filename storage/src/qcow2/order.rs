@@ -18,7 +18,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use imago::file::File as ImageFile;
 use imago::{FormatAccess, Mapping};
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate};
 use rustix::io::Errno;
 
 use super::header::Header;
@@ -35,9 +35,8 @@ pub(super) struct DataOrder {
 }
 
 impl DataOrder {
-    /// Creates it for an image that was checked, and takes the list of what is free.
-    pub(super) fn new(header: &mut Header) -> DataOrder {
-        let free = header.free.take();
+    /// Creates it for an image that was checked. `free`: the parts of its file that are free; `None`: nobody knows.
+    pub(super) fn new(header: &Header, free: Option<Vec<Range<u64>>>) -> DataOrder {
         let waits = header.backing.is_some() || header.external_data || free.is_none();
         DataOrder {
             cluster: header.cluster(),
@@ -53,8 +52,12 @@ impl DataOrder {
         if free.is_empty() {
             return Ok(());
         }
-        free.iter().try_for_each(|range| self.punch(file, range.clone(), false))?;
-        file.sync_data()?;
+        // What is a hole already, as another process has left it, costs no sync.
+        free.retain(|range| has_data(file, range));
+        if !free.is_empty() {
+            free.iter().try_for_each(|range| self.punch(file, range.clone(), false))?;
+            file.sync_data()?;
+        }
         *free = Vec::new();
         Ok(())
     }
@@ -110,6 +113,14 @@ impl DataOrder {
     /// As `sync`.
     pub(super) fn data_first(&self, fills: bool, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
         if fills || self.waits.load(Ordering::Relaxed) { self.syncs.run(sync) } else { Ok(()) }
+    }
+}
+
+/// Returns true unless a range of a file is a hole.
+fn has_data(file: &File, range: &Range<u64>) -> bool {
+    match rustix::fs::seek(file, SeekFrom::Data(range.start)) {
+        Ok(at) => at < range.end,
+        Err(error) => error != Errno::NXIO,
     }
 }
 

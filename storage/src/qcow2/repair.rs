@@ -20,6 +20,9 @@ pub(super) fn repair_refcounts(file: &File, header: &Header, file_len: u64) -> C
     for (cluster, count) in &missing {
         repair.set_refcount(*cluster, *count)?;
     }
+    if missing.is_empty() {
+        return Ok(0);
+    }
     file.sync_data()?;
     // What names the blocks, after their content. One that nothing names yet when this is killed is no harm.
     if !repair.added.is_empty() {

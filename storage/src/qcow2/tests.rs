@@ -418,9 +418,11 @@ fn a_panic_of_the_library_fails_the_disk_and_nothing_else() {
     given.insert("path", text(&path)).unwrap();
     let opener: Arc<dyn mqblk_core::ImageOpener> = Arc::new(HostImages);
     let named = super::access::NamedFiles::Allow;
-    let chain =
-        super::chain::ChainOpener { settings: &given, opener: &opener, named: &named, lock: true, direct: true };
-    let image = super::image::Image::new(chain.open(&path, false).unwrap(), path.clone(), false);
+    let chain = super::chain::ChainOpener { settings: &given, opener: &opener, named: &named, lock: true };
+    let files = chain.open(&path, false).unwrap();
+    let direct = files.direct().unwrap();
+    let image = super::image::Image::new(files, direct);
+    image.load().unwrap();
     image.panics_for_tests();
     assert!(image.size().is_err(), "all requests fail");
     assert!(image.close().is_err());

@@ -1,6 +1,6 @@
 //! A daemon with virtio-blk disks that is killed and stopped under load.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -66,19 +66,7 @@ impl BlkRig {
     /// # Panics
     /// When QEMU's programs find a fault.
     pub fn content(&self, id: &str) -> Vec<u8> {
-        let (raw, qcow2) = (self.path(&format!("{id}.img")), self.path(&format!("{id}.qcow2")));
-        if !qcow2.exists() {
-            return std::fs::read(raw).expect("the image");
-        }
-        let exported = self.path("exported");
-        let run = |words: &[&std::ffi::OsStr]| {
-            let output = Command::new("qemu-img").args(words).output().expect("qemu-img (apt-get install qemu-utils)");
-            // 3: clusters that nobody names, which a kill may leave.
-            assert!(matches!(output.status.code(), Some(0 | 3)), "{words:?}: {output:?}");
-        };
-        run(&["check".as_ref(), qcow2.as_ref()]);
-        run(&["convert".as_ref(), "-O".as_ref(), "raw".as_ref(), qcow2.as_ref(), exported.as_ref()]);
-        std::fs::read(exported).expect("the exported image")
+        disk_content(self.daemon.folder(), id)
     }
 
     /// Ends a load and checks the content of its disk.
@@ -148,4 +136,24 @@ impl Victim for BlkRig {
     fn drop_caches(&mut self) {
         kills::drop_page_cache(&self.path("cache.img"));
     }
+}
+
+/// Returns the content of the disk in `ID.qcow2`, or in `ID.img`, and checks the tables of a qcow2 image: the daemon was stopped.
+///
+/// # Panics
+/// When QEMU's programs find a fault.
+pub fn disk_content(folder: &Path, id: &str) -> Vec<u8> {
+    let [raw, qcow2] = ["img", "qcow2"].map(|kind| folder.join(format!("{id}.{kind}")));
+    if !qcow2.exists() {
+        return std::fs::read(raw).expect("the image");
+    }
+    let exported = folder.join("exported");
+    let run = |words: &[&std::ffi::OsStr]| {
+        let output = Command::new("qemu-img").args(words).output().expect("qemu-img (apt-get install qemu-utils)");
+        // 3: clusters that nobody names, which a kill may leave.
+        assert!(matches!(output.status.code(), Some(0 | 3)), "{words:?}: {output:?}");
+    };
+    run(&["check".as_ref(), qcow2.as_ref()]);
+    run(&["convert".as_ref(), "-O".as_ref(), "raw".as_ref(), qcow2.as_ref(), exported.as_ref()]);
+    std::fs::read(exported).expect("the exported image")
 }

@@ -29,6 +29,7 @@ mod slow_storage;
 mod system_calls;
 mod takeover;
 mod takeover_locks;
+mod takeover_qcow2;
 mod user;
 mod verb_races;
 mod vmm_mistakes;

@@ -12,6 +12,7 @@ use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice};
 use mqblk_driver::virtio_scsi::ScsiController;
 use mqblk_tests::blkif::SimulatedHost;
 use mqblk_tests::crash::blk::{self, BlkQueues};
+use mqblk_tests::crash::blk_rig::disk_content;
 use mqblk_tests::crash::daemon::RestartableDaemon;
 use mqblk_tests::crash::kills::{self, RunningLoad};
 use mqblk_tests::crash::load::LoadHistory;
@@ -33,10 +34,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 /// Disks: their ids and special settings.
-const DISKS: [(&str, &str); 3] = [
+const DISKS: [(&str, &str); 4] = [
     ("cache", "storage=file,direct=off"),
     ("direct", "storage=file,direct=on,merge=on"),
     ("fault", "storage=fault,inner=file,direct=off,merge=on,fault-jitter-us=3000,fault-reorder=4"),
+    ("qcow2", "storage=qcow2,base=FOLDER/qcow2.img,overlay=FOLDER/qcow2.qcow2"),
 ];
 /// Logical units of the controller.
 const UNITS: [(&str, &str); 2] = [("unit0", "storage=file,direct=off"), ("unit1", "storage=file,direct=on,merge=on")];
@@ -55,7 +57,8 @@ impl Rig {
         let mut arguments: Vec<String> = ["--workers", "2", "--admin", "FOLDER/admin"].map(str::to_owned).into();
         arguments.extend(more.iter().map(|one| (*one).to_owned()));
         for (id, settings) in DISKS {
-            let disk = format!("id={id},socket=FOLDER/{id}.sock,path=FOLDER/{id}.img,queues=2,{settings}");
+            let path = if settings.contains("overlay=") { String::new() } else { format!("path=FOLDER/{id}.img,") };
+            let disk = format!("id={id},socket=FOLDER/{id}.sock,{path}queues=2,{settings}");
             arguments.extend(["--disk".to_owned(), disk]);
         }
         arguments.extend(["--controller".to_owned(), "id=c,socket=FOLDER/c.sock,queues=2".to_owned()]);
@@ -98,7 +101,7 @@ impl Rig {
         let disks: Vec<_> = self.disks.drain(..).map(RunningLoad::finish).collect();
         let units = self.units.take().map(RunningLoad::finish);
         self.daemon.stop();
-        let image = |name: &str| std::fs::read(self.daemon.folder().join(format!("{name}.img"))).expect("an image");
+        let image = |name: &str| disk_content(self.daemon.folder(), name);
         let mut requests = 0;
         for ((id, _), (mut history, port)) in DISKS.iter().zip(disks) {
             drop(port);
@@ -151,7 +154,7 @@ fn takeovers(times: u64, more: &[&str]) {
     assert_eq!(pauses.len() as u64, times);
     let (median, longest) = (pauses[pauses.len() / 2], pauses[pauses.len() - 1]);
     print_uncaptured(&format!(
-        "{times} takeovers {more:?}, seed {seed}: {requests} requests verified, pause of the slowest of 4 devices: median {median} us, longest {longest} us"
+        "{times} takeovers {more:?}, seed {seed}: {requests} requests verified, pause of the slowest of 5 devices: median {median} us, longest {longest} us"
     ));
 }
 
@@ -506,7 +509,7 @@ fn a_hostile_successor_is_refused_or_given_up() {
 #[test]
 fn a_drain_that_has_begun_ends_before_the_queues_start_again() {
     let seed = kills::seed();
-    let slow = "id=slow,socket=FOLDER/slow.sock,path=FOLDER/slow.img,queues=2,storage=fault,inner=file,direct=off,fault-latency-us=600000,fault-jitter-us=300000";
+    let slow = "id=slow,socket=FOLDER/slow.sock,path=FOLDER/slow.img,queues=2,storage=fault,inner=file,direct=off,fault-latency-us=2000000,fault-jitter-us=1000000";
     let fast = "id=cache,socket=FOLDER/cache.sock,path=FOLDER/cache.img,queues=2,direct=off";
     let arguments = ["--workers", "2", "--admin", "FOLDER/admin", "--disk", slow, "--disk", fast].map(str::to_owned);
     let mut daemon = RestartableDaemon::start(&arguments, &["slow.img", "cache.img"]);

@@ -45,8 +45,8 @@ pub(crate) trait SessionQueues: Send {
     fn freeze_recorded(&mut self) -> Result<(), String>;
     /// Returns the positions of the drained queues, for another process.
     fn save_drained(&mut self) -> Result<String, String>;
-    /// Starts the drained queues again.
-    fn resume(&mut self);
+    /// Starts the drained queues again. Returns false if the frontend has to connect again.
+    fn resume(&mut self) -> bool;
 }
 
 /// A session as threads other than its control thread see it.

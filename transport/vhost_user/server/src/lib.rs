@@ -40,7 +40,7 @@ mod vring;
 
 pub use backend_channel::{ConfigChangeResult, connection_changes};
 pub use device_state::{HostState, PendingHostState};
-pub use hand_over::{AdoptError, HandedConnection, HeldDevice};
+pub use hand_over::{AdoptError, BegunHold, HandedConnection, HeldDevice};
 pub use listen::{ListenSocket, SocketAccess, SocketError, probe_socket};
 pub use memory::SharePolicy;
 pub use prepared::{

@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::time::{Duration, Instant};
 
 use mqblk_core::thread::spawn_with;
+use mqblk_engine::AnyDisk;
 
 use super::adopted::HandedConnection;
 use crate::control::{DeviceControl, HoldStart};
@@ -65,37 +66,71 @@ impl EndHold {
     }
 }
 
-impl Server {
-    /// Holds the device for another process: no message of its frontend is read from now on. Its queues run on.
+/// A hold that has begun.
+#[must_use = "the device is held until the hold is waited for"]
+pub struct BegunHold<'a> {
+    server: &'a Server,
+    state: BegunState,
+}
+
+enum BegunState {
+    /// The device has no control thread, and is held.
+    Held(HeldDevice),
+    /// The control thread has been asked.
+    Asked(Receiver<Result<HandedConnection, String>>, Sender<HoldEnd>),
+    Refused(String),
+}
+
+impl BegunHold<'_> {
+    /// Waits until the device is held, until `end` at most.
     ///
     /// # Errors
     /// When the device cannot be handed over now, and why; then it is served on.
-    pub fn hold(&self, timeout: Duration) -> Result<HeldDevice, String> {
-        let ((reply, replied), (end, ended)) = (sync_channel(1), channel());
-        *self.shared.hold.lock() = Some(HoldRequest { reply, end: ended });
-        match self.control.hold() {
-            Ok(HoldStart::Asked) => {}
-            Ok(HoldStart::Kept) => {
-                self.shared.hold.lock().take();
-                let (end, connection) = (EndHold::Idle(Arc::clone(&self.control)), HandedConnection::default());
-                return Ok(self.held(end, connection, None));
-            }
-            Err(why) => {
-                self.shared.hold.lock().take();
-                return Err(why);
-            }
-        }
-        let connection = match replied.recv_timeout(timeout) {
+    pub fn wait(self, end: Instant) -> Result<HeldDevice, String> {
+        let (replied, end_hold) = match self.state {
+            BegunState::Held(held) => return Ok(held),
+            BegunState::Refused(why) => return Err(why),
+            BegunState::Asked(replied, end_hold) => (replied, end_hold),
+        };
+        let shared = &self.server.shared;
+        let connection = match replied.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(held) => held?,
             Err(RecvTimeoutError::Disconnected) => return Err("it stops".to_owned()),
             Err(RecvTimeoutError::Timeout) => {
-                self.shared.hold.lock().take();
-                let seconds = timeout.as_secs();
-                return Err(format!("its control thread is busy for {seconds} s: a VMM's message waits for storage"));
+                shared.hold.lock().take();
+                return Err(
+                    "its control thread is busy: a VMM's message is not complete, or waits for storage".to_owned()
+                );
             }
         };
-        let session = self.shared.connection.lock().as_ref().map(|connection| Arc::clone(&connection.session));
-        Ok(self.held(EndHold::Thread(end), connection, session))
+        let session = shared.connection.lock().as_ref().map(|connection| Arc::clone(&connection.session));
+        Ok(self.server.held(EndHold::Thread(end_hold), connection, session))
+    }
+}
+
+impl Server {
+    /// Begins to hold the device for another process: no message of its frontend is read from now on. Its queues run on.
+    pub fn begin_hold(&self) -> BegunHold<'_> {
+        let ((reply, replied), (end, ended)) = (sync_channel(1), channel());
+        *self.shared.hold.lock() = Some(HoldRequest { reply, end: ended });
+        let state = match self.control.hold() {
+            Ok(HoldStart::Asked) => BegunState::Asked(replied, end),
+            Ok(HoldStart::Kept) => {
+                self.shared.hold.lock().take();
+                let (end, connection) = (EndHold::Idle(Arc::clone(&self.control)), HandedConnection::default());
+                BegunState::Held(self.held(end, connection, None))
+            }
+            Err(why) => {
+                self.shared.hold.lock().take();
+                BegunState::Refused(why)
+            }
+        };
+        BegunHold { server: self, state }
+    }
+
+    /// Returns the disks of the device.
+    pub fn disks(&self) -> Vec<Arc<AnyDisk>> {
+        self.shared.disks.list().into_iter().map(|disk| disk.disk).collect()
     }
 
     /// Ends the connection of the frontend, which has to connect again.
@@ -208,8 +243,8 @@ impl ResumedDevice {
                 return;
             }
             if is_drained {
-                lock_session(&self.session).resume();
-                return self.end.tell(HoldEnd::Resume);
+                let is_served_on = lock_session(&self.session).resume();
+                return self.end.tell(if is_served_on { HoldEnd::Resume } else { HoldEnd::Disconnect });
             }
             if next == self.drain_end {
                 return self.end.tell(HoldEnd::Disconnect);

@@ -11,5 +11,5 @@ mod held;
 pub(crate) mod state;
 
 pub use adopted::{AdoptError, HandedConnection};
-pub use held::HeldDevice;
+pub use held::{BegunHold, HeldDevice};
 pub(crate) use held::{HoldEnd, HoldRequest};

@@ -94,14 +94,15 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         serde_json::to_string(&state).map_err(|error| error.to_string())
     }
 
-    /// Starts the drained queues again where they have stopped: the other process did not take them.
-    pub(super) fn resume_queues(&mut self) {
+    /// Starts the drained queues again where they have stopped: the other process did not take them. Returns false if the frontend has to
+    /// connect again.
+    pub(super) fn resume_queues(&mut self) -> bool {
         if self.is_frozen {
             tracing::error!(
                 disk = self.options.name,
                 "requests were left to the other process: the frontend has to connect again"
             );
-            return;
+            return false;
         }
         for queue in 0..self.vrings.len() {
             let started = self.vrings[queue].renew_call().and_then(|()| {
@@ -109,9 +110,15 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
                 started.map_err(|error| self.take_rejection().unwrap_or_else(|| error.to_string()))
             });
             if let Err(why) = started {
-                tracing::error!(disk = self.options.name, queue, "the queue does not start again: {why}");
+                tracing::error!(
+                    disk = self.options.name,
+                    queue,
+                    "the queue does not start again, and the frontend has to connect again: {why}"
+                );
+                return false;
             }
         }
+        true
     }
 
     /// Checks that this device has the queues of a connection of another process.

@@ -101,8 +101,8 @@ impl<D: VirtioDevice<UringContext>> SessionQueues for Session<D> {
         self.drained_state()
     }
 
-    fn resume(&mut self) {
-        self.resume_queues();
+    fn resume(&mut self) -> bool {
+        self.resume_queues()
     }
 
     fn freeze(&mut self) {

@@ -182,16 +182,20 @@ build() {
 
 fast() {
     echo "tests without virtual machines"
-    # Several at a time: each waits a good part of its time.
-    run fast '' "${tests[@]}" --test '[!cdghx]*' --test 'c[!e]*' --test 'd[!a]*' --test 'g[!u]*' --test 'h[!o]*' --no-fail-fast &
-    local others=($!)
+    # Several at a time: each waits a good part of its time, for a disk or for a moment.
+    local others=()
+    { run daemon '' "${tests[@]}" --test daemon --no-fail-fast -- --test-threads=4
+      run hostile '' "${tests[@]}" --test hostile --no-fail-fast; } &
+    others+=($!)
+    run large '' "${tests[@]}" --test 'blk*' --test crash --test 'do*' --test 'in*' --test 'sim*' --no-fail-fast &
+    others+=($!)
     # Instructions for a request, in a release build.
     run budget '' "${tests[@]}" --test budget -- --include-ignored &
     others+=($!)
     run libraries '' "${tests[@]}" --lib --bins --no-fail-fast
     run documentation '' "${tests[@]}" --doc
-    # The longest, which the first ones would come to last.
-    run daemons '' "${tests[@]}" --test daemon --test hostile --no-fail-fast
+    run fast '' "${tests[@]}" --test '[!bcdghisx]*' --test 'b[!lu]*' --test 'c[!er]*' --test 'd[!ao]*' --test 'g[!u]*' --test 'h[!o]*' --test 'i[!n]*' \
+        --test 's[!i]*' --test 'si[!m]*' --no-fail-fast
     wait "${others[@]}"
 }
 

@@ -53,11 +53,13 @@ impl HandedFiles {
     }
 
     /// Returns a duplicate of the one that was opened by this path and in this way. Of several, each disk that reads the image gets another:
-    /// a disk that is closed releases the locks of its open file.
+    /// a disk that is closed releases the locks of its open file. A second disk that writes the image gets none, as its lock would be the first
+    /// one's.
     fn find(&self, path: &Path, access: ImageAccess) -> std::io::Result<Option<OwnedFd>> {
         let mut images = self.images.lock();
         let fits = |one: &HandedFile| one.image.access == access && is_same_path(&one.image, path);
-        let next = images.iter().position(|one| !one.is_taken && fits(one)).or_else(|| images.iter().position(fits));
+        let next = images.iter().position(|one| !one.is_taken && fits(one));
+        let next = next.or_else(|| images.iter().position(|one| !access.write && !access.exclusive && fits(one)));
         let Some(found) = next.and_then(|index| images.get_mut(index)) else { return Ok(None) };
         found.is_taken = true;
         found.image.file.try_clone().map(Some)
@@ -214,5 +216,23 @@ mod tests {
         std::io::Read::read_exact(&mut files[0], &mut [0; 8]).unwrap();
         let mut position = |index: usize| std::io::Seek::stream_position(&mut files[index]).unwrap();
         assert_eq!((position(0), position(1), position(2)), (8, 0, 8), "the third shares that of the first");
+    }
+
+    /// Else two disks of a new configuration would write one image, which the old one did not allow.
+    #[test]
+    fn a_second_writer_opens_the_image_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        std::fs::write(&path, [1; 4096]).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap().into();
+        let image = OpenImage { path: path.clone(), access: WRITE, file, in_memory: false };
+        let opener = HandedImages::new(Arc::new(HandedFiles::new(vec![image])), Arc::new(HostImages));
+        let [mut first, mut second] = [(); 2].map(|()| opener.open(&path, WRITE).unwrap());
+        std::io::Seek::seek(&mut first, std::io::SeekFrom::Start(8)).unwrap();
+        assert_eq!(
+            std::io::Seek::stream_position(&mut second).unwrap(),
+            0,
+            "an open file of its own, whose lock excludes the other"
+        );
     }
 }

@@ -68,14 +68,14 @@ impl Terminal {
         Ok(())
     }
 
-    /// Presses Ctrl-C.
+    /// Presses Ctrl-C, unless what runs has just ended: [`wait`](Self::wait) says how.
     pub(super) fn interrupt(&self) -> Result<()> {
         let id = self.child.id();
         // The terminal's session is that of the only child of the process that entered the namespaces.
         let file = format!("/proc/{id}/task/{id}/children");
         let children = fs::read_to_string(&file).with_context(|| file.clone())?;
-        let leader: i32 =
-            children.split_whitespace().next().with_context(|| format!("{file}: found no child"))?.parse()?;
+        let Some(leader) = children.split_whitespace().next() else { return Ok(()) };
+        let leader: i32 = leader.parse()?;
         let group = Pid::from_raw(leader).context("a process has no number 0")?;
         kill_process_group(group, Signal::INT).context("cannot press Ctrl-C")
     }

@@ -45,7 +45,7 @@ fn one_image_of_two_controllers_goes_over_as_a_whole() {
     let folder = daemon.folder().to_owned();
     let seed = kills::seed();
     let connect = |id: &str| ScsiQueues::connect(&scsi::connect_options(folder.join(format!("{id}.sock")), 2));
-    let ((_first, port), (second, mut other)) = (connect("a"), connect("b"));
+    let ((_first, port), (second, other)) = (connect("a"), connect("b"));
     let mut load = RunningLoad::start("a", port, LoadHistory::new(1), seed);
     let mut neighbour = VhostUserLoad::connect(folder.join("other.sock"), 1, 64, seed);
     for _ in 0..6 {
@@ -54,12 +54,9 @@ fn one_image_of_two_controllers_goes_over_as_a_whole() {
         neighbour.round();
     }
     // The second one has a frontend that is served, too.
-    other = {
-        drop((other, second));
-        let (_again, port) = connect("b");
-        load.wait_completions(50);
-        port
-    };
+    drop((second, other));
+    let (_again, other) = connect("b");
+    load.wait_completions(50);
     daemon.take_over();
     load.wait_completions(50);
     let (mut history, port) = load.finish();

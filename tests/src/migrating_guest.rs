@@ -36,8 +36,8 @@ const DATA: u64 = COMMAND + 0x1000;
 /// # Panics
 /// When the process is out of descriptors.
 pub fn pipe() -> (File, File) {
-    let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
-    (File::from(reader), File::from(writer))
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    (File::from(OwnedFd::from(reader)), File::from(OwnedFd::from(writer)))
 }
 
 /// Sends SET_DEVICE_STATE_FD. Returns the reply.

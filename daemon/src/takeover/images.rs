@@ -181,7 +181,8 @@ mod tests {
         let memory = rustix::fs::memfd_create("a", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let appends = OwnedFd::from(File::options().read(true).append(true).open(&a).unwrap());
         let folder_of_all = OwnedFd::from(File::open(folder.path()).unwrap());
-        let (pipe, _other) = rustix::pipe::pipe().unwrap();
+        let (pipe, _other) = std::io::pipe().unwrap();
+        let pipe = OwnedFd::from(pipe);
         for (name, file, expected) in [
             ("another image", of(&b), "expected the file that is there now"),
             ("memory", memory, "expected the file that is there now"),

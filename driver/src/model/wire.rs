@@ -45,7 +45,7 @@ impl<'a, P: ModelDevice> Connection<'a, P> {
         let mut head = [0; 12];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let got = recvmsg(self.socket, &mut [IoSliceMut::new(&mut head)], &mut ancillary, RecvFlags::empty());
+        let got = recvmsg(self.socket, &mut [IoSliceMut::new(&mut head)], &mut ancillary, RecvFlags::CMSG_CLOEXEC);
         if got.map_or(0, |got| got.bytes) != head.len() {
             return false;
         }

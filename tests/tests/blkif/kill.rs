@@ -64,15 +64,16 @@ fn killed_in_the_middle_of_writes() {
         });
         let mut random = SmallRng::seed_from_u64(3);
         let mut kills = 0;
-        let served = |host: &SimulatedHost| host.log().matches("serving device").count();
+        let connected = |host: &SimulatedHost| host.log().matches(" connected device").count();
         let mut before = 0;
         while !client.is_finished() && kills < 12 {
-            // Every other daemon is killed when it serves, however long its start takes here.
+            // Every other daemon is killed when it serves the rings, however long its start takes here.
             if kills % 2 == 1 {
-                wait_for("a daemon that serves", || (served(&host) > before || client.is_finished()).then_some(()));
+                let serves = |host: &SimulatedHost| connected(host) > before || client.is_finished();
+                wait_for("a daemon that serves the rings", || serves(&host).then_some(()));
             }
             std::thread::sleep(Duration::from_micros(random.random_range(0..60_000)));
-            before = served(&host);
+            before = connected(&host);
             host.kill();
             host.spawn();
             kills += 1;

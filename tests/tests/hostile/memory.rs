@@ -11,10 +11,6 @@ use mqblk_tests::hostile::session::{SessionCase, SessionHarness, completes_read,
 use mqblk_tests::hostile::socket::message as m;
 use rustix::fd::AsFd;
 
-fn pipe() -> (rustix::fd::OwnedFd, rustix::fd::OwnedFd) {
-    rustix::pipe::pipe().expect("a pipe")
-}
-
 #[test]
 fn invalid_memory_tables() {
     let rows: &[SessionCase] = &[
@@ -161,7 +157,7 @@ fn invalid_memory_tables() {
         (
             "a pipe as memory",
             |t| {
-                let (reader, _writer) = pipe();
+                let (reader, _writer) = std::io::pipe().expect("a pipe");
                 t.send_after_negotiation(
                     m::SET_MEM_TABLE,
                     &mem_table_payload(&[&one_page_region(0)]),

@@ -17,10 +17,6 @@ use mqblk_tests::hostile::socket::{
 };
 use rustix::fd::AsFd;
 
-fn pipe() -> (rustix::fd::OwnedFd, rustix::fd::OwnedFd) {
-    rustix::pipe::pipe().expect("a pipe")
-}
-
 #[test]
 fn invalid_queues() {
     let rows: &[SessionCase] = &[
@@ -97,7 +93,7 @@ fn invalid_queues() {
         (
             "a pipe as kick",
             |t| {
-                let (reader, _writer) = pipe();
+                let (reader, _writer) = std::io::pipe().expect("a pipe");
                 t.send_after_negotiation(m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[reader.as_fd()]);
             },
             Refused,
@@ -105,9 +101,9 @@ fn invalid_queues() {
         (
             "a full pipe as call",
             |t| {
-                let (_reader, writer) = pipe();
+                let (_reader, writer) = std::io::pipe().expect("a pipe");
                 rustix::io::ioctl_fionbio(&writer, true).expect("non-blocking");
-                let mut file = File::from(writer);
+                let mut file = writer;
                 while file.write(&[0; 4096]).is_ok() {}
                 rustix::io::ioctl_fionbio(&file, false).expect("blocking");
                 t.send_after_negotiation(m::SET_VRING_CALL, &0_u64.to_ne_bytes(), &[file.as_fd()]);
@@ -133,7 +129,7 @@ fn invalid_queues() {
         (
             "a pipe as back-end request channel",
             |t| {
-                let (_reader, writer) = pipe();
+                let (_reader, writer) = std::io::pipe().expect("a pipe");
                 t.send_after_negotiation(m::SET_BACKEND_REQ_FD, &[], &[writer.as_fd()]);
             },
             Refused,

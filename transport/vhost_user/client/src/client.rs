@@ -318,6 +318,8 @@ impl Client {
         }
         let wanted = VhostUserInflight { mmap_size: 0, mmap_offset: 0, num_queues: queues, queue_size };
         let (layout, file) = self.step("GET_INFLIGHT_FD", |f| f.get_inflight_fd(&wanted))?;
+        // The library receives it without the flag: programs that this process starts would hold the memory.
+        let _ = rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::CLOEXEC);
         let memory = InflightMemory { layout, file };
         self.set_inflight(&memory)?;
         Ok(Some(memory))
@@ -407,6 +409,7 @@ impl HangupMonitor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
     use std::os::unix::net::UnixListener;
 
     const SHORT: Duration = Duration::from_millis(50);
@@ -445,5 +448,47 @@ mod tests {
             client.negotiate(0).unwrap_err(),
             ClientError::Exchange { step: "SET_OWNER" | "GET_FEATURES", .. }
         ));
+    }
+
+    /// A server that offers VERSION_1 and INFLIGHT_SHMFD, and gives `file` for the entries.
+    fn give_inflight(mut socket: std::os::unix::net::UnixStream, file: std::fs::File) {
+        use std::io::{IoSlice, Read};
+        let mut head = [0; 12];
+        while socket.read_exact(&mut head).is_ok() {
+            let [request, _, size] = [0, 4, 8].map(|at| u32::from_ne_bytes(head[at..at + 4].try_into().unwrap()));
+            socket.read_exact(&mut vec![0; size as usize]).unwrap();
+            let payload: Vec<u8> = match request {
+                1 => (crate::features::VERSION_1 | crate::features::PROTOCOL_FEATURES).to_ne_bytes().to_vec(),
+                15 => Protocol::INFLIGHT_SHMFD.bits().to_ne_bytes().to_vec(),
+                // The size, the offset, queues, entries, and the end of a structure of u64.
+                31 => [&4096_u64.to_ne_bytes()[..], &[0; 8], &[1, 0, 16, 0, 0, 0, 0, 0]].concat(),
+                _ => continue,
+            };
+            let reply: Vec<u8> = [request, 5, payload.len() as u32].into_iter().flat_map(u32::to_ne_bytes).collect();
+            let fds = [file.as_fd()];
+            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+            if request == 31 {
+                control.push(rustix::net::SendAncillaryMessage::ScmRights(&fds));
+            }
+            let parts = [IoSlice::new(&reply), IoSlice::new(&payload)];
+            rustix::net::sendmsg(&socket, &parts, &mut control, rustix::net::SendFlags::empty()).unwrap();
+        }
+    }
+
+    #[test]
+    fn programs_that_are_started_do_not_inherit_inflight_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+        let minute = Duration::from_secs(60);
+        let mut client = Client::connect(&folder.path().join("socket"), minute, minute).unwrap();
+        let (socket, file) = (listener.accept().unwrap().0, tempfile::tempfile().unwrap());
+        let server = std::thread::spawn(move || give_inflight(socket, file));
+        client.negotiate(0).unwrap();
+        let memory = client.create_inflight(1, 16).unwrap().expect("it is offered");
+        assert_eq!(memory.layout.mmap_size, 4096);
+        assert!(rustix::io::fcntl_getfd(&memory.file).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        drop(client);
+        server.join().unwrap();
     }
 }

@@ -342,7 +342,7 @@ mod tests {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut read = vec![0; frame.len()];
-            recvmsg(&self.ours, &mut [IoSliceMut::new(&mut read)], &mut control, RecvFlags::empty()).unwrap();
+            recvmsg(&self.ours, &mut [IoSliceMut::new(&mut read)], &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
             let descriptors = control.drain().filter_map(|message| match message {
                 RecvAncillaryMessage::ScmRights(found) => Some(found.count()),
                 _ => None,

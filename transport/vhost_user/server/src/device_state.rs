@@ -377,8 +377,8 @@ mod tests {
     }
 
     fn pipe() -> (OwnedFd, File) {
-        let (reader, writer) = rustix::pipe::pipe().unwrap();
-        (reader, File::from(writer))
+        let (reader, writer) = std::io::pipe().unwrap();
+        (reader.into(), File::from(OwnedFd::from(writer)))
     }
 
     #[test]

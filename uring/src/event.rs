@@ -101,8 +101,8 @@ mod tests {
 
     #[test]
     fn only_eventfds_are_accepted_from_other_processes() {
-        let (reader, _writer) = rustix::pipe::pipe().unwrap();
-        let error = EventFd::try_from(reader).unwrap_err().to_string();
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let error = EventFd::try_from(OwnedFd::from(reader)).unwrap_err().to_string();
         assert!(error.contains("pipe:") && error.contains("expected an eventfd"), "{error}");
         let theirs = rustix::event::eventfd(0, EventfdFlags::empty()).unwrap();
         let event = EventFd::try_from(theirs).unwrap();

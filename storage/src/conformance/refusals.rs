@@ -46,13 +46,18 @@ fn request(op: Op, start: u64, len: u64, block: u64) -> TestRequest {
     TestRequest { op, start, len, segments }
 }
 
+/// The disk is filled by requests of so many bytes.
+const PIECE: u64 = 64 << 10;
+
 pub(super) fn of_writable(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>) {
     let (size, block) = (disk.geometry().size.0, u64::from(disk.geometry().logical_block.bytes()));
     let mut worker = TestWorker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
     worker.write_memory(0, &vec![0x11; size.min(super::worker::MEMORY) as usize]);
-    let whole: Vec<TestRequest> =
-        (0..size / block).map(|at| TestRequest::with_data(Op::Write { fua: false }, at * block, block, 0)).collect();
-    worker.run(&whole);
+    for start in (0..size).step_by(PIECE as usize) {
+        let len = PIECE.min(size - start);
+        let write = TestRequest::with_data(Op::Write { fua: false }, start, len, 0);
+        assert_eq!(worker.run_one(write), Outcome::Done(ByteLen(len)), "{trial:?}: write of {len} bytes at {start}");
+    }
     worker.write_memory(0, &[0xee; 65536]);
     for op in MODIFYING.into_iter().chain([Op::Read]) {
         for (start, len, want) in ranges(size, block) {

@@ -11,7 +11,7 @@ use mqblk_uring::{FixedBufferUse, UringContext, UringOptions, Wait};
 /// Guest memory: two adjacent regions, so that segments may span both.
 pub(super) const MEMORY: u64 = 16 << 20;
 const BOUNDARY: u64 = 8 << 20;
-/// No working storage takes this long.
+/// No working storage takes this long for the next completion.
 const RUN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A request to run.
@@ -154,7 +154,7 @@ impl TestWorker {
         let mut results = vec![None; requests.len()];
         let mut completions = Vec::new();
         let (mut taken, mut completed) = (0, 0);
-        let deadline = Instant::now() + RUN_TIMEOUT;
+        let mut deadline = Instant::now() + RUN_TIMEOUT;
         for turn in 0.. {
             if completed == requests.len() {
                 break;
@@ -177,6 +177,9 @@ impl TestWorker {
             let before = completions.len();
             let reaped = self.channel.reap(&mut self.context, &mut completions);
             assert_eq!(reaped, completions.len() - before, "reap returns the number of completions");
+            if !completions.is_empty() {
+                deadline = Instant::now() + RUN_TIMEOUT;
+            }
             for completion in completions.drain(..) {
                 let place = places[&completion.tag];
                 let result = TestResult { outcome: completion.outcome, has_buffer: completion.buffer.is_some() };

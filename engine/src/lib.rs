@@ -67,7 +67,7 @@ pub use engine::{Engine, EngineOptions, QueueHandle};
 pub use errors::{DiskHealth, ErrorPolicy, HealthStats, OnError, OnNoSpace, StopReport, failure_count};
 pub use hindrance::{HindranceSignal, SignalWait};
 pub use latency::{LatencyHistogram, percentile_ns};
-pub use limits::{Burst, DiskLimits, IoLimit, IoLimits, LimitClock, LimitGroup, LimitKind, ThrottleStats};
+pub use limits::{Burst, DiskLimits, IoLimit, IoLimits, LimitClock, LimitGroup, LimitKind, ThrottleStats, UsedTokens};
 pub use liveness::LivenessProbe;
 pub use moving::{Extracted, Inserted, MoveResult, QueueState};
 pub use mqblk_uring::{

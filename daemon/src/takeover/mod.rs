@@ -10,10 +10,12 @@
 //! 4. One device after the other: its queues are drained here and started there.
 //! 5. Interfaces without connections stop here and start there. The predecessor ends.
 //!
-//! `channel` sends and receives, `predecessor` and `successor` are what each side knows of the other, `images` are open images of the other.
+//! `channel` sends and receives, `predecessor` and `successor` are what each side knows of the other, `images` are open images of the other,
+//! `limits` what guests have used of their limits.
 
 mod channel;
 mod images;
+mod limits;
 mod predecessor;
 mod successor;
 
@@ -22,6 +24,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use self::limits::UsedLimits;
 use crate::contract::SavedContracts;
 
 pub(crate) use images::{HandedFiles, HandedImages};
@@ -99,7 +102,11 @@ enum Message {
         positions: Option<String>,
     },
     /// From the predecessor: it serves nothing any more.
-    Finished,
+    Finished {
+        /// What guests have used of their limits.
+        #[serde(default)]
+        used: UsedLimits,
+    },
     /// From the successor: what the last message asks is done.
     Done,
     /// From the successor: the frontend of this connection has to connect again.

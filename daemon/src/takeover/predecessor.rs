@@ -227,7 +227,10 @@ impl Predecessor {
                     served.insert(device);
                     result
                 }
-                Message::Finished => break,
+                Message::Finished { used } => {
+                    used.charge(state);
+                    break;
+                }
                 _ => Err("found another message, expected a device".to_owned()),
             };
             let answer = match result {

@@ -13,6 +13,7 @@ use mqblk_storage::file::{Sharing, set_sharing};
 use mqblk_vhost_user_server::{HeldDevice, Server};
 
 use super::channel::Channel;
+use super::limits::UsedLimits;
 use super::{
     Message, Offer, OfferedDevice, OfferedMetrics, OfferedNotifications, OfferedSocket, PROTOCOL, TakeoverError, images,
 };
@@ -558,7 +559,7 @@ impl Successor {
         if let Some(pid) = self.pid {
             state.tell_service_manager(&format!("MAINPID={pid}"));
         }
-        self.send(&Message::Finished, &[])?;
+        self.send(&Message::Finished { used: UsedLimits::of(state) }, &[])?;
         self.wait_done()
     }
 }

@@ -135,6 +135,20 @@ impl Bucket {
         self.level(now_ns).max(-debt)
     }
 
+    /// Returns the tokens that were used and have not accrued since: how many are missing until it is full.
+    pub(crate) fn used(&self, now_ns: u64) -> u64 {
+        // Levels are far from the ends of their type.
+        (self.depth as i64 - self.balance(now_ns)).max(0) as u64
+    }
+
+    /// Takes tokens that another process has used, of a debt as many as are kept when a limit changes. They may be more than there are: those
+    /// who draw wait for as long.
+    pub(crate) fn charge(&self, tokens: u64, now_ns: u64) {
+        let tokens = tokens.min(self.depth.saturating_add_signed(self.longest_debt()));
+        self.take(tokens, now_ns);
+        self.debt.fetch_add(tokens, Ordering::Relaxed);
+    }
+
     /// Returns the tokens of the longest debt that is kept when a limit changes.
     pub(crate) fn longest_debt(&self) -> i64 {
         i64::try_from(of_time(self.rate, LONGEST_DEBT_NS)).unwrap_or(i64::MAX)

@@ -386,3 +386,34 @@ fn a_long_request_in_a_group_is_paid_for_before_it_passes() {
     rest.give_back(&bucket);
     assert!(bucket.balance(now_ns) >= 0);
 }
+
+#[test]
+fn what_another_process_has_used_is_missing_here() {
+    let clock = Arc::new(AtomicU64::new(S));
+    let now_ns = || clock.load(std::sync::atomic::Ordering::Relaxed);
+    let limit = IoLimit { rate: 1_000_000, burst: Some(Burst { rate: 2_000_000, seconds: 3 }) };
+    let limits = IoLimits::default().with(LimitKind::Bandwidth, limit).with(LimitKind::Iops, limit);
+    let group = || LimitGroup::with_clock("g", limits, LimitClock::manual(&clock));
+    // The burst has ended, and there is a debt of the height; or 100 s of debt.
+    for (bytes, left) in [(3_000_000, 100_000), (100_000_000, -10_000_000)] {
+        let (old, new) = (group(), group());
+        assert_eq!((old.used(), new.used()), Default::default(), "both are full");
+        let [sustained, _] = group_buckets(&old, LimitKind::Bandwidth);
+        let mut lease = Lease::default();
+        lease.owe(bytes);
+        lease.give_back(&sustained);
+        new.charge(&old.used());
+        let [charged, height] = group_buckets(&new, LimitKind::Bandwidth);
+        assert_eq!(charged.balance(now_ns()), left);
+        assert_eq!(height.balance(now_ns()), 200_000, "nothing was used of it");
+        assert_eq!(group_buckets(&new, LimitKind::Iops).map(|bucket| bucket.used(now_ns())), [0; 2]);
+        // All has accrued again.
+        clock.fetch_add(200 * S, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!((old.used(), new.used()), Default::default());
+    }
+}
+
+fn group_buckets(group: &LimitGroup, kind: LimitKind) -> [Arc<Bucket>; 2] {
+    let buckets: Vec<_> = group.buckets().into_iter().filter(|bucket| bucket.kind == kind).collect();
+    buckets.try_into().expect("the sustained one and that of the height")
+}

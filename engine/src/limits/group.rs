@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::bucket::Bucket;
-use super::io_limits::IoLimits;
+use super::io_limits::{IoLimits, LimitKind};
 use super::limit_clock::LimitClock;
 
 /// Limits that several disks share.
@@ -18,6 +18,11 @@ pub struct LimitGroup {
     /// Disks with requests that wait.
     waiting_disks: AtomicI32,
 }
+
+/// Tokens of limits that were used and have not accrued since: by [`LimitKind`], of the sustained rate and of that of a burst. Bytes, or 1024ths
+/// of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UsedTokens(pub [[u64; 2]; LimitKind::ALL.len()]);
 
 /// The limits in force.
 #[derive(Debug, Default)]
@@ -70,6 +75,24 @@ impl LimitGroup {
             }
         }
         *current = Current { limits, buckets: fresh };
+    }
+
+    /// Returns what was used and has not accrued since. Without what workers hold.
+    pub fn used(&self) -> UsedTokens {
+        let now_ns = self.clock.now_ns();
+        let mut used = UsedTokens::default();
+        for bucket in &lock(&self.current).buckets {
+            used.0[bucket.kind as usize][bucket.role as usize] = bucket.used(now_ns);
+        }
+        used
+    }
+
+    /// Takes what another process, which enforced these limits, has [used](Self::used).
+    pub fn charge(&self, used: &UsedTokens) {
+        let now_ns = self.clock.now_ns();
+        for bucket in &lock(&self.current).buckets {
+            bucket.charge(used.0[bucket.kind as usize][bucket.role as usize], now_ns);
+        }
     }
 
     pub(super) fn buckets(&self) -> Vec<Arc<Bucket>> {
@@ -165,6 +188,16 @@ impl DiskLimits {
     /// Returns the disk's own limits.
     pub fn own(&self) -> IoLimits {
         self.own.group.limits()
+    }
+
+    /// Returns what was used of its own limits, as [`LimitGroup::used`].
+    pub fn used(&self) -> UsedTokens {
+        self.own.group.used()
+    }
+
+    /// Takes from its own limits what another process has used, as [`LimitGroup::charge`].
+    pub fn charge(&self, used: &UsedTokens) {
+        self.own.group.charge(used);
     }
 
     /// Returns the group that it is in.

@@ -10,7 +10,7 @@ mod io_limits;
 mod limit_clock;
 mod throttle;
 
-pub use group::{DiskLimits, LimitGroup, ThrottleStats};
+pub use group::{DiskLimits, LimitGroup, ThrottleStats, UsedTokens};
 pub use io_limits::{Burst, IoLimit, IoLimits, LimitKind};
 pub use limit_clock::LimitClock;
 pub(crate) use throttle::Throttle;

@@ -28,6 +28,7 @@ mod service;
 mod slow_storage;
 mod system_calls;
 mod takeover;
+mod takeover_limits;
 mod takeover_locks;
 mod takeover_qcow2;
 mod user;

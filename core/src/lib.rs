@@ -16,6 +16,7 @@
 
 pub mod counters;
 pub mod disk;
+pub mod guest_observer;
 pub mod image_opener;
 pub mod lock;
 pub mod mappings;
@@ -30,6 +31,7 @@ pub mod thread_role;
 pub mod units;
 
 pub use disk::{ConnectionStats, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, Limits};
+pub use guest_observer::GuestObserver;
 pub use image_opener::{ImageAccess, ImageOpenError, ImageOpener, OpenImage};
 pub use mappings::{HeldMappings, MappingBudget};
 pub use queue::{

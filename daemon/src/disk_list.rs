@@ -34,11 +34,11 @@ pub trait Endpoint: Clone + Send + Sync + 'static {
     /// Maximum length of the serial number that guests read, in bytes.
     const SERIAL_BYTES: usize;
 
-    /// Takes the keys of the disk that is the settings' subject.
+    /// Takes the keys of the disk `id`, which is the settings' subject.
     ///
     /// # Errors
     /// If a value is invalid or claimed already.
-    fn take(settings: &mut Settings, context: &mut ResolveContext<'_>) -> Result<Self, SettingError>;
+    fn take(settings: &mut Settings, id: &str, context: &mut ResolveContext<'_>) -> Result<Self, SettingError>;
 
     /// Returns the number of queues offered.
     fn queues(&self) -> u16;
@@ -108,7 +108,7 @@ impl<E: Endpoint> DiskKeys<E> {
         }
         rename_subject(&mut settings, format!("disk {id:?}"));
         context.names.claim(&settings, "id", &id, owner)?;
-        let endpoint = E::take(&mut settings, context)?;
+        let endpoint = E::take(&mut settings, &id, context)?;
         let storage = StorageKeys::take(&mut settings, kind, &id, E::SERIAL_BYTES)?;
         Ok(DiskKeys { position, given, settings, id, endpoint, storage })
     }

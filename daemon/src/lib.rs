@@ -25,6 +25,7 @@ pub mod key_values;
 pub mod limits;
 pub mod live;
 mod metrics;
+mod new_disk;
 pub mod out;
 pub mod print;
 pub mod queues;

@@ -51,6 +51,7 @@ impl Opener for Ram {
                 poll: PollPolicy::Off,
                 ..QueueSettings::default()
             })),
+            guests: None,
             guard: Box::new(()),
         })
     }

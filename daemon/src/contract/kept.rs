@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use mqblk_core::GuestObserver;
 use mqblk_core::lock::{LockRank, RankedMutex};
-use mqblk_vhost_user_server::GuestObserver;
 use serde::{Deserialize, Serialize};
 
 use super::{Contracts, DeviceContract, DiskContract, RawImages, SECTION};
@@ -163,6 +163,14 @@ impl ContractRecorder {
             Some(disk) => _ = known.contract.disks.insert(address.to_owned(), disk),
             None => _ = known.contract.disks.remove(address),
         });
+    }
+
+    /// Forgets the device, unless a guest relies on it: it is not served any more.
+    pub fn release(&self) {
+        let mut devices = self.kept.devices.lock();
+        if devices.known.get(&self.key).is_some_and(|known| !known.has_guest) {
+            devices.known.remove(&self.key);
+        }
     }
 
     /// Forgets the device: it is removed, and with it what its guest relies on.

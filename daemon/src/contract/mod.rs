@@ -33,6 +33,9 @@ const STORAGE_KEYS: [&str; 2] = ["block-size", "format"];
 /// What can be asked of `block-size`. Other sizes are a device's own.
 const BLOCK_SIZES: [&str; 2] = ["512", "4096"];
 
+/// The address of the disk of an interface with one disk each.
+pub const ONLY_DISK: &str = "";
+
 /// What guests were given of all devices, by [`device_key`].
 pub type Contracts = BTreeMap<String, DeviceContract>;
 

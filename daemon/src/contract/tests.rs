@@ -1,6 +1,6 @@
 use std::os::unix::fs::MetadataExt as _;
 
-use mqblk_vhost_user_server::GuestObserver as _;
+use mqblk_core::GuestObserver as _;
 
 use super::*;
 use crate::state_file::{SavedState, StateFile};

@@ -76,6 +76,7 @@ impl Opener for MemoryDisks {
                 poll: PollPolicy::Off,
                 ..QueueSettings::default()
             })),
+            guests: None,
             guard: Box::new(OpenGuard(Arc::clone(&self.open))),
         })
     }

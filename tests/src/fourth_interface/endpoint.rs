@@ -24,7 +24,7 @@ pub(super) struct LineEndpoint {
 impl Endpoint for LineEndpoint {
     const SERIAL_BYTES: usize = 20;
 
-    fn take(settings: &mut Settings, context: &mut ResolveContext<'_>) -> Result<Self, SettingError> {
+    fn take(settings: &mut Settings, _id: &str, context: &mut ResolveContext<'_>) -> Result<Self, SettingError> {
         let Some(socket) = settings.text("socket").map(PathBuf::from) else {
             return Err(settings.error("socket", "nothing", "the path of the socket to make"));
         };

@@ -38,7 +38,8 @@ fn start_with(settings: &str, more: &[&str]) -> SimulatedHost {
 /// Starts the next daemon.
 fn start_another(host: &mut SimulatedHost, settings: &str, more: &[&str]) {
     let disk = format!("id=a,interface=xen,queues=2,{settings}");
-    host.spawn_with(&[&["--workers", "2", "--disk", &disk], more].concat());
+    // With an admin socket it serves on where the kernel still has requests of the one before, which keep the image's lock: the disk is out.
+    host.spawn_with(&[&["--workers", "2", "--admin", "FOLDER/admin", "--disk", &disk], more].concat());
 }
 
 fn start(settings: &str) -> SimulatedHost {

@@ -12,7 +12,7 @@ use mqblk_virtio_blk::VirtioBlk;
 
 use crate::admin::wire::tenant_budget;
 use crate::config::StorageConfig;
-use crate::contract::ContractRecorder;
+use crate::contract::{ContractRecorder, ONLY_DISK};
 use crate::disk_list::DiskExport;
 use crate::resize::{self, ChangeError, GuestNotice, ResizeOutcome};
 
@@ -127,7 +127,7 @@ impl DiskExport for BlkDisk {
             false => GuestNotice::Unchanged,
         };
         if resized.is_change() {
-            self.guests.set_disk(super::ONLY_DISK, Some(self.storage.contract(&[])));
+            self.guests.set_disk(ONLY_DISK, Some(self.storage.contract(&[])));
             tracing::info!(disk = self.id, before = %resized.before, size = %resized.size, guest = guest.word(), "resized");
         }
         Ok(ResizeOutcome { resized, guest })

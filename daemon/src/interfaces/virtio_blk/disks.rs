@@ -9,21 +9,20 @@ use std::time::Instant;
 
 use mqblk_core::lock::{LockRank, RankedGuard, RankedMutex};
 use mqblk_core::settings::Settings;
-use mqblk_engine::{AnyDisk, QueuePlacement};
+use mqblk_engine::AnyDisk;
 use mqblk_vhost_user_server::connection_changes;
 
 use super::disk::BlkDisk;
 use super::saved::{AddedDisk, SavedDisks};
 use super::{BlkEndpoint, BlkStartError, ConfiguredDisk, WORD, serve};
 use crate::cpus::Cpus;
-use crate::disk_list::{DiskConfig, DiskExport as _, DiskKeys, Endpoint as _, ServedDisk};
+use crate::disk_list::{DiskConfig, DiskExport as _, Endpoint as _, ServedDisk};
 use crate::flush::flush_all;
-use crate::interface::{
-    ChangeSource, DiskTable, HostContext, IsTaken, ListPosition, ResolveContext, ServedDevice, ServedInterface,
-};
+use crate::interface::{ChangeSource, HostContext, IsTaken, ListPosition, ServedDevice, ServedInterface};
+use crate::new_disk::{NewDisk, Reservation};
 use crate::out::OutDisk;
 use crate::resize::ChangeError;
-use crate::resolve::{Claim, UniqueNames, claimed_error};
+use crate::resolve::Claim;
 
 /// A served disk.
 #[derive(Clone)]
@@ -92,48 +91,19 @@ impl ServedDisks {
         }
     }
 
-    /// Checks the settings of a disk, and reserves its id and its socket.
-    fn begin_add(
-        &self,
-        settings: Settings,
-        is_taken: IsTaken<'_>,
-    ) -> Result<(DiskKeys<BlkEndpoint>, Reservation), ChangeError> {
+    /// Returns the position of the next disk that is added.
+    fn next_position(&self) -> ListPosition {
         let after = |disk: &ListedDisk| match disk.position {
             ListPosition::Added(number) => number + 1,
             _ => 0,
         };
-        let position = ListPosition::Added(self.table().iter().map(after).max().unwrap_or(0));
-        let given = Settings::new(settings.subject());
-        let kinds = self.host.storages.kinds();
-        // Of a disk that was out its guest may still be there.
-        let recorded = self.host.contracts.saved();
-        let (keys, claims) = {
-            let mut names = self.host.names.lock();
-            let keys = names.attempt(|names| {
-                let mut context =
-                    ResolveContext { cpus: &self.cpus, kinds: &kinds, names, saved: None, given: recorded.devices() };
-                let owner = settings.subject().to_owned();
-                DiskKeys::<BlkEndpoint>::take(DiskTable { settings, owner, position }, &mut context)
-            })?;
-            let (claims, owner) = (keys.claims(), format!("disk {:?}", keys.id()));
-            claims.iter().for_each(|claim| names.insert(claim, &owner));
-            (keys, claims)
-        };
-        let reservation = Reservation { names: Arc::clone(&self.host.names), claims };
-        // After the id is claimed, and without a lock: of two that add it at once, the later one sees the other.
-        if is_taken(keys.id()) {
-            return Err(claimed_error(&given, "id", keys.id(), &format!("disk or LUN {:?}", keys.id())).into());
-        }
-        Ok((keys, reservation))
+        ListPosition::Added(self.table().iter().map(after).max().unwrap_or(0))
     }
 
     fn add(&self, settings: Settings, is_taken: IsTaken<'_>, source: ChangeSource) -> Result<String, ChangeError> {
         let given = settings.clone();
-        let (mut keys, reservation) = self.begin_add(settings, is_taken)?;
-        // On a copy: the real one counts the disk when it is served.
-        let mut placement: QueuePlacement = self.host.placement.lock().clone();
-        keys.device().1.assign_queues(&mut placement)?;
-        let config = keys.open(self.host.storages.as_ref())?;
+        let NewDisk { config, reservation } =
+            NewDisk::<BlkEndpoint>::open(settings, self.next_position(), &self.host, &self.cpus, is_taken)?;
         let disk = listed(config, source, &self.host);
         let disk = disk.map_err(|error| ChangeError::Failed(error.to_string()))?;
         self.host.placement.lock().place(&current_map(disk.served.export()));
@@ -185,7 +155,7 @@ impl ServedDisks {
         self.host.placement.lock().remove(&queue_map);
         let flushed = flush_all(vec![flush_target], self.host.drain_timeout);
         // Only now: a disk that is added under its id may have the same image.
-        drop(Reservation { names: Arc::clone(&self.host.names), claims });
+        drop(Reservation::of(&self.host, claims));
         match flushed {
             Ok(()) => {
                 tracing::info!(disk = id, "disk removed");
@@ -259,24 +229,4 @@ fn listed(
     let claims = std::iter::once(("id", config.id.clone())).chain(config.endpoint.claims()).collect();
     let served = serve(config, host)?;
     Ok(ListedDisk { position, origin, claims, flush_target, served, removing: false })
-}
-
-/// Claims that are released when this is dropped.
-struct Reservation {
-    names: Arc<RankedMutex<UniqueNames>>,
-    claims: Vec<Claim>,
-}
-
-impl Reservation {
-    /// Leaves the claims where they are, and returns them.
-    fn keep(mut self) -> Vec<Claim> {
-        std::mem::take(&mut self.claims)
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        let mut names = self.names.lock();
-        self.claims.iter().for_each(|claim| names.release(claim));
-    }
 }

@@ -16,7 +16,7 @@ use mqblk_vhost_user_server::{Server, SocketError};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
 use crate::config::CacheMode;
-use crate::contract::DiskContract;
+use crate::contract::{DiskContract, ONLY_DISK};
 use crate::disk_list::{DiskConfig, DiskKeys, Endpoint, ServedDisk};
 use crate::interface::{
     ChangeSource, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition,
@@ -38,9 +38,6 @@ use saved::SavedDisks;
 const WORD: &str = "virtio-blk";
 /// Maximum length of virtio-blk's identification string (virtio 1.3 section 5.2.6, VIRTIO_BLK_T_GET_ID).
 const SERIAL_BYTES: usize = 20;
-/// The address of the only disk of a device, in what guests are given.
-const ONLY_DISK: &str = "";
-
 /// virtio-blk.
 #[derive(Debug)]
 pub struct VirtioBlkInterface;
@@ -62,7 +59,7 @@ struct BlkEndpoint(VhostUserEndpoint);
 impl Endpoint for BlkEndpoint {
     const SERIAL_BYTES: usize = SERIAL_BYTES;
 
-    fn take(settings: &mut Settings, context: &mut ResolveContext<'_>) -> Result<Self, SettingError> {
+    fn take(settings: &mut Settings, _id: &str, context: &mut ResolveContext<'_>) -> Result<Self, SettingError> {
         let queues = context.cpus.count;
         VhostUserEndpoint::take(settings, WORD, (queues, MAX_QUEUES), context).map(BlkEndpoint)
     }

@@ -7,6 +7,7 @@ use mqblk_blkif::{GrantMode, PoolScope};
 use mqblk_engine::{Coalesce, PollPolicy};
 
 use super::selector::XenSelector;
+use crate::contract::DiskContract;
 use crate::queues::QueueMap;
 
 /// The Xen backend of a host.
@@ -62,4 +63,6 @@ pub(super) struct XenEndpoint {
     pub poll: PollPolicy,
     /// How events to the guest are coalesced.
     pub coalesce: Coalesce,
+    /// What a guest was given of the disk by a daemon before this one.
+    pub given: Option<DiskContract>,
 }

@@ -45,6 +45,7 @@ pub(super) enum XenStartError {
 pub(super) struct XenHost {
     xen: Arc<dyn Xen>,
     backend: Arc<Backend>,
+    opener: Arc<DiskOpener>,
     engine: Arc<Engine>,
     type_name: String,
 }
@@ -96,7 +97,7 @@ impl XenHost {
     /// If there is no Xen, or it refuses. Everything is undone then.
     pub(super) fn start(
         config: &XenConfig,
-        disks: &[XenDiskConfig],
+        disks: &[Arc<XenDiskConfig>],
         context: &HostContext,
     ) -> Result<XenHost, XenStartError> {
         let xen = config.host.connect()?;
@@ -105,11 +106,11 @@ impl XenHost {
             None => GrantBudget::for_host(MAPTRACK, MappingBudget::of_process()),
         };
         let default = (vbd_settings(&config.default_endpoint, false), queue_settings(&config.default_endpoint));
-        let opener = DiskOpener::new(config.watch, default, disks, Arc::clone(&context.storages));
+        let opener = Arc::new(DiskOpener::new(config.watch, default, disks, context));
         let options = BackendOptions {
             type_name: config.type_name.clone(),
             engine: Arc::clone(&context.engine),
-            opener: Arc::new(opener),
+            opener: Arc::clone(&opener) as _,
             budget,
             journal_dir: config.state.clone(),
             exclusive: config.watch,
@@ -119,14 +120,14 @@ impl XenHost {
         let backend = Arc::new(Backend::start(Arc::clone(&xen), options)?);
         tracing::info!(xen = %config.host, r#type = config.type_name, watch = config.watch, "xen backend");
         let engine = Arc::clone(&context.engine);
-        Ok(XenHost { xen, backend, engine, type_name: config.type_name.clone() })
+        Ok(XenHost { xen, backend, opener, engine, type_name: config.type_name.clone() })
     }
 
     /// Creates the devices of the disks that are attached at start.
     ///
     /// # Errors
     /// If a device cannot be created. Those created before are removed again.
-    pub(super) fn attach(&self, disks: &[XenDiskConfig]) -> Result<(), XenStartError> {
+    pub(super) fn attach(&self, disks: &[Arc<XenDiskConfig>]) -> Result<(), XenStartError> {
         let mut created = Vec::new();
         for disk in disks.iter().map(|disk| &disk.config) {
             let Some(XenAttachment { domid, devid }) = disk.endpoint.attachment else { continue };
@@ -142,6 +143,17 @@ impl XenHost {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Offers a disk that was not there at the start, to devices that wait for it as well, and creates the device that its configuration says.
+    ///
+    /// # Errors
+    /// If the device cannot be created.
+    pub(super) fn add(&self, disk: &Arc<XenDiskConfig>) -> Result<(), XenStartError> {
+        self.opener.offer(disk);
+        self.attach(std::slice::from_ref(disk)).inspect_err(|_| self.opener.withdraw(&disk.config.id))?;
+        self.backend.scan();
         Ok(())
     }
 

@@ -10,10 +10,13 @@ use mqblk_blkif::{
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{Coalesce, PollPolicy, QueuePlacement};
 use mqblk_xen::vbd;
+use mqblk_xen_server::DeviceName;
 use toml::Value;
 
+use super::WORD;
 use super::config::{XenAttachment, XenConfig, XenEndpoint};
 use super::selector::{DEFAULT_TYPE, XenSelector, check_type};
+use crate::contract::{DiskContract, ONLY_DISK};
 use crate::cpus::Cpus;
 use crate::disk_list::Endpoint;
 use crate::interface::{ProcessKey, ResolveContext};
@@ -35,8 +38,10 @@ impl Endpoint for XenEndpoint {
     // blkif has no serial number; that of the storage has the length of virtio-blk's.
     const SERIAL_BYTES: usize = 20;
 
-    fn take(settings: &mut Settings, context: &mut ResolveContext<'_>) -> Result<Self, SettingError> {
-        let endpoint = take_endpoint(settings, context.cpus)?;
+    fn take(settings: &mut Settings, id: &str, context: &mut ResolveContext<'_>) -> Result<Self, SettingError> {
+        let mut endpoint = take_endpoint(settings, context.cpus)?;
+        let given = context.given.get(&disk_key(id)).filter(|device| device.interface == WORD);
+        endpoint.given = given.and_then(|device| device.disks.get(ONLY_DISK)).cloned();
         if let Some(XenAttachment { domid, devid }) = endpoint.attachment {
             let owner = settings.subject().rsplit(": ").next().unwrap_or_default().to_owned();
             context.names.claim(settings, "vdev", &format!("{devid} of domain {domid}"), owner)?;
@@ -58,6 +63,10 @@ impl Endpoint for XenEndpoint {
 
     fn queue_map(&self) -> &[u16] {
         self.queue_map.workers()
+    }
+
+    fn given(&self) -> Option<&DiskContract> {
+        self.given.as_ref()
     }
 
     fn pairs(&self) -> Vec<Pair> {
@@ -107,6 +116,7 @@ fn take_endpoint(settings: &mut Settings, cpus: &Cpus) -> Result<XenEndpoint, Se
         poll: take_poll(settings, PollPolicy::default())?,
         coalesce: take_coalesce(settings, Coalesce::default())?,
         queue_map: QueueMap::take(settings),
+        given: None,
     })
 }
 
@@ -136,6 +146,16 @@ fn take_attachment(settings: &mut Settings) -> Result<Option<XenAttachment>, Set
         (None, Some(_)) => Err(settings.error("domid", "nothing, but a vdev", "the guest's domain number")),
         (None, None) => Ok(None),
     }
+}
+
+/// Returns the key of what a guest was given of a disk of the configuration.
+pub(super) fn disk_key(id: &str) -> String {
+    format!("xen/disk/{id}")
+}
+
+/// Returns the key of what a guest was given of a device that names no disk of the configuration.
+pub(super) fn device_key(name: &DeviceName) -> String {
+    format!("xen/device/{name}")
 }
 
 /// The heading of the options.

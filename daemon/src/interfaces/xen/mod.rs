@@ -22,11 +22,13 @@ use mqblk_xen_server::Backend;
 use crate::cpus::Cpus;
 use crate::disk_list::{DiskConfig, DiskKeys, Endpoint as _, ServedDisk};
 use crate::interface::{
-    ChangeSource, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition,
-    ProcessKey, ResolveContext, ServedDevice, ServedInterface, StartFailure,
+    ChangeSource, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, IsTaken,
+    ListPosition, ProcessKey, ResolveContext, ServedDevice, ServedInterface, StartFailure,
 };
+use crate::new_disk::NewDisk;
 use crate::out::{Admission, open_all};
 use crate::print::{Pair, Section};
+use crate::resize::ChangeError;
 use crate::resolve::ConfigError;
 use crate::sandbox::FileUse;
 use crate::storage_backends::StorageBackends;
@@ -149,19 +151,15 @@ impl ConfiguredInterface for XenInterfaceConfig {
     fn start(self: Box<Self>, context: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {
         // A configuration with disks has a host.
         let Some(host) = self.host else {
-            return Ok(Arc::new(ServedXen {
-                disks: Vec::new(),
-                pending: RankedMutex::leaf(None),
-                started: OnceLock::new(),
-            }));
+            return Ok(Arc::new(ServedXen::new(Vec::new(), context)));
         };
-        let disks: Vec<XenDiskConfig> = self.disks.into_iter().map(XenDiskConfig::new).collect();
-        let served = ServedXen { disks, pending: RankedMutex::leaf(None), started: OnceLock::new() };
+        let disks = self.disks.into_iter().map(|config| Arc::new(XenDiskConfig::new(config))).collect();
+        let served = ServedXen::new(disks, context);
         if context.stands_by.load(Ordering::SeqCst) {
             // Xenstore already has the devices, which the other process serves: a backend would take them from it.
-            *served.pending.lock() = Some((host, context.clone()));
+            *served.pending.lock() = Some(host);
         } else {
-            served.start(&host, context)?;
+            served.start(&host)?;
         }
         Ok(Arc::new(served))
     }
@@ -169,42 +167,83 @@ impl ConfiguredInterface for XenInterfaceConfig {
 
 /// The disks of the configuration, and the backend, if there is one.
 struct ServedXen {
-    disks: Vec<XenDiskConfig>,
+    context: HostContext,
+    /// The CPUs of the host: the default number of rings.
+    cpus: Cpus,
+    disks: RankedMutex<Vec<Arc<XenDiskConfig>>>,
     /// What the backend is started with, once another process has left the devices.
-    pending: RankedMutex<Option<(XenConfig, HostContext)>>,
+    pending: RankedMutex<Option<XenConfig>>,
     started: OnceLock<StartedXen>,
 }
 
 /// The backend, and the disks of the configuration as it serves them.
 struct StartedXen {
     host: XenHost,
-    served: Vec<(ListPosition, Arc<ServedDisk<XenDisk>>)>,
+    served: RankedMutex<Vec<(ListPosition, Arc<ServedDisk<XenDisk>>)>>,
+}
+
+impl StartedXen {
+    fn list(&self, disk: &XenDiskConfig) {
+        let XenDiskConfig { config: disk, health, queues } = disk;
+        let export = XenDisk::new(self.host.devices(), disk.id.clone(), Arc::clone(queues), disk.storage.clone());
+        self.served.lock().push((disk.position, ServedDisk::new(disk.info(WORD, health), Arc::new(export))));
+    }
 }
 
 impl ServedXen {
+    fn new(disks: Vec<Arc<XenDiskConfig>>, context: &HostContext) -> ServedXen {
+        let (context, cpus) = (context.clone(), Cpus::of_this_host());
+        let (disks, pending) = (RankedMutex::leaf(disks), RankedMutex::leaf(None));
+        ServedXen { context, cpus, disks, pending, started: OnceLock::new() }
+    }
+
+    fn disks(&self) -> Vec<Arc<XenDiskConfig>> {
+        self.disks.lock().clone()
+    }
+
     fn backend(&self) -> Option<&Backend> {
         self.started.get().map(|started| started.host.backend())
     }
 
     /// Starts the backend.
-    fn start(&self, config: &XenConfig, context: &HostContext) -> Result<(), StartFailure> {
-        let host = XenHost::start(config, &self.disks, context)?;
-        let served = self.disks.iter().map(|XenDiskConfig { config: disk, health, queues }| {
-            let export = XenDisk::new(host.devices(), disk.id.clone(), Arc::clone(queues), disk.storage.clone());
-            (disk.position, ServedDisk::new(disk.info(WORD, health), Arc::new(export)))
-        });
-        let served = served.collect();
+    fn start(&self, config: &XenConfig) -> Result<(), StartFailure> {
+        let disks = self.disks();
+        let host = XenHost::start(config, &disks, &self.context)?;
+        let started = StartedXen { host, served: RankedMutex::leaf(Vec::new()) };
+        disks.iter().for_each(|disk| started.list(disk));
         // Called once.
-        let _ = self.started.set(StartedXen { host, served });
+        let _ = self.started.set(started);
         Ok(())
+    }
+
+    /// Serves a disk of the configuration that was not there at the start.
+    fn add(&self, settings: Settings, is_taken: IsTaken<'_>) -> Result<String, ChangeError> {
+        let Some(started) = self.started.get() else {
+            return Err(ChangeError::Failed("no Xen backend is started".to_owned()));
+        };
+        let position = ListPosition::Added(self.disks().len());
+        let NewDisk { config, reservation } =
+            NewDisk::<XenEndpoint>::open(settings, position, &self.context, &self.cpus, is_taken)?;
+        let disk = Arc::new(XenDiskConfig::new(config));
+        started.host.add(&disk).map_err(|error| ChangeError::Failed(error.to_string()))?;
+        let map = disk.queues.get().map;
+        self.context.placement.lock().place(&map.into_iter().map(|worker| worker as u16).collect::<Vec<_>>());
+        reservation.keep();
+        started.list(&disk);
+        let id = disk.config.id.clone();
+        self.disks.lock().push(disk);
+        tracing::info!(disk = id, "disk added");
+        Ok(id)
     }
 }
 
 impl ServedInterface for ServedXen {
     fn devices(&self) -> Vec<(ListPosition, Arc<dyn ServedDevice>)> {
         let Some(StartedXen { host, served }) = self.started.get() else { return Vec::new() };
-        let configured = served.iter().map(|(position, disk)| (*position, Arc::clone(disk) as _));
-        let is_configured = |id: &str| self.disks.iter().any(|disk| disk.config.id == id);
+        let served = served.lock().clone();
+        let disks = self.disks();
+        let configured = served.into_iter().map(|(position, disk)| (position, disk as _));
+        let is_configured = |id: &str| disks.iter().any(|disk| disk.config.id == id);
         let others = host.devices().list().into_iter().filter(|device| !is_configured(&device.id)).enumerate();
         let others = others.map(|(index, device)| {
             (ListPosition::Added(index), ToolstackDevice::served(host.devices(), device, WORD) as _)
@@ -212,12 +251,23 @@ impl ServedInterface for ServedXen {
         configured.chain(others).collect()
     }
 
+    fn add_disk(&self, settings: Settings, is_taken: IsTaken<'_>, source: ChangeSource) -> Result<String, ChangeError> {
+        match source {
+            ChangeSource::Configuration => self.add(settings, is_taken),
+            ChangeSource::RunTime => {
+                let expected =
+                    "one whose disks are added here; those of Xen are configured, or attached by the guest's tools";
+                Err(ChangeError::Setting(settings.error("interface", format!("{WORD:?}"), expected)))
+            }
+        }
+    }
+
     fn publish(&self) -> Result<(), StartFailure> {
         let pending = self.pending.lock().take();
-        if let Some((config, context)) = pending {
-            self.start(&config, &context)?;
+        if let Some(config) = pending {
+            self.start(&config)?;
         }
-        self.started.get().map_or(Ok(()), |started| Ok(started.host.attach(&self.disks)?))
+        self.started.get().map_or(Ok(()), |started| Ok(started.host.attach(&self.disks())?))
     }
 
     fn begin_stop(&self) {
@@ -254,6 +304,6 @@ impl ServedInterface for ServedXen {
     }
 
     fn flush_targets(&self) -> Vec<(String, Arc<AnyDisk>)> {
-        self.disks.iter().map(|disk| disk.config.flush_target()).collect()
+        self.disks().iter().map(|disk| disk.config.flush_target()).collect()
     }
 }

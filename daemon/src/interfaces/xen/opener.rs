@@ -8,9 +8,14 @@ use mqblk_core::settings::Settings;
 use mqblk_engine::{AnyDisk, DiskHealth, ErrorPolicy, PlugOptions, QueueSettings, SharedQueueSettings};
 use mqblk_xen_server::{DeviceName, DiskBacking, Opener, Params, VbdSettings};
 
+use super::WORD;
 use super::config::XenAttachment;
 use super::host::{XenDiskConfig, vbd_settings};
+use super::keys::{device_key, disk_key};
 use crate::config::CacheMode;
+use crate::contract::{ContractRecorder, DeviceContract, DiskContract, KeptContracts, ONLY_DISK};
+use crate::interface::HostContext;
+use crate::out::OutDisks;
 use crate::storage_backends::StorageBackends;
 
 /// A device's exclusive use of a disk of the configuration. Dropping it deactivates the disk and makes it available again.
@@ -34,12 +39,18 @@ struct OfferedDisk {
     settings: VbdSettings,
     queues: Arc<SharedQueueSettings>,
     attachment: Option<XenAttachment>,
+    guests: Arc<ContractRecorder>,
     used_by: Arc<RankedMutex<Option<DeviceName>>>,
 }
 
 impl OfferedDisk {
-    fn new(XenDiskConfig { config: disk, health, queues }: &XenDiskConfig) -> OfferedDisk {
+    fn new(
+        XenDiskConfig { config: disk, health, queues }: &XenDiskConfig,
+        contracts: &Arc<KeptContracts>,
+    ) -> OfferedDisk {
+        let contract = device_contract(disk.endpoint.queues, disk.storage.contract(&[]));
         OfferedDisk {
+            guests: contracts.serve(disk_key(&disk.id), contract),
             disk: Arc::clone(&disk.storage.disk),
             plug: disk.storage.plug,
             health: Arc::clone(health),
@@ -58,13 +69,35 @@ pub(super) struct DiskOpener {
     watch: bool,
     /// Of devices that name no disk.
     default: (VbdSettings, QueueSettings),
-    offered: BTreeMap<String, OfferedDisk>,
+    offered: RankedMutex<BTreeMap<String, Arc<OfferedDisk>>>,
+    /// Devices that name one of these wait until it is offered.
+    out: Arc<OutDisks>,
+    contracts: Arc<KeptContracts>,
     storages: Arc<dyn StorageBackends>,
+}
+
+/// What a guest is given of a device. The number and the size of its rings is in xenstore, with the features.
+fn device_contract(queues: u16, disk: DiskContract) -> DeviceContract {
+    let disks = BTreeMap::from([(ONLY_DISK.to_owned(), disk)]);
+    DeviceContract { interface: WORD.to_owned(), queues, queue_size: 0, disks }
+}
+
+/// Forgets a device that is not served any more and has no guest.
+struct DeviceUse(Arc<ContractRecorder>);
+
+impl Drop for DeviceUse {
+    fn drop(&mut self) {
+        self.0.release();
+    }
 }
 
 impl Opener for DiskOpener {
     fn serves(&self, params: &Params) -> bool {
-        self.watch || matches!(params, Params::Disk(id) if self.offered.contains_key(id))
+        match params {
+            Params::Disk(id) if self.offered.lock().contains_key(id) => true,
+            Params::Disk(id) => self.watch && self.out.find(id).is_none(),
+            Params::File(_) | Params::Null(_) => self.watch,
+        }
     }
 
     fn open(&self, params: &Params, name: &DeviceName, read_only: bool) -> Result<DiskBacking, String> {
@@ -78,7 +111,14 @@ impl Opener for DiskOpener {
         if read_only && kind == "file" {
             settings.insert("readonly", "on").map_err(|error| error.to_string())?;
         }
-        let (disk, _) = self.storages.open(kind, &mut settings).map_err(|error| error.to_string())?;
+        let (key, saved) = (device_key(name), self.contracts.saved());
+        let given = saved.devices().get(&key).and_then(|device| device.disks.get(ONLY_DISK));
+        given.iter().for_each(|given| given.apply_settings(&mut settings, kind));
+        let (disk, resolved) = self.storages.open(kind, &mut settings).map_err(|error| error.to_string())?;
+        let disk = given.map_or(Arc::clone(&disk), |given| given.keep(&name.to_string(), Arc::clone(&disk)));
+        let contract =
+            device_contract(self.default.0.ring_limits.queues, DiskContract::new(kind, &resolved, &*disk, &[]));
+        let guests = self.contracts.serve(key, contract);
         Ok(DiskBacking {
             id: name.to_string(),
             storage: kind.to_owned(),
@@ -87,7 +127,8 @@ impl Opener for DiskOpener {
             health: Arc::new(DiskHealth::new(name.to_string(), ErrorPolicy::default())),
             settings: self.default.0.clone(),
             queues: Arc::new(SharedQueueSettings::new(self.default.1.clone())),
-            guard: Box::new(()),
+            guests: Some(Arc::clone(&guests) as _),
+            guard: Box::new(DeviceUse(guests)),
         })
     }
 }
@@ -97,16 +138,32 @@ impl DiskOpener {
     pub(super) fn new(
         watch: bool,
         default: (VbdSettings, QueueSettings),
-        disks: &[XenDiskConfig],
-        storages: Arc<dyn StorageBackends>,
+        disks: &[Arc<XenDiskConfig>],
+        context: &HostContext,
     ) -> DiskOpener {
-        let offered = disks.iter().map(|disk| (disk.config.id.clone(), OfferedDisk::new(disk))).collect();
-        DiskOpener { watch, default, offered, storages }
+        let offered = RankedMutex::leaf(BTreeMap::new());
+        let (out, storages) = (Arc::clone(&context.out), Arc::clone(&context.storages));
+        let contracts = Arc::clone(&context.contracts);
+        let opener = DiskOpener { watch, default, offered, out, contracts, storages };
+        disks.iter().for_each(|disk| opener.offer(disk));
+        opener
+    }
+
+    /// Offers a disk to devices.
+    pub(super) fn offer(&self, disk: &XenDiskConfig) {
+        let offered = Arc::new(OfferedDisk::new(disk, &self.contracts));
+        self.offered.lock().insert(disk.config.id.clone(), offered);
+    }
+
+    /// Offers a disk no more. No device has it.
+    pub(super) fn withdraw(&self, id: &str) {
+        self.offered.lock().remove(id);
     }
 
     fn open_offered(&self, id: &str, name: &DeviceName) -> Result<DiskBacking, String> {
-        let Some(disk) = self.offered.get(id) else {
-            let ids: Vec<_> = self.offered.keys().map(String::as_str).collect();
+        let offered = self.offered.lock().get(id).cloned();
+        let Some(disk) = offered else {
+            let ids: Vec<_> = self.offered.lock().keys().cloned().collect();
             let ids = if ids.is_empty() { "none" } else { &ids.join(", ") };
             return Err(format!("params: found disk {id:?}, expected one that the daemon offers to Xen guests: {ids}"));
         };
@@ -136,6 +193,7 @@ impl DiskOpener {
             health: Arc::clone(&disk.health),
             settings: disk.settings.clone(),
             queues: Arc::clone(&disk.queues),
+            guests: Some(Arc::clone(&disk.guests) as _),
             guard: Box::new(DiskUse(Arc::clone(&disk.used_by), Arc::clone(&disk.disk))),
         })
     }

@@ -62,6 +62,7 @@ fn default_endpoint() -> XenEndpoint {
         queue_map: QueueMap::from(vec![0, 1, 2, 3]),
         poll: PollPolicy::default(),
         coalesce: Coalesce::default(),
+        given: None,
     }
 }
 
@@ -96,6 +97,7 @@ fn every_key_is_taken() {
         queue_map: want_map,
         poll: PollPolicy::Busy,
         coalesce: Coalesce { delay: Duration::from_micros(5), answers: 6 },
+        given: None,
     };
     assert_eq!(taken, want);
 }

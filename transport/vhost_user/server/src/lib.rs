@@ -46,4 +46,4 @@ pub use memory::SharePolicy;
 pub use prepared::{
     PASSED_PREFIX, adopt, adopt_handed, claim_passed, discard, has as is_prepared, is_passed, make_early, passed_names,
 };
-pub use server::{Frontend, GuestObserver, Server, ServerOptions};
+pub use server::{Frontend, Server, ServerOptions};

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mqblk_core::lock::{LockRank, RankedMutex};
-use mqblk_core::{BudgetUse, DiskSlot, TenantBudget};
+use mqblk_core::{BudgetUse, DiskSlot, GuestObserver, TenantBudget};
 use mqblk_engine::{
     AttachError, Coalesce, Engine, FixedBufferUse, PollPolicy, QueueDisk, QueueId, QueueMove, QueueSettings,
     QueueStats, StatsRegistry, UringContext, WorkerStats,
@@ -60,15 +60,6 @@ pub struct ServerOptions {
     pub standby: bool,
     /// Is told of the device's guests.
     pub guests: Option<Arc<dyn GuestObserver>>,
-}
-
-/// Is told when a guest relies on a device, and when it is gone. May block on a file: called by the device's control thread.
-pub trait GuestObserver: Send + Sync {
-    /// A frontend starts the device's queues: its guest knows the device as it is now.
-    fn arrived(&self);
-
-    /// The frontend has closed its connection, and with it the guest is gone. Not called when this process ends the connection.
-    fn left(&self);
 }
 
 /// A device that listens on its socket. Stopped by [`stop`](Self::stop) or on drop.

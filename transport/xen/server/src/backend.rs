@@ -136,6 +136,12 @@ impl Backend {
         self.shared.device_checks.load(Ordering::Relaxed)
     }
 
+    /// Looks for devices that the opener has not accepted before. Does not wait.
+    pub fn scan(&self) {
+        self.shared.is_scan_due.store(true, Ordering::SeqCst);
+        self.wakeup.signal();
+    }
+
     /// Starts to detach all rings and to close the disks. Does not wait.
     pub fn begin_stop(&self) {
         self.shared.stop_deadline.get_or_init(|| Instant::now() + self.shared.drain_timeout);
@@ -242,6 +248,7 @@ impl Watcher {
             journal_dir: journals,
             registry: DeviceRegistry::default(),
             device_checks: AtomicU64::new(0),
+            is_scan_due: AtomicBool::new(false),
             drain_timeout,
             stop_deadline: OnceLock::new(),
             leaving: LeaveState::default(),
@@ -316,7 +323,12 @@ impl Watcher {
             }
             return;
         };
-        match self.turn(connected) {
+        let is_due = self.shared.is_scan_due.swap(false, Ordering::SeqCst);
+        let scanned = if is_due { self.scan(connected) } else { Ok(()) };
+        if scanned.is_err() {
+            self.shared.is_scan_due.store(true, Ordering::SeqCst);
+        }
+        match scanned.and_then(|()| self.turn(connected)) {
             Ok(pause) => wait(Some(connected), &self.wakeup, pause),
             Err(error) if error.is_lost() => {
                 tracing::error!(%error, "the connection to xenstore is lost: rings continue to be served while it reconnects");

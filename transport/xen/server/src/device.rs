@@ -1,10 +1,11 @@
 //! One device: executes the transitions that `state_machine` decides, on a thread per device.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use mqblk_blkif::{GrantBudget, Vbd, VbdOptions};
+use mqblk_core::GuestObserver;
 use mqblk_core::thread_role::spawn_connector;
 use mqblk_engine::Engine;
 use mqblk_xen::Xen;
@@ -36,6 +37,8 @@ pub(crate) struct BackendShared {
     pub(crate) registry: DeviceRegistry,
     /// Number of device checks, over all devices.
     pub(crate) device_checks: AtomicU64,
+    /// The opener may accept devices that it has not accepted before.
+    pub(crate) is_scan_due: AtomicBool,
     /// How long a stop waits for storage, once for requests in flight and once for flushes.
     pub(crate) drain_timeout: Duration,
     /// When a stop ends its wait for requests in flight; empty before a stop.
@@ -305,6 +308,9 @@ impl Device {
         match effect {
             Effect::DetachRings => {
                 self.detach_rings(shared, shared.journal_dir.as_ref());
+                if let Some(guests) = self.guests() {
+                    guests.left();
+                }
                 return Ok(());
             }
             Effect::CloseStorage => {
@@ -552,7 +558,15 @@ impl Device {
             "rings"
         );
         opened.stats.set_rings(vbd, handles, connect.lock.cloned(), connected_with);
+        // Before the guest reads what the disk is.
+        if let Some(guests) = self.guests() {
+            guests.arrived();
+        }
         Ok(())
+    }
+
+    fn guests(&self) -> Option<&Arc<dyn GuestObserver>> {
+        self.open_disk.as_ref()?.backing.guests.as_ref()
     }
 
     /// Reads the features that the earlier process has offered, which the frontend uses.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_blkif::{GrantMode, PoolScope};
+use mqblk_core::GuestObserver;
 use mqblk_engine::{AnyDisk, DiskHealth, PlugOptions, SharedQueueSettings};
 
 use crate::frontend::RingLimits;
@@ -48,6 +49,8 @@ pub struct DiskBacking {
     pub settings: VbdSettings,
     /// How its rings are served; those past the end of the map are assigned round-robin.
     pub queues: Arc<SharedQueueSettings>,
+    /// Is told of the device's guest.
+    pub guests: Option<Arc<dyn GuestObserver>>,
     /// Dropped when the disk is no longer served.
     pub guard: Box<dyn Any + Send>,
 }

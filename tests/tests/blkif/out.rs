@@ -2,12 +2,16 @@
 
 use mqblk_admin::Client;
 use mqblk_driver::blkfront::BlkfrontOptions;
+use mqblk_driver::blkfront::toolstack::Vbd;
+use mqblk_memory::DomainId;
 use mqblk_tests::blkif::{BlkfrontLoad, SimulatedHost};
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use mqblk_xen::vbd::XenbusState;
 use serde_json::{Value, json};
 
 const BYTES: u64 = 1 << 20;
+/// The number of the device xvda.
+const XVDA: u32 = 51712;
 
 fn call(host: &SimulatedHost, verb: &str, params: &Value) -> Result<Value, String> {
     let connect = || Client::connect_with(&host.folder().join("admin"), TIMEOUT.time()).ok();
@@ -20,8 +24,12 @@ fn is_out(host: &SimulatedHost, id: &str) -> bool {
     list["out"].as_array().expect("a list").iter().any(|disk| disk["id"] == id)
 }
 
-fn a_guest_waits_for_its_disk(watch: &[&str]) {
-    let disk = |id: &str| format!("id={id},interface=xen,queues=1,path=FOLDER/{id}.img");
+/// `vdev`: the keys by which the configuration attaches the disk to the guest; empty: its toolstack does.
+fn a_guest_waits_for_its_disk(vdev: &str, watch: &[&str]) {
+    let disk = |id: &str| {
+        let vdev = if id == "a" { vdev } else { "" };
+        format!("id={id},interface=xen,queues=1,path=FOLDER/{id}.img{vdev}")
+    };
     let arguments = ["--workers", "2", "--sandbox", "on", "--admin", "FOLDER/admin", "--disk", &disk("a"), "--disk"];
     let mut host = SimulatedHost::start(&["--workers", "1", "--disk", "id=none,interface=xen,storage=ram,size=1M"]);
     host.create_image("b.img", BYTES);
@@ -31,8 +39,12 @@ fn a_guest_waits_for_its_disk(watch: &[&str]) {
     let why = call(&host, "disk.retry", &json!({ "id": "a" })).expect_err("it is not there");
     assert!(why.contains("No such file"), "{why}");
 
-    // The toolstack has made the device; the guest is new.
-    let [device, other] = [("xvda", "mqblk:a"), ("xvdb", "mqblk:b")].map(|(vdev, id)| host.create_device(1, vdev, id));
+    // The toolstack has made the device, or the daemon will; the guest is new.
+    let other = host.create_device(1, "xvdb", "mqblk:b");
+    let device = match vdev {
+        "" => host.create_device(1, "xvda", "mqblk:a"),
+        _ => Vbd::new("mqblk", DomainId(1), XVDA, "mqblk:a"),
+    };
     let options = |device| BlkfrontOptions { queues: 1, ..host.frontend_options(device) };
     let mut neighbour = BlkfrontLoad::connect(&options(&other), 100, 1);
     let of_guest = options(&device);
@@ -67,11 +79,16 @@ fn a_guest_waits_for_its_disk(watch: &[&str]) {
 }
 
 #[test]
-fn of_a_guest_that_the_configuration_names() {
-    a_guest_waits_for_its_disk(&[]);
+fn of_a_guest_whose_toolstack_names_it() {
+    a_guest_waits_for_its_disk("", &[]);
 }
 
 #[test]
 fn where_every_device_is_served() {
-    a_guest_waits_for_its_disk(&["--xen-watch"]);
+    a_guest_waits_for_its_disk("", &["--xen-watch"]);
+}
+
+#[test]
+fn where_the_configuration_attaches_it() {
+    a_guest_waits_for_its_disk(",domid=1,vdev=xvda", &[]);
 }

@@ -22,7 +22,7 @@ use crate::disk_list::Endpoint;
 use crate::interface::{ProcessKey, ResolveContext};
 use crate::print::{Pair, number_or_text, string};
 use crate::queues::{MAX_QUEUES, QueueMap, polling_pairs, take_coalesce, take_poll};
-use crate::resolve::take_u16;
+use crate::resolve::{Claim, take_u16};
 use crate::test_keys;
 
 /// Maximum ring size, as the binary logarithm of its pages: Linux' XENBUS_MAX_RING_GRANT_ORDER.
@@ -42,9 +42,9 @@ impl Endpoint for XenEndpoint {
         let mut endpoint = take_endpoint(settings, context.cpus)?;
         let given = context.given.get(&disk_key(id)).filter(|device| device.interface == WORD);
         endpoint.given = given.and_then(|device| device.disks.get(ONLY_DISK)).cloned();
-        if let Some(XenAttachment { domid, devid }) = endpoint.attachment {
+        for (key, value) in endpoint.claims() {
             let owner = settings.subject().rsplit(": ").next().unwrap_or_default().to_owned();
-            context.names.claim(settings, "vdev", &format!("{devid} of domain {domid}"), owner)?;
+            context.names.claim(settings, key, &value, owner)?;
         }
         Ok(endpoint)
     }
@@ -63,6 +63,11 @@ impl Endpoint for XenEndpoint {
 
     fn queue_map(&self) -> &[u16] {
         self.queue_map.workers()
+    }
+
+    fn claims(&self) -> Vec<Claim> {
+        let vdev = |XenAttachment { domid, devid }| ("vdev", format!("{devid} of domain {domid}"));
+        self.attachment.map(vdev).into_iter().collect()
     }
 
     fn given(&self) -> Option<&DiskContract> {

@@ -225,13 +225,17 @@ impl ServedXen {
         let NewDisk { config, reservation } =
             NewDisk::<XenEndpoint>::open(settings, position, &self.context, &self.cpus, is_taken)?;
         let disk = Arc::new(XenDiskConfig::new(config));
-        started.host.add(&disk).map_err(|error| ChangeError::Failed(error.to_string()))?;
-        let map = disk.queues.get().map;
-        self.context.placement.lock().place(&map.into_iter().map(|worker| worker as u16).collect::<Vec<_>>());
-        reservation.keep();
-        started.list(&disk);
         let id = disk.config.id.clone();
-        self.disks.lock().push(disk);
+        // Before a device of it is there, which would be listed as one that no configuration has.
+        self.disks.lock().push(Arc::clone(&disk));
+        if let Err(error) = started.host.add(&disk) {
+            self.disks.lock().retain(|other| other.config.id != id);
+            return Err(ChangeError::Failed(error.to_string()));
+        }
+        started.list(&disk);
+        let map: Vec<u16> = disk.queues.get().map.into_iter().map(|worker| worker as u16).collect();
+        self.context.placement.lock().place(&map);
+        reservation.keep();
         tracing::info!(disk = id, "disk added");
         Ok(id)
     }

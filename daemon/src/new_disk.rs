@@ -27,17 +27,19 @@ impl<E: Endpoint> NewDisk<E> {
         settings: Settings,
         position: ListPosition,
         host: &HostContext,
-        cpus: &Cpus,
         is_taken: IsTaken<'_>,
     ) -> Result<NewDisk<E>, ChangeError> {
         let given = Settings::new(settings.subject());
+        // Asked now: it takes milliseconds, in which a daemon that starts would keep guests waiting.
+        let cpus = Cpus::of_this_host();
         let kinds = host.storages.kinds();
         // Of a disk that was out its guest may still be there.
         let recorded = host.contracts.saved();
         let (mut keys, claims) = {
             let mut names = host.names.lock();
             let keys = names.attempt(|names| {
-                let mut context = ResolveContext { cpus, kinds: &kinds, names, saved: None, given: recorded.devices() };
+                let mut context =
+                    ResolveContext { cpus: &cpus, kinds: &kinds, names, saved: None, given: recorded.devices() };
                 let owner = settings.subject().to_owned();
                 DiskKeys::<E>::take(DiskTable { settings, owner, position }, &mut context)
             })?;

@@ -163,8 +163,12 @@ pub fn queue_settings_pairs(queues: &QueueSettings) -> Vec<Pair> {
 
 /// Returns `queue-map` of queues that are served, with its value.
 pub fn current_map_pair(queues: &QueueSettings) -> Pair {
-    let map: Vec<u16> = queues.map.iter().map(|worker| *worker as u16).collect();
-    map_pair(&map)
+    map_pair(&workers_of(queues))
+}
+
+/// Returns the worker of each queue that is served.
+pub fn workers_of(queues: &QueueSettings) -> Vec<u16> {
+    queues.map.iter().map(|worker| *worker as u16).collect()
 }
 
 /// Takes `queue-map` of a device with `queues` queues. `None`: it was not given.

@@ -11,7 +11,7 @@ use super::{Apply, Keeping, LiveTarget, describe};
 use crate::exclusive::VerbScope;
 use crate::interface::ServedDevice;
 use crate::print::Pair;
-use crate::queues::{QUEUE_MAP, current_map_pair, polling_pairs, take_coalesce, take_poll, take_queue_map};
+use crate::queues::{QUEUE_MAP, current_map_pair, polling_pairs, take_coalesce, take_poll, take_queue_map, workers_of};
 use crate::resize::ChangeError;
 use crate::state::DaemonState;
 
@@ -208,7 +208,7 @@ impl DaemonState {
         }
         device.choose_queue_map();
         let moved = device.move_queue(queue, worker, MOVE_TIMEOUT).map_err(&failed)?;
-        let before: Vec<u16> = queues.map.iter().map(|worker| *worker as u16).collect();
+        let before = workers_of(&queues);
         let moved = match moved {
             QueueMove::Moved => MovedQueue::Moved,
             QueueMove::AtStart => MovedQueue::AtStart,

@@ -101,12 +101,11 @@ fn invalid_queues() {
         (
             "a full pipe as call",
             |t| {
-                let (_reader, writer) = std::io::pipe().expect("a pipe");
+                let (_reader, mut writer) = std::io::pipe().expect("a pipe");
                 rustix::io::ioctl_fionbio(&writer, true).expect("non-blocking");
-                let mut file = writer;
-                while file.write(&[0; 4096]).is_ok() {}
-                rustix::io::ioctl_fionbio(&file, false).expect("blocking");
-                t.send_after_negotiation(m::SET_VRING_CALL, &0_u64.to_ne_bytes(), &[file.as_fd()]);
+                while writer.write(&[0; 4096]).is_ok() {}
+                rustix::io::ioctl_fionbio(&writer, false).expect("blocking");
+                t.send_after_negotiation(m::SET_VRING_CALL, &0_u64.to_ne_bytes(), &[writer.as_fd()]);
             },
             Refused,
         ),

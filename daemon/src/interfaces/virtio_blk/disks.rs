@@ -15,12 +15,12 @@ use mqblk_vhost_user_server::connection_changes;
 use super::disk::BlkDisk;
 use super::saved::{AddedDisk, SavedDisks};
 use super::{BlkEndpoint, BlkStartError, ConfiguredDisk, WORD, serve};
-use crate::cpus::Cpus;
 use crate::disk_list::{DiskConfig, DiskExport as _, Endpoint as _, ServedDisk};
 use crate::flush::flush_all;
 use crate::interface::{ChangeSource, HostContext, IsTaken, ListPosition, ServedDevice, ServedInterface};
 use crate::new_disk::{NewDisk, Reservation};
 use crate::out::OutDisk;
+use crate::queues::workers_of;
 use crate::resize::ChangeError;
 use crate::resolve::Claim;
 
@@ -39,8 +39,6 @@ struct ListedDisk {
 /// All disks, served.
 pub(super) struct ServedDisks {
     host: HostContext,
-    /// The CPUs of the host: the default number of queues.
-    cpus: Cpus,
     disks: RankedMutex<Vec<ListedDisk>>,
     /// How often the table has changed.
     changes: AtomicU64,
@@ -69,10 +67,10 @@ impl ServedDisks {
                 Err(error) => return Err(error),
             }
         }
-        let (host, cpus) = (host.clone(), Cpus::of_this_host());
+        let host = host.clone();
         let table = RankedMutex::new(LockRank::DiskTable, served);
         let saved = RankedMutex::new(LockRank::SavedSection, saved);
-        let disks = ServedDisks { host, cpus, disks: table, changes: AtomicU64::new(0), saved };
+        let disks = ServedDisks { host, disks: table, changes: AtomicU64::new(0), saved };
         // Without what did not fit the configuration.
         disks.save(|_| {});
         Ok(disks)
@@ -103,7 +101,7 @@ impl ServedDisks {
     fn add(&self, settings: Settings, is_taken: IsTaken<'_>, source: ChangeSource) -> Result<String, ChangeError> {
         let given = settings.clone();
         let NewDisk { config, reservation } =
-            NewDisk::<BlkEndpoint>::open(settings, self.next_position(), &self.host, &self.cpus, is_taken)?;
+            NewDisk::<BlkEndpoint>::open(settings, self.next_position(), &self.host, is_taken)?;
         let disk = listed(config, source, &self.host);
         let disk = disk.map_err(|error| ChangeError::Failed(error.to_string()))?;
         self.host.placement.lock().place(&current_map(disk.served.export()));
@@ -215,8 +213,7 @@ impl ServedInterface for ServedDisks {
 
 /// Returns the worker of each queue.
 fn current_map(disk: &BlkDisk) -> Vec<u16> {
-    let map = disk.queue_settings().map(|queues| queues.map).unwrap_or_default();
-    map.into_iter().map(|worker| worker as u16).collect()
+    disk.queue_settings().map(|queues| workers_of(&queues)).unwrap_or_default()
 }
 
 /// Serves a disk. Its claims are the caller's.

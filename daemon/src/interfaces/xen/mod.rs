@@ -28,6 +28,7 @@ use crate::interface::{
 use crate::new_disk::NewDisk;
 use crate::out::{Admission, open_all};
 use crate::print::{Pair, Section};
+use crate::queues::workers_of;
 use crate::resize::ChangeError;
 use crate::resolve::ConfigError;
 use crate::sandbox::FileUse;
@@ -168,8 +169,6 @@ impl ConfiguredInterface for XenInterfaceConfig {
 /// The disks of the configuration, and the backend, if there is one.
 struct ServedXen {
     context: HostContext,
-    /// The CPUs of the host: the default number of rings.
-    cpus: Cpus,
     disks: RankedMutex<Vec<Arc<XenDiskConfig>>>,
     /// What the backend is started with, once another process has left the devices.
     pending: RankedMutex<Option<XenConfig>>,
@@ -192,9 +191,8 @@ impl StartedXen {
 
 impl ServedXen {
     fn new(disks: Vec<Arc<XenDiskConfig>>, context: &HostContext) -> ServedXen {
-        let (context, cpus) = (context.clone(), Cpus::of_this_host());
         let (disks, pending) = (RankedMutex::leaf(disks), RankedMutex::leaf(None));
-        ServedXen { context, cpus, disks, pending, started: OnceLock::new() }
+        ServedXen { context: context.clone(), disks, pending, started: OnceLock::new() }
     }
 
     fn disks(&self) -> Vec<Arc<XenDiskConfig>> {
@@ -223,7 +221,7 @@ impl ServedXen {
         };
         let position = ListPosition::Added(self.disks().len());
         let NewDisk { config, reservation } =
-            NewDisk::<XenEndpoint>::open(settings, position, &self.context, &self.cpus, is_taken)?;
+            NewDisk::<XenEndpoint>::open(settings, position, &self.context, is_taken)?;
         let disk = Arc::new(XenDiskConfig::new(config));
         let id = disk.config.id.clone();
         // Before a device of it is there, which would be listed as one that no configuration has.
@@ -233,8 +231,8 @@ impl ServedXen {
             return Err(ChangeError::Failed(error.to_string()));
         }
         started.list(&disk);
-        let map: Vec<u16> = disk.queues.get().map.into_iter().map(|worker| worker as u16).collect();
-        self.context.placement.lock().place(&map);
+        let workers = workers_of(&disk.queues.get());
+        self.context.placement.lock().place(&workers);
         reservation.keep();
         tracing::info!(disk = id, "disk added");
         Ok(id)

@@ -115,7 +115,10 @@ impl Opener for DiskOpener {
         let given = saved.devices().get(&key).and_then(|device| device.disks.get(ONLY_DISK));
         given.iter().for_each(|given| given.apply_settings(&mut settings, kind));
         let (disk, resolved) = self.storages.open(kind, &mut settings).map_err(|error| error.to_string())?;
-        let disk = given.map_or(Arc::clone(&disk), |given| given.keep(&name.to_string(), Arc::clone(&disk)));
+        let disk = match given {
+            Some(given) => given.keep(&name.to_string(), disk),
+            None => disk,
+        };
         let contract =
             device_contract(self.default.0.ring_limits.queues, DiskContract::new(kind, &resolved, &*disk, &[]));
         let guests = self.contracts.serve(key, contract);

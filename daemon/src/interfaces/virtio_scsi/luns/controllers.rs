@@ -15,6 +15,7 @@ use super::{LunEntry, Luns};
 use crate::cpus::Cpus;
 use crate::flush::flush_all;
 use crate::interface::{ChangeSource, DeviceKeys as _, IsTaken, ResolveContext};
+use crate::queues::workers_of;
 use crate::resize::ChangeError;
 use crate::resolve::{Claim, claimed_error};
 
@@ -203,5 +204,5 @@ impl Luns {
 
 /// Returns the worker of each request queue.
 fn worker_map(controller: &Controller) -> Vec<u16> {
-    controller.queue_settings().map.into_iter().map(|worker| worker as u16).collect()
+    workers_of(&controller.queue_settings())
 }

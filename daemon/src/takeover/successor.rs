@@ -154,12 +154,21 @@ struct PreparedDevice {
     server: Arc<Server>,
 }
 
+impl PreparedDevice {
+    /// Leaves its requests in flight to the successor.
+    fn freeze(&self) -> Result<(), TakeoverError> {
+        self.held.freeze().map_err(|why| TakeoverError::Failed(format!("{:?}: {why}", self.id)))
+    }
+}
+
 /// Devices that have disks together: one process serves them all at each moment.
 struct DeviceGroup {
     disks: HashSet<*const ()>,
     devices: Vec<PreparedDevice>,
     /// When their drain has begun.
     begin: Option<Instant>,
+    /// The log says so.
+    is_waited_for: bool,
 }
 
 /// What the successor has.
@@ -247,7 +256,7 @@ fn by_disks(devices: Vec<PreparedDevice>) -> VecDeque<DeviceGroup> {
     let mut groups: VecDeque<DeviceGroup> = VecDeque::new();
     for device in devices {
         let disks = device.server.disks().iter().map(|disk| Arc::as_ptr(disk).cast()).collect();
-        let mut group = DeviceGroup { disks, devices: vec![device], begin: None };
+        let mut group = DeviceGroup { disks, devices: vec![device], begin: None, is_waited_for: false };
         let (with, without): (Vec<_>, _) = groups.into_iter().partition(|other| !other.disks.is_disjoint(&group.disks));
         groups = without.into();
         for other in with {
@@ -477,37 +486,51 @@ impl Successor {
                 groups.push_back(group);
             }
         }
-        while let Some(DeviceGroup { devices, begin, .. }) = groups.front() {
-            let end = begin.unwrap_or_else(Instant::now) + state.drain_timeout();
-            devices.iter().try_for_each(|device| self.drain_slow(device, end))?;
-            let drained = groups.pop_front();
-            drained.map_or(Ok(()), |group| self.serve_group(group, served, &mut longest))?;
+        // Whichever has drained is next: none waits for another one's storage.
+        loop {
+            let moment = STOP_CHECK / u32::try_from(groups.len().max(1)).unwrap_or(u32::MAX);
+            let Some(group) = groups.front_mut() else { break };
+            match self.drain_slow(group, moment, state.drain_timeout())? {
+                true => groups.pop_front().map_or(Ok(()), |group| self.serve_group(group, served, &mut longest))?,
+                false => groups.rotate_left(1),
+            }
         }
         Ok(longest)
     }
 
-    /// Waits for the requests of a device in flight until `end`, and leaves those that are left to the successor.
+    /// Waits a `moment` for the requests in flight of devices, and leaves those to the successor that are older than `timeout`. Returns true if none
+    /// is left here. What cannot be left is waited for: no process may act on it beside this one.
     ///
     /// # Errors
-    /// When the daemon stops, or some are left that the VMM has no record of.
-    fn drain_slow(&self, device: &PreparedDevice, end: Instant) -> Result<(), TakeoverError> {
-        let failed = |why: String| TakeoverError::Failed(format!("{:?}: {why}", device.id));
-        loop {
-            let next = end.min(Instant::now() + STOP_CHECK);
-            if device.held.wait_drained(next) {
-                return Ok(());
+    /// When the daemon stops, or the successor gives up.
+    fn drain_slow(&self, group: &mut DeviceGroup, moment: Duration, timeout: Duration) -> Result<bool, TakeoverError> {
+        self.alone.check().map_err(TakeoverError::Failed)?;
+        // It says nothing while it waits for the next device, unless it gives up.
+        if self.channel.wait_readable(Duration::ZERO)? {
+            self.channel.receive(SEND_TIMEOUT)?;
+            return Err(TakeoverError::unexpected("a message", "none before the next device"));
+        }
+        let end = Instant::now() + moment;
+        let is_late = group.begin.is_some_and(|begin| begin.elapsed() >= timeout);
+        for device in &group.devices {
+            if device.held.wait_drained(end) {
+                continue;
             }
-            self.alone.check().map_err(failed)?;
-            // It says nothing while it waits for the next device, unless it gives up.
-            if self.channel.wait_readable(Duration::ZERO)? {
-                self.channel.receive(SEND_TIMEOUT)?;
-                return Err(TakeoverError::unexpected("a message", "none before the next device"));
+            if !is_late {
+                return Ok(false);
             }
-            if next == end {
-                leave_disks(&device.id, &device.server)?;
-                return device.held.freeze().map_err(failed);
+            if let Err(why) = leave_disks(&device.id, &device.server).and_then(|()| device.freeze()) {
+                if !group.is_waited_for {
+                    tracing::warn!(
+                        disk = device.id,
+                        "its requests in flight cannot be left to the successor, which waits for them: {why}"
+                    );
+                    group.is_waited_for = true;
+                }
+                return Ok(false);
             }
         }
+        Ok(true)
     }
 
     /// Has the successor serve drained devices, which are in `served` from then on. `longest` becomes the time for which they were served by

@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use tempfile::TempDir;
 use toml::{Table, Value};
 
 mod shared_writes;
 mod stages;
 
-use stages::{Profile, STAGES};
+use stages::{Profile, STAGES, Symbols};
 
 /// How much worse a number may be than the committed one, in percent: the noise of code generation.
 const TOLERANCE_PERCENT: f64 = 3.0;
@@ -37,9 +38,15 @@ const REQUESTS: u32 = 3200;
 /// grants collide is luck.
 const COUNTS: u32 = 3;
 
+/// Where runs of the program put what they find, and what explains it.
+struct Callgrind {
+    folder: TempDir,
+    symbols: Symbols,
+}
+
 /// Returns the instructions executed inside `SteppedWorker::turn` while it serves `requests`, by stage.
-fn instructions(requests: u32, batch: u32, shape: &str, mode: &str, folder: &Path) -> [u64; STAGES.len()] {
-    let out = folder.join("callgrind.out");
+fn instructions(requests: u32, batch: u32, shape: &str, mode: &str, callgrind: &mut Callgrind) -> [u64; STAGES.len()] {
+    let out = callgrind.folder.path().join("callgrind.out");
     let run = Command::new("valgrind")
         .args(["--tool=callgrind", "--toggle-collect=*SteppedWorker*turn*"])
         .args(stages::OPTIONS)
@@ -61,7 +68,7 @@ fn instructions(requests: u32, batch: u32, shape: &str, mode: &str, folder: &Pat
     assert!(total > u64::from(requests) * 50, "{total} instructions for {requests} requests: wrong function counted");
     let profile = Profile::parse(&text);
     assert_eq!(profile.total(), total, "each instruction is counted once");
-    let stages = profile.by_stage(&program());
+    let stages = profile.by_stage(&mut callgrind.symbols);
     for (stage, count) in STAGES.iter().zip(stages) {
         assert!(
             count > 0,
@@ -93,8 +100,9 @@ fn program() -> PathBuf {
 struct PerRequest([f64; STAGES.len()]);
 
 impl PerRequest {
-    fn count(batch: u32, shape: &str, mode: &str, folder: &Path) -> PerRequest {
-        let [once, twice] = [REQUESTS, 2 * REQUESTS].map(|requests| instructions(requests, batch, shape, mode, folder));
+    fn count(batch: u32, shape: &str, mode: &str, callgrind: &mut Callgrind) -> PerRequest {
+        let [once, twice] =
+            [REQUESTS, 2 * REQUESTS].map(|requests| instructions(requests, batch, shape, mode, callgrind));
         let difference = |at: usize| (twice[at] as f64 - once[at] as f64) / f64::from(REQUESTS);
         PerRequest(std::array::from_fn(difference))
     }
@@ -122,6 +130,7 @@ fn rustc() -> String {
 #[cfg_attr(debug_assertions, ignore = "instructions are counted in release builds: cargo test --release")]
 fn instructions_per_request_are_within_the_budget() {
     let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut callgrind = Callgrind { folder, symbols: Symbols::of(&program()) };
     let committed = std::fs::read_to_string(COMMITTED).expect("the committed figures");
     let committed: Table = committed.parse().expect("TOML");
     let mut stdout = std::io::stdout().lock();
@@ -171,10 +180,10 @@ fn instructions_per_request_are_within_the_budget() {
             };
             let before = committed.get(&name).and_then(Value::as_float);
             let too_many = |now: f64| before.is_none_or(|before| now > before * (1.0 + TOLERANCE_PERCENT / 100.0));
-            let mut stages = PerRequest::count(batch, shape, mode, folder.path());
+            let mut stages = PerRequest::count(batch, shape, mode, &mut callgrind);
             for _ in 1..COUNTS {
                 if too_many(stages.total()) {
-                    let again = PerRequest::count(batch, shape, mode, folder.path());
+                    let again = PerRequest::count(batch, shape, mode, &mut callgrind);
                     stages = if again.total() < stages.total() { again } else { stages };
                 }
             }

@@ -116,10 +116,8 @@ impl Profile {
     }
 
     /// Returns the number of instructions of each stage.
-    pub(crate) fn by_stage(&self, program: &Path) -> [u64; STAGES.len()] {
-        let loader = Loader::new(program).expect("the program has debug information");
-        let mut stages =
-            Stages { profile: self, loader, program: program.display().to_string(), entered: HashMap::new() };
+    pub(crate) fn by_stage(&self, symbols: &mut Symbols) -> [u64; STAGES.len()] {
+        let mut stages = Stages { profile: self, symbols, entered: HashMap::new() };
         let mut sums = [0; STAGES.len()];
         for ((context, address), count) in &self.counts {
             let stage = stages.of_context(context);
@@ -129,10 +127,40 @@ impl Profile {
     }
 }
 
-struct Stages<'a> {
-    profile: &'a Profile,
+/// The functions of a program. Each address is looked up once: runs differ in their counts only.
+pub(crate) struct Symbols {
     loader: Loader,
     program: String,
+    /// File and name of the functions at an address, those that are inlined last.
+    functions: HashMap<u64, Vec<(String, String)>>,
+}
+
+impl Symbols {
+    pub(crate) fn of(program: &Path) -> Symbols {
+        let loader = Loader::new(program).expect("the program has debug information");
+        Symbols { loader, program: program.display().to_string(), functions: HashMap::new() }
+    }
+
+    fn at(&mut self, address: u64) -> &[(String, String)] {
+        let Symbols { loader, functions, .. } = self;
+        functions.entry(address).or_insert_with(|| {
+            let mut frames = Vec::new();
+            let mut found = loader.find_frames(address).expect("debug information can be read");
+            while let Some(frame) = found.next().expect("debug information can be read") {
+                let function = frame.function.map(|name| last_word(&name.demangle().expect("UTF-8")).to_owned());
+                let file = frame.location.and_then(|place| place.file).unwrap_or_default().to_owned();
+                frames.push((file, function.unwrap_or_default()));
+            }
+            // The innermost is the first.
+            frames.reverse();
+            frames
+        })
+    }
+}
+
+struct Stages<'a> {
+    profile: &'a Profile,
+    symbols: &'a mut Symbols,
     /// The stage in which each function was called.
     entered: HashMap<Context, usize>,
 }
@@ -155,19 +183,11 @@ impl Stages<'_> {
     }
 
     /// Returns the stage of an address in a function that was called in `stage`.
-    fn at(&self, stage: usize, context: &Context, address: u64) -> usize {
-        if context.0 != self.program {
+    fn at(&mut self, stage: usize, context: &Context, address: u64) -> usize {
+        if context.0 != self.symbols.program {
             return stage;
         }
-        let mut frames = Vec::new();
-        let mut found = self.loader.find_frames(address).expect("debug information can be read");
-        while let Some(frame) = found.next().expect("debug information can be read") {
-            let function = frame.function.map(|name| last_word(&name.demangle().expect("UTF-8")).to_owned());
-            let file = frame.location.and_then(|place| place.file).unwrap_or_default().to_owned();
-            frames.push((file, function.unwrap_or_default()));
-        }
-        // The innermost is the first.
-        frames.iter().rev().fold(stage, |stage, (file, function)| enter(stage, file, function))
+        self.symbols.at(address).iter().fold(stage, |stage, (file, function)| enter(stage, file, function))
     }
 }
 

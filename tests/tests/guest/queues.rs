@@ -34,7 +34,7 @@ fn four_queues_with_four_cpus() -> Result<()> {
         ensure!(after > before, "queue {queue} raised no interrupt for {REQUESTS} reads: {before} then {after}");
     }
 
-    let written = FioJobs::verified_random_writes("/dev/vda", count, 0, 32)
+    let written = FioJobs::verified_random_writes("/dev/vda", count, 0, 8)
         .run(&mut guest, Bound::seconds(150))?
         .must_have_verified()?;
     guest.power_off()?;

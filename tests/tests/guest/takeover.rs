@@ -7,7 +7,10 @@ use mqblk_tests::guest::{
 };
 
 /// Takeovers of each guest; `MQBLK_TAKEOVERS` says otherwise.
-const TAKEOVERS: u32 = 3;
+const TAKEOVERS: u32 = 2;
+
+/// Writes of each disk between two takeovers: each finds some in flight.
+const WRITES: u32 = 100;
 
 fn takeovers() -> Result<u32> {
     match std::env::var("MQBLK_TAKEOVERS") {
@@ -22,10 +25,12 @@ fn take_over(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[String]) 
     for round in 0..takeovers()? {
         daemon.take_over().with_context(|| format!("takeover {round}"))?;
         for looping in &loops {
-            looping.another_pass(guest).with_context(|| format!("round {round}; the daemon:\n{}", daemon.log()))?;
+            let written = looping.wait_for_writes(guest, WRITES);
+            written.with_context(|| format!("round {round}; the daemon:\n{}", daemon.log()))?;
         }
         ensure!(!daemon.log().contains("frontend connected"), "a frontend has connected again:\n{}", daemon.log());
     }
+    // A pass verifies all that it has written, so what was under way, too.
     for looping in loops {
         looping.end(guest)?;
     }

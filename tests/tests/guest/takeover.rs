@@ -9,7 +9,7 @@ use mqblk_tests::guest::{
 /// Takeovers of each guest; `MQBLK_TAKEOVERS` says otherwise.
 const TAKEOVERS: u32 = 2;
 
-/// Writes of each disk between two takeovers: each finds some in flight.
+/// Writes of each disk between two takeovers.
 const WRITES: u32 = 100;
 
 fn takeovers() -> Result<u32> {

@@ -70,7 +70,7 @@ fn detached_attached_rebooted() -> Result<()> {
     FioJobs::verified_random_writes("/dev/xvda", 2, 0, 4).run(&mut guest, Bound::seconds(90))?.must_have_verified()?;
     let sum = guest.must(BEGINNING)?;
 
-    for round in 1..=2 {
+    for round in 1..=3 {
         backend.detach(&mut host, &mut guest, "xvda")?;
         nothing_is_left(&backend, &mut host, guest.id())?;
         backend.attach(&mut host, &mut guest, "xvda", "disk")?;

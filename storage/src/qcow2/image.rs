@@ -43,6 +43,9 @@ pub(super) struct Image {
     /// Requests of workers that go past the library. `None`: there are none.
     direct: Option<Arc<Direct>>,
     pub(super) holder: Mutex<Holder>,
+    /// Whoever has it keeps writes from making their data durable.
+    #[cfg(test)]
+    pub(super) data_syncs: Mutex<()>,
 }
 
 /// What a write does to tables.
@@ -66,7 +69,18 @@ impl Image {
     pub(super) fn new(files: ChainFiles, direct: Option<Direct>) -> Image {
         let (dirty, failed) = (AtomicBool::new(false), AtomicBool::new(false));
         let (loaded, marking, holder) = (RwLock::new(None), Mutex::new(()), Mutex::default());
-        Image { loaded, files, dirty, marking, failed, direct: direct.map(Arc::new), holder }
+        let direct = direct.map(Arc::new);
+        Image {
+            loaded,
+            files,
+            dirty,
+            marking,
+            failed,
+            direct,
+            holder,
+            #[cfg(test)]
+            data_syncs: Mutex::default(),
+        }
     }
 
     fn header(&self) -> &Header {
@@ -160,7 +174,12 @@ impl Image {
         write: impl Fn(&FormatAccess<ImageFile>) -> io::Result<()>,
     ) -> io::Result<()> {
         let is_done = self.change(|loaded| match Image::effect(&loaded.format, at, len) {
-            effect @ WriteEffect::Nothing => self.write_out((at, len), loaded, (effect, None), &write).map(|()| true),
+            effect @ WriteEffect::Nothing => {
+                if loaded.order.waits() {
+                    loaded.tables.wait_for_changes();
+                }
+                self.write_out((at, len), loaded, (effect, None), &write).map(|()| true)
+            }
             effect @ WriteEffect::Allocates if !loaded.has_failed.load(Ordering::Acquire) => {
                 let change = Some(loaded.tables.begin());
                 self.write_out((at, len), loaded, (effect, change), &write).map(|()| true)
@@ -187,7 +206,7 @@ impl Image {
         let Loaded { format, tables, order, .. } = loaded;
         let done = write(format).and_then(|()| match effect {
             WriteEffect::Nothing => Ok(()),
-            _ => order.data_first(effect == WriteEffect::FillsZeroes, || self.sync_files()),
+            _ => order.data_first(effect == WriteEffect::FillsZeroes, || self.sync_data()),
         });
         if done.is_err() {
             loaded.has_failed.store(true, Ordering::Release);
@@ -196,7 +215,7 @@ impl Image {
         let found = self.direct.as_ref().map(|direct| direct.look_up(format, at, len, true));
         let in_file = match change.is_none() && tables.is_written() {
             true => Ok(()),
-            false => tables.write_entries(self.file(), self.header(), format, (at, len)),
+            false => tables.write_entries(self.file(), self.header(), format, (at, len), change.as_ref()),
         };
         if in_file.is_ok() {
             change.into_iter().for_each(TableChange::end);
@@ -374,6 +393,13 @@ impl Image {
     fn sync_files(&self) -> io::Result<()> {
         // The library's own sync would keep all other requests waiting.
         self.data().into_iter().chain([self.file()]).try_for_each(File::sync_data)
+    }
+
+    /// As [`sync_files`](Self::sync_files), before an entry.
+    fn sync_data(&self) -> io::Result<()> {
+        #[cfg(test)]
+        drop(self.data_syncs.lock());
+        self.sync_files()
     }
 
     /// Keeps all requests waiting that need the library.

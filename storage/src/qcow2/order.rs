@@ -106,13 +106,18 @@ impl DataOrder {
         self.waits.store(true, Ordering::Relaxed);
     }
 
+    /// Returns true if the data of a write has to be durable before its entry is in the file.
+    pub(super) fn waits(&self) -> bool {
+        self.waits.load(Ordering::Relaxed)
+    }
+
     /// Makes the data of a write durable, before its entry is written, if that is needed. `fills`: a cluster of zeroes gets data, which may be one
     /// that has its old data still.
     ///
     /// # Errors
     /// As `sync`.
     pub(super) fn data_first(&self, fills: bool, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
-        if fills || self.waits.load(Ordering::Relaxed) { self.syncs.run(sync) } else { Ok(()) }
+        if fills || self.waits() { self.syncs.run(sync) } else { Ok(()) }
     }
 }
 

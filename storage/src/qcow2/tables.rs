@@ -6,11 +6,14 @@
 //!
 //! The library writes whole tables, and only when it is told to; a write needs a few entries. They are written here, as the library has them in
 //! memory. An entry never changes while others share the image, except from none to its cluster, so it may be written twice. It must not be
-//! overwritten by a table that the library copied before it was made:
+//! overwritten by a table that the library copied before it was made, nor be in the file before its data is on the disk, where that matters
+//! (`order.rs`): a change has the tables from before the library makes it until its data and then its entry are where they have to be. Whoever
+//! has all tables written, or relies on an entry that another one's change may just have made, waits for the changes that have begun.
+//!
 //!
 //! | the library writes a table | what keeps it from being older than entries in the file |
 //! |---|---|
-//! | when it is told to flush | entries wait meanwhile (`whole`) |
+//! | when it is told to flush | changes wait meanwhile, and it waits for them (`whole`) |
 //! | to make room in its cache | only one that nobody changes, with its place in the cache locked: the copy has all entries that were made |
 //! | before the first allocation after clusters were freed | what frees has the image alone, and leaves no table unwritten; what is changed without an allocation (zero clusters that have space) has it alone, too, and so has every change once one has failed, which frees what it had |
 
@@ -18,7 +21,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use imago::file::File as ImageFile;
 use imago::{FormatAccess, Mapping};
@@ -38,26 +41,37 @@ const ENTRY: u64 = 8;
 pub(super) struct TableWriter {
     /// Changes that may be in memory only.
     unwritten: AtomicU64,
-    /// Whoever writes entries shares it, whoever has the library write tables has it alone.
+    /// A change shares it, whoever has the library write tables has it alone.
     whole: RwLock<()>,
 }
 
-/// A change that may be in memory only, until its end. One that is dropped is for ever.
+/// A change that may be in memory only, until its end. The entries of one that is dropped never get there by themselves.
 #[must_use = "the change is in memory only"]
-pub(super) struct TableChange<'a>(&'a TableWriter);
+pub(super) struct TableChange<'a> {
+    writer: &'a TableWriter,
+    _shared: RwLockReadGuard<'a, ()>,
+}
 
 impl TableChange<'_> {
     /// The change is in the file.
     pub(super) fn end(self) {
-        self.0.unwritten.fetch_sub(1, Ordering::SeqCst);
+        self.writer.unwritten.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 impl TableWriter {
     /// Begins a change. Called before the library makes it, so that nobody sees it and takes it for written.
     pub(super) fn begin(&self) -> TableChange<'_> {
+        let shared = self.whole.read().unwrap_or_else(PoisonError::into_inner);
         self.unwritten.fetch_add(1, Ordering::SeqCst);
-        TableChange(self)
+        TableChange { writer: self, _shared: shared }
+    }
+
+    /// Waits until what others have changed so far is in the file, if it can be.
+    pub(super) fn wait_for_changes(&self) {
+        if !self.is_written() {
+            drop(self.whole.write().unwrap_or_else(PoisonError::into_inner));
+        }
     }
 
     /// Returns true if all that the caller has seen in the tables is in the file.
@@ -75,6 +89,7 @@ impl TableWriter {
     }
 
     /// Writes the entries of the clusters of a range that the image itself has, as far as they are made. Called by who shares the image.
+    /// `change`: what has made them, if it was the caller.
     ///
     /// # Errors
     /// When the file cannot be read or written, or its tables are not those of the library.
@@ -84,8 +99,12 @@ impl TableWriter {
         header: &Header,
         format: &FormatAccess<ImageFile>,
         (at, len): (u64, u64),
+        change: Option<&TableChange<'_>>,
     ) -> io::Result<()> {
-        let _shared = self.whole.read().unwrap_or_else(PoisonError::into_inner);
+        let _shared = match change {
+            Some(_) => None,
+            None => Some(self.whole.read().unwrap_or_else(PoisonError::into_inner)),
+        };
         let (cluster, in_table) = (header.cluster(), header.cluster() / ENTRY);
         let l1 = read_entry(file, L1_OFFSET_AT)?;
         let (mut next, end) = (at / cluster, (at + len).div_ceil(cluster));

@@ -2,13 +2,15 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use mqblk_core::{ByteLen, Disk, Op, Outcome};
+use mqblk_core::{ByteLen, ByteOffset, Disk, Op, Outcome};
 use mqblk_uring::{FixedBufferUse, UringContext};
 use tempfile::TempDir;
 
 use super::create::create_overlay;
 use super::header::Header;
+use crate::blocking::BlockingStorage as _;
 use crate::conformance::{TestRequest, TestTarget, TestWorker, cancel, run};
 use crate::host_images::HostImages;
 
@@ -406,6 +408,19 @@ fn tables_that_would_lead_a_write_elsewhere_are_refused() {
     assert_eq!(read_one(disk.as_ref(), 0, 512), [1; 512]);
 }
 
+fn load(path: &Path) -> super::image::Image {
+    let mut given = mqblk_core::settings::Settings::new("disk \"a\"");
+    given.insert("path", text(path)).unwrap();
+    let opener: Arc<dyn mqblk_core::ImageOpener> = Arc::new(HostImages);
+    let named = super::access::NamedFiles::Allow;
+    let chain = super::chain::ChainOpener { settings: &given, opener: &opener, named: &named, lock: true };
+    let files = chain.open(path, false).unwrap();
+    let direct = files.direct().unwrap();
+    let image = super::image::Image::new(files, direct);
+    image.load().unwrap();
+    image
+}
+
 #[test]
 fn a_panic_of_the_library_fails_the_disk_and_nothing_else() {
     let (_dir, path) = plain(MIB);
@@ -414,15 +429,7 @@ fn a_panic_of_the_library_fails_the_disk_and_nothing_else() {
     write_one(disk.as_ref(), 0, 4096, 4);
     disk.sync().unwrap();
     drop(disk);
-    let mut given = mqblk_core::settings::Settings::new("disk \"a\"");
-    given.insert("path", text(&path)).unwrap();
-    let opener: Arc<dyn mqblk_core::ImageOpener> = Arc::new(HostImages);
-    let named = super::access::NamedFiles::Allow;
-    let chain = super::chain::ChainOpener { settings: &given, opener: &opener, named: &named, lock: true };
-    let files = chain.open(&path, false).unwrap();
-    let direct = files.direct().unwrap();
-    let image = super::image::Image::new(files, direct);
-    image.load().unwrap();
+    let image = load(&path);
     image.panics_for_tests();
     assert!(image.size().is_err(), "all requests fail");
     assert!(image.close().is_err());
@@ -449,4 +456,48 @@ fn a_completed_write_is_in_the_file() {
             assert_eq!(read_one(copied.as_ref(), at, 1024), [number; 1024], "{aio}: {at}");
         }
     }
+}
+
+/// Returns the entry of a cluster in the file of an image of one table; 0: none.
+fn entry(path: &Path, cluster: u64) -> u64 {
+    let file = File::open(path).unwrap();
+    let read = |at| {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, at).unwrap();
+        u64::from_be_bytes(bytes)
+    };
+    match read(read(40)) & 0x00ff_ffff_ffff_fe00 {
+        0 => 0,
+        table => read(table + 8 * cluster),
+    }
+}
+
+/// A power cut may keep the entry and lose what was copied of the backing file, also when it was not the writer who wrote the entry.
+#[test]
+fn nobody_writes_the_entry_of_data_that_is_not_durable() {
+    const CLUSTER: u64 = 1 << 16;
+    let (_dir, path) = overlay(8 * MIB);
+    let image = Arc::new(load(&path));
+    image.write_at(&[1; 512], ByteOffset(0)).unwrap();
+    assert!(entry(&path, 0) != 0 && entry(&path, 1) == 0);
+    let kept = image.data_syncs.lock().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| image.write_at(&[2; 512], ByteOffset(CLUSTER)).unwrap());
+        let is_written = || std::fs::read(&path).unwrap().chunks(512).any(|sector| sector == [2; 512]);
+        while !is_written() {
+            std::thread::yield_now();
+        }
+        // Its cluster has its place in memory, or gets it just now.
+        scope.spawn(|| image.write_at(&[3; 512], ByteOffset(CLUSTER + 4096)).unwrap());
+        scope.spawn(|| image.flush().unwrap());
+        for _ in 0..50 {
+            assert_eq!(entry(&path, 1), 0, "the data is in the host's memory only");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        drop(kept);
+    });
+    assert_ne!(entry(&path, 1), 0);
+    let mut bytes = [0; 8192];
+    image.read_at(&mut bytes, ByteOffset(CLUSTER)).unwrap();
+    assert_eq!((bytes[0], bytes[512], bytes[4096], bytes[4608]), (2, 0xb5, 3, 0xb5));
 }

@@ -155,9 +155,17 @@ struct PreparedDevice {
 }
 
 impl PreparedDevice {
+    fn failed(&self, why: String) -> TakeoverError {
+        TakeoverError::Failed(format!("{:?}: {why}", self.id))
+    }
+
     /// Leaves its requests in flight to the successor.
-    fn freeze(&self) -> Result<(), TakeoverError> {
-        self.held.freeze().map_err(|why| TakeoverError::Failed(format!("{:?}: {why}", self.id)))
+    ///
+    /// # Errors
+    /// If one of its disks or its VMM cannot leave them.
+    fn leave_requests(&self) -> Result<(), String> {
+        leave_disks(&self.server)?;
+        self.held.freeze()
     }
 }
 
@@ -239,16 +247,16 @@ fn hand_over(state: &Arc<DaemonState>, successor: Successor, offer: (Offer, Vec<
 /// If its storage cannot be left so.
 fn leave_behind(id: &str, server: &Server, why: &str) -> Result<(), TakeoverError> {
     tracing::error!(disk = id, "left to the successor as by a crash: {why}");
-    leave_disks(id, server)
+    leave_disks(server).map_err(|why| TakeoverError::Failed(format!("{id:?}: {why}")))
 }
 
 /// Leaves the disks of a device to the successor.
 ///
 /// # Errors
 /// If one cannot be left, with what is in flight.
-fn leave_disks(id: &str, server: &Server) -> Result<(), TakeoverError> {
+fn leave_disks(server: &Server) -> Result<(), String> {
     let left = server.disks().iter().try_for_each(|disk| disk.leave());
-    left.map_err(|why| TakeoverError::Failed(format!("{id:?}: its storage {why}")))
+    left.map_err(|why| format!("its storage {why}"))
 }
 
 /// Groups devices by the disks that they have together.
@@ -487,12 +495,14 @@ impl Successor {
             }
         }
         // Whichever has drained is next: none waits for another one's storage.
-        loop {
-            let moment = STOP_CHECK / u32::try_from(groups.len().max(1)).unwrap_or(u32::MAX);
-            let Some(group) = groups.front_mut() else { break };
-            match self.drain_slow(group, moment, state.drain_timeout())? {
-                true => groups.pop_front().map_or(Ok(()), |group| self.serve_group(group, served, &mut longest))?,
-                false => groups.rotate_left(1),
+        while let Some(mut group) = groups.pop_front() {
+            let moment = STOP_CHECK.div_f64(groups.len() as f64 + 1.0);
+            match self.drain_slow(&mut group, moment, state.drain_timeout()) {
+                Ok(true) => self.serve_group(group, served, &mut longest)?,
+                drained => {
+                    groups.push_back(group);
+                    drained?;
+                }
             }
         }
         Ok(longest)
@@ -519,7 +529,7 @@ impl Successor {
             if !is_late {
                 return Ok(false);
             }
-            if let Err(why) = leave_disks(&device.id, &device.server).and_then(|()| device.freeze()) {
+            if let Err(why) = device.leave_requests() {
                 if !group.is_waited_for {
                     tracing::warn!(
                         disk = device.id,
@@ -542,7 +552,8 @@ impl Successor {
         longest: &mut Duration,
     ) -> Result<(), TakeoverError> {
         let begin = group.begin.unwrap_or_else(Instant::now);
-        let left = group.devices.iter().try_for_each(|device| leave_disks(&device.id, &device.server));
+        let left =
+            group.devices.iter().try_for_each(|device| leave_disks(&device.server).map_err(|why| device.failed(why)));
         let result = left.and_then(|()| {
             group.devices.iter().try_for_each(|device| {
                 self.serve(device)?;
@@ -556,8 +567,7 @@ impl Successor {
 
     /// Has the successor serve a drained device.
     fn serve(&self, device: &PreparedDevice) -> Result<(), TakeoverError> {
-        let failed = |why: String| TakeoverError::Failed(format!("{:?}: {why}", device.id));
-        let positions = device.held.positions().map_err(failed)?;
+        let positions = device.held.positions().map_err(|why| device.failed(why))?;
         self.send(&Message::Serve { device: device.id.clone(), positions }, &[])?;
         match self.wait_done() {
             // It has ended this frontend's connection, and goes on.

@@ -13,14 +13,17 @@ pub mod fault;
 pub mod file;
 pub mod host_images;
 mod lock_mode;
+#[cfg(feature = "nbd")]
 pub mod nbd;
 pub mod null;
 pub mod observers;
+#[cfg(feature = "qcow2")]
 pub mod qcow2;
 pub mod ram;
 pub mod rbd;
 pub mod registry;
 mod remote_requests;
+#[cfg(any(feature = "nbd", feature = "qcow2"))]
 mod zeroes;
 
 pub use registry::{TEST_KINDS, backend_names, backend_of_path, open, open_with};

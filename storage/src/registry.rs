@@ -12,11 +12,13 @@ use crate::host_images::HostImages;
 type Opener = fn(&mut Settings, &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError>;
 
 /// Name, opener, and the schemes of `path` that choose the backend.
-#[rustfmt::skip] // one line each
+#[rustfmt::skip] // one line each, below its feature
 const BACKENDS: &[(&str, Opener, &[&str])] = &[
     ("file", crate::file::open, &[]),
+    #[cfg(feature = "nbd")]
     ("nbd", crate::nbd::open, &["nbd", "nbds", "nbd+unix", "nbds+unix"]),
     ("null", crate::null::open, &[]),
+    #[cfg(feature = "qcow2")]
     ("qcow2", crate::qcow2::open, &[]),
     ("ram", crate::ram::open, &[]),
     ("rbd", crate::rbd::open, &["rbd"]),

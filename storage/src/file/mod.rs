@@ -39,6 +39,8 @@ mod accessed;
 mod channel;
 mod format;
 mod host;
+#[cfg(feature = "qcow2")]
+mod host_file;
 mod inflight;
 mod inline;
 pub(crate) mod lock;
@@ -49,24 +51,25 @@ mod small_blocks;
 mod threaded;
 mod threads;
 
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use lock::set_sharing;
 pub use lock_users::Sharing;
 use mqblk_core::settings::Settings;
 use mqblk_core::{
-    BlockSize, ByteLen, ByteOffset, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageAccess, ImageOpener,
-    Limits, OpenImage,
+    ByteLen, ByteOffset, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageAccess, ImageOpener, Limits,
+    OpenImage,
 };
 use mqblk_uring::UringContext;
 
 use crate::admission::{self, DiskSize};
 use crate::blocking::BlockingThreads;
 pub(crate) use channel::FileChannel;
+#[cfg(feature = "qcow2")]
+pub(crate) use host_file::HostFile;
 use lock::ImageLock;
 use small_blocks::SmallBlocks;
 use threads::FileCalls;
@@ -156,61 +159,6 @@ struct Alignment {
     memory: u32,
     /// Of file offsets, and of the length of each memory segment.
     offset: u32,
-}
-
-/// The size of a file whose end is nobody's concern here.
-const UNBOUNDED: ByteLen = ByteLen(1 << 62);
-
-/// A file of an image of another format. The format's backend knows what is where, and gives channels offsets of the file. Through the host's
-/// page cache; opened, and locked, by the backend.
-#[derive(Debug)]
-pub(crate) struct HostFile(Arc<OpenFile>);
-
-impl HostFile {
-    /// Takes an open file. `None`: its file system cannot be asked for what it can do without waiting, so that a worker should not ask it.
-    ///
-    /// # Errors
-    /// When the host does not say what it is, or refuses a descriptor.
-    pub(crate) fn new(path: &Path, file: &File, read_only: bool) -> io::Result<Option<HostFile>> {
-        let Ok(kind) = host::file_kind(file)? else { return Ok(None) };
-        if kind == FileKind::Regular && !host::has_nowait(file) {
-            return Ok(None);
-        }
-        Ok(Some(HostFile(Arc::new(OpenFile {
-            path: path.to_owned(),
-            fd: Arc::new(file.try_clone()?.into()),
-            geometry: admission::plain_geometry(UNBOUNDED, BlockSize::B512, read_only),
-            size: Arc::new(DiskSize::new(UNBOUNDED)),
-            kind,
-            direct: None,
-            uses_threads: false,
-            unmap: false,
-            discard: None,
-            small_blocks: None,
-            locked: false,
-        }))))
-    }
-
-    /// Returns how long it is now.
-    ///
-    /// # Errors
-    /// When the host does not say.
-    pub(crate) fn len(&self) -> io::Result<ByteLen> {
-        Ok(host::size(&self.0.fd, self.0.kind)?)
-    }
-
-    /// Releases the locks that its owner has taken.
-    pub(crate) fn unlock(&self) {
-        lock::unlock_closed(&self.0.fd);
-    }
-
-    /// Opens a worker's channel, for reads and writes.
-    ///
-    /// # Errors
-    /// When the host refuses memory, or does not say how long the file is.
-    pub(crate) fn open_channel(&self, context: &mut UringContext) -> io::Result<FileChannel> {
-        FileChannel::new(Arc::clone(&self.0), self.len()?, context)
-    }
 }
 
 struct FileDisk {

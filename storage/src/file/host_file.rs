@@ -1,0 +1,68 @@
+//! A file of an image of another format, for that format's backend.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use mqblk_core::{BlockSize, ByteLen};
+use mqblk_uring::UringContext;
+
+use super::channel::FileChannel;
+use super::{FileKind, OpenFile, host, lock};
+use crate::admission::{self, DiskSize};
+
+/// The size of a file whose end is nobody's concern here.
+const UNBOUNDED: ByteLen = ByteLen(1 << 62);
+
+/// A file of an image of another format. The format's backend knows what is where, and gives channels offsets of the file. Through the host's
+/// page cache; opened, and locked, by the backend.
+#[derive(Debug)]
+pub(crate) struct HostFile(Arc<OpenFile>);
+
+impl HostFile {
+    /// Takes an open file. `None`: its file system cannot be asked for what it can do without waiting, so that a worker should not ask it.
+    ///
+    /// # Errors
+    /// When the host does not say what it is, or refuses a descriptor.
+    pub(crate) fn new(path: &Path, file: &File, read_only: bool) -> io::Result<Option<HostFile>> {
+        let Ok(kind) = host::file_kind(file)? else { return Ok(None) };
+        if kind == FileKind::Regular && !host::has_nowait(file) {
+            return Ok(None);
+        }
+        Ok(Some(HostFile(Arc::new(OpenFile {
+            path: path.to_owned(),
+            fd: Arc::new(file.try_clone()?.into()),
+            geometry: admission::plain_geometry(UNBOUNDED, BlockSize::B512, read_only),
+            size: Arc::new(DiskSize::new(UNBOUNDED)),
+            kind,
+            direct: None,
+            uses_threads: false,
+            unmap: false,
+            discard: None,
+            small_blocks: None,
+            locked: false,
+        }))))
+    }
+
+    /// Returns how long it is now.
+    ///
+    /// # Errors
+    /// When the host does not say.
+    pub(crate) fn len(&self) -> io::Result<ByteLen> {
+        Ok(host::size(&self.0.fd, self.0.kind)?)
+    }
+
+    /// Releases the locks that its owner has taken.
+    pub(crate) fn unlock(&self) {
+        lock::unlock_closed(&self.0.fd);
+    }
+
+    /// Opens a worker's channel, for reads and writes.
+    ///
+    /// # Errors
+    /// When the host refuses memory, or does not say how long the file is.
+    pub(crate) fn open_channel(&self, context: &mut UringContext) -> io::Result<FileChannel> {
+        FileChannel::new(Arc::clone(&self.0), self.len()?, context)
+    }
+}

@@ -6,7 +6,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use mqblk_core::ByteLen;
-use rand::Rng;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use rustix::fs::OFlags;
 
 use crate::BenchError;
@@ -72,10 +73,11 @@ impl ScratchFile {
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&path).map_err(failed)?;
         let scratch = ScratchFile { path: path.clone() };
         // Random, so that no layer below compresses it or finds its blocks equal.
+        let mut random = SmallRng::from_rng(&mut rand::rng());
         let mut chunk = vec![0; CHUNK];
         let count = size.0 / CHUNK as u64;
         for at in 0..count {
-            rand::rng().fill_bytes(&mut chunk);
+            random.fill_bytes(&mut chunk);
             file.write_all(&chunk).map_err(failed)?;
             if !go_on((at + 1) as f64 / count as f64) {
                 break;

@@ -440,7 +440,8 @@ impl<P: DeviceQueues> CrashLoad<P> {
         let Slot { data, canary, .. } = self.slots[slot];
         let mut bytes = vec![0; canary];
         self.memory.read(data, &mut bytes).expect("data memory");
-        if let Some(at) = bytes.iter().position(|byte| *byte != CANARY) {
+        if bytes != vec![CANARY; canary] {
+            let at = bytes.iter().position(|byte| *byte != CANARY).expect("they differ");
             let id = self.slots[slot].id;
             panic!(
                 "{}: byte {at} of {canary} was written after request {id} was answered: {:#x}",

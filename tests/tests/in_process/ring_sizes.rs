@@ -15,7 +15,8 @@ use mqblk_engine::{
 };
 use mqblk_memory::{Buffer, GuestAddress, GuestMemory};
 use mqblk_tests::stepped_scsi::logical_unit;
-use mqblk_vhost_user_server::{Server, ServerOptions, SocketAccess};
+use mqblk_vhost_user_devices::serve_scsi;
+use mqblk_vhost_user_server::{ServerOptions, SocketAccess};
 use mqblk_virtio_scsi::{LunAddress, ScsiOptions, VirtioScsi};
 
 use mqblk_tests::in_process::{Plan, Rig, disk};
@@ -266,7 +267,7 @@ fn with_scsi(kind: RingKind, size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, te
         standby: false,
         guests: None,
     };
-    let server = Server::start(device, serve).expect("the socket can be made");
+    let server = serve_scsi(device, serve).expect("the socket can be made");
     let mut device = virtio_scsi::ScsiController::connect(&virtio_scsi::ScsiConnectOptions {
         queue_size: size,
         packed: kind.packed,

@@ -21,6 +21,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("rbd", &["uring"]),
     ("storage", &["core", "memory", "uring", "rbd"]),
     ("transport/server", &["core", "memory", "ring", "engine", "guest", "transport/client", "transport/simulation"]),
+    ("transport/devices", &["guest", "transport/server"]),
     ("transport/client", &["core", "memory", "ring", "transport/nodes"]),
     ("transport/nodes", &["core", "memory"]),
     ("transport/simulation", &["core", "memory", "transport/client"]),
@@ -30,7 +31,18 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("metrics", &["core", "admin"]),
     (
         "daemon",
-        &["core", "memory", "engine", "guest", "storage", "transport/server", "transport/client", "admin", "metrics"],
+        &[
+            "core",
+            "memory",
+            "engine",
+            "guest",
+            "storage",
+            "transport/server",
+            "transport/devices",
+            "transport/client",
+            "admin",
+            "metrics",
+        ],
     ),
     (
         "cli",

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{QueueDisk, QueuePlacement};
-use mqblk_vhost_user_server::{Server, SocketError};
+use mqblk_vhost_user_devices::serve_blk;
+use mqblk_vhost_user_server::SocketError;
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
 use crate::config::CacheMode;
@@ -240,7 +241,6 @@ fn serve(disk: DiskConfig<BlkEndpoint>, host: &HostContext) -> Result<Arc<Served
     let disks = BTreeMap::from([(ONLY_DISK.to_owned(), storage.contract(&[]))]);
     let guests = endpoint.record_guests(WORD, disks, host);
     let options = endpoint.server_options(&id, vec![queue_disk], &guests, host);
-    let server =
-        Server::start(Arc::clone(&device), options).map_err(|source| BlkStartError { id: id.clone(), source })?;
+    let server = serve_blk(Arc::clone(&device), options).map_err(|source| BlkStartError { id: id.clone(), source })?;
     Ok(ServedDisk::new(info, Arc::new(BlkDisk::new(id, device, storage, server, guests))))
 }

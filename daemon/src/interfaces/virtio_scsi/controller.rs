@@ -13,6 +13,7 @@ use mqblk_engine::{
 };
 use mqblk_scsi::reservation::{FileReservationStore, LoginError, Reservations};
 use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions, Nexus};
+use mqblk_vhost_user_devices::serve_scsi;
 use mqblk_vhost_user_server::{Frontend, Server, SocketError};
 use mqblk_virtio_scsi::{FIXED_QUEUES, LunAddress, LunInUse, ScsiOptions, VirtioScsi};
 
@@ -260,7 +261,7 @@ impl Controller {
         options.host_state = Some(Arc::clone(&migration) as _);
         tracing::info!(controller = %id, luns = luns.len(), queues = endpoint.queues, poll = %endpoint.poll, "serving");
         let refused = |source| ControllerError::Socket { id: id.clone(), source };
-        let server = Server::start(Arc::clone(&device), options).map_err(refused)?;
+        let server = serve_scsi(Arc::clone(&device), options).map_err(refused)?;
         Ok(Controller {
             number,
             id: id.clone(),

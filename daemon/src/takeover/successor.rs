@@ -155,10 +155,6 @@ struct PreparedDevice {
 }
 
 impl PreparedDevice {
-    fn failed(&self, why: String) -> TakeoverError {
-        TakeoverError::Failed(format!("{:?}: {why}", self.id))
-    }
-
     /// Leaves its requests in flight to the successor.
     ///
     /// # Errors
@@ -241,13 +237,18 @@ fn hand_over(state: &Arc<DaemonState>, successor: Successor, offer: (Offer, Vec<
     }
 }
 
+/// Returns why a device cannot be handed over.
+fn failed(id: &str, why: &str) -> TakeoverError {
+    TakeoverError::Failed(format!("{id:?}: {why}"))
+}
+
 /// Leaves a device to the successor as by a crash: it ends with this process.
 ///
 /// # Errors
 /// If its storage cannot be left so.
 fn leave_behind(id: &str, server: &Server, why: &str) -> Result<(), TakeoverError> {
     tracing::error!(disk = id, "left to the successor as by a crash: {why}");
-    leave_disks(server).map_err(|why| TakeoverError::Failed(format!("{id:?}: {why}")))
+    leave_disks(server).map_err(|why| failed(id, &why))
 }
 
 /// Leaves the disks of a device to the successor.
@@ -552,8 +553,10 @@ impl Successor {
         longest: &mut Duration,
     ) -> Result<(), TakeoverError> {
         let begin = group.begin.unwrap_or_else(Instant::now);
-        let left =
-            group.devices.iter().try_for_each(|device| leave_disks(&device.server).map_err(|why| device.failed(why)));
+        let left = group
+            .devices
+            .iter()
+            .try_for_each(|device| leave_disks(&device.server).map_err(|why| failed(&device.id, &why)));
         let result = left.and_then(|()| {
             group.devices.iter().try_for_each(|device| {
                 self.serve(device)?;
@@ -567,7 +570,7 @@ impl Successor {
 
     /// Has the successor serve a drained device.
     fn serve(&self, device: &PreparedDevice) -> Result<(), TakeoverError> {
-        let positions = device.held.positions().map_err(|why| device.failed(why))?;
+        let positions = device.held.positions().map_err(|why| failed(&device.id, &why))?;
         self.send(&Message::Serve { device: device.id.clone(), positions }, &[])?;
         match self.wait_done() {
             // It has ended this frontend's connection, and goes on.

@@ -101,10 +101,7 @@ impl TableWriter {
         (at, len): (u64, u64),
         change: Option<&TableChange<'_>>,
     ) -> io::Result<()> {
-        let _shared = match change {
-            Some(_) => None,
-            None => Some(self.whole.read().unwrap_or_else(PoisonError::into_inner)),
-        };
+        let _shared = change.is_none().then(|| self.whole.read().unwrap_or_else(PoisonError::into_inner));
         let (cluster, in_table) = (header.cluster(), header.cluster() / ENTRY);
         let l1 = read_entry(file, L1_OFFSET_AT)?;
         let (mut next, end) = (at / cluster, (at + len).div_ceil(cluster));

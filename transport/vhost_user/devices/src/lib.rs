@@ -1,6 +1,5 @@
 //! The virtio devices that vhost-user serves. The server and the engine are generic over the device; the code that a request passes is compiled
-//! in this crate, once for each device, with all optimisations in every profile. What calls it may be compiled without
-//! (`profile.checked` in the workspace's `Cargo.toml`).
+//! in this crate, once for each device: so it can be optimised where what calls it is not (`profile.checked` in the workspace's `Cargo.toml`).
 
 #![forbid(unsafe_code)]
 

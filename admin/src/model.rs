@@ -617,6 +617,4 @@ pub struct WorkerStat {
     pub cpu_ns: u64,
     /// Merged requests that failed, so that their members were repeated one by one.
     pub merge_splits: u64,
-    /// The worker that serves its queues meanwhile, because more requests complete so.
-    pub lends_to: Option<u32>,
 }

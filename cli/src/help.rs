@@ -40,7 +40,7 @@ const ARRANGEMENTS: &[Arrangement] = &[
             ("print_config", "Print the configuration, and exit"),
         ],
         groups: &[
-            ("Workers", &["workers", "pin", "balance"]),
+            ("Workers", &["workers", "pin"]),
             ("Admin socket", &["admin", "admin_mode", "admin_owner", "admin_group", "state"]),
             ("Metrics", &["metrics", "metrics_mode"]),
             ("Storage that takes long", &["drain_timeout_s", "hang_warning_s"]),

@@ -30,8 +30,6 @@ pub struct ServeConfig {
     pub workers: u16,
     /// The CPU of each worker, in order. `None`: the kernel places them.
     pub pin: Option<Vec<u16>>,
-    /// Queues of a worker that gets little done where it is may be moved to another worker.
-    pub balance: bool,
     /// Age at which the log warns of a request that does not complete; `None`: never.
     pub hang_warning: Option<Duration>,
     /// The admin socket, if any.

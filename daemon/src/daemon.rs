@@ -12,7 +12,6 @@ use mqblk_engine::{Engine, EngineOptions, UringOptions, Watchdog};
 use mqblk_vhost_user_server::{ListenSocket, SocketError};
 
 use crate::admin;
-use crate::balancer::Balancer;
 use crate::config::{AdminConfig, ServeConfig};
 use crate::contract::KeptContracts;
 use crate::flush::flush_all;
@@ -86,7 +85,6 @@ pub struct Daemon {
     watchdog: Option<Watchdog>,
     watch: SizeWatch,
     retries: Option<Retries>,
-    balancer: Option<Balancer>,
     drain_timeout: Duration,
     /// A signal asks for the end of the program.
     stop: Arc<AtomicBool>,
@@ -189,9 +187,8 @@ impl Daemon {
         }
         let metrics = metrics.map(|socket| MetricsEndpoint::start(socket, &state)).transpose()?;
         let watch = SizeWatch::start(&state).map_err(StartError::Watch)?;
-        let balancer = config.balance.then(|| Balancer::start(&state)).transpose().map_err(StartError::Workers)?;
         let retries = Retries::start(&state).map_err(StartError::Retries)?;
-        let daemon = Daemon { admin, metrics, state, watchdog, watch, retries, balancer, drain_timeout, stop };
+        let daemon = Daemon { admin, metrics, state, watchdog, watch, retries, drain_timeout, stop };
         for interface in daemon.state.interfaces() {
             interface.publish()?;
         }
@@ -276,8 +273,6 @@ impl Daemon {
         bound.step("the size watch");
         drop(self.watch);
         drop(self.retries);
-        bound.step("a queue that moves");
-        drop(self.balancer);
         bound.step("the queues");
         let deadline = Instant::now() + self.drain_timeout;
         // In parallel: each takes as long as its storage.

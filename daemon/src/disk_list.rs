@@ -320,9 +320,6 @@ pub trait DiskExport: Send + Sync {
         Err(FIXED_QUEUES.to_owned())
     }
 
-    /// Records that somebody has chosen the workers of its queues: see [`ServedDevice::choose_queue_map`].
-    fn choose_queue_map(&self) {}
-
     /// Returns the queues that its guest uses now: see [`ServedDevice::attached_queues`].
     fn attached_queues(&self) -> Vec<(u16, QueueId)> {
         Vec::new()
@@ -408,10 +405,6 @@ impl<X: DiskExport + ?Sized + 'static> ServedDevice for ServedDisk<X> {
 
     fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
         self.export.move_queue(queue, worker, timeout)
-    }
-
-    fn choose_queue_map(&self) {
-        self.export.choose_queue_map();
     }
 
     fn attached_queues(&self) -> Vec<(u16, QueueId)> {

@@ -18,10 +18,9 @@ use crate::limits::LIMIT_GROUP;
 const MAX_BYTES: u64 = 16 << 20;
 
 /// The top-level keys of the daemon itself.
-const OWN_KEYS: [&str; 17] = [
+const OWN_KEYS: [&str; 16] = [
     "workers",
     "pin",
-    "balance",
     "hang-warning-s",
     "admin",
     "admin-mode",
@@ -319,7 +318,7 @@ mod tests {
             ("pin = [\"0\"]", "f: pin: found [\"0\"], expected an array of CPU numbers"),
             (
                 "queues = 2",
-                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, balance, hang-warning-s, admin, admin-mode, admin-owner, admin-group, metrics, metrics-mode, drain-timeout-s, state, strict, sandbox, sandbox-allow, user, group, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[limit-group]] or [[controller]] tables",
+                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, admin-owner, admin-group, metrics, metrics-mode, drain-timeout-s, state, strict, sandbox, sandbox-allow, user, group, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[limit-group]] or [[controller]] tables",
             ),
             (
                 "admin-mode = 660",

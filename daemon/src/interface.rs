@@ -443,9 +443,6 @@ pub trait ServedDevice: Send + Sync {
         Err(FIXED_QUEUES.to_owned())
     }
 
-    /// Records that somebody has chosen the workers of its request queues: the daemon does not move them by itself any more.
-    fn choose_queue_map(&self) {}
-
     /// Returns the request queues that its guest uses now, each by its number. None if its queues cannot move.
     fn attached_queues(&self) -> Vec<(u16, QueueId)> {
         Vec::new()

@@ -8,7 +8,6 @@
 
 pub mod activation;
 pub mod admin;
-mod balancer;
 pub mod broker;
 mod changes;
 pub mod config;

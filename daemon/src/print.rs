@@ -34,7 +34,6 @@ pub fn to_toml(config: &ServeConfig) -> String {
         let cpus: Vec<String> = pin.iter().map(u16::to_string).collect();
         line("pin", &format!("[{}]", cpus.join(", ")));
     }
-    line("balance", &string(if config.balance { "on" } else { "off" }));
     line("hang-warning-s", &config.hang_warning.map_or(0, |time| time.as_secs()));
     if let Some(admin) = &config.admin {
         line("admin", &string(&admin.socket.to_string_lossy()));

@@ -90,7 +90,7 @@ impl QueueMap {
     }
 
     /// Returns `queue-map` with its value, if it was given. Printed in any case it would choose the workers of a configuration made of what
-    /// was printed, and [its queues would stay there](mqblk_engine::QueueSettings::is_map_chosen).
+    /// was printed.
     pub fn pair(&self) -> Option<Pair> {
         self.is_requested().then(|| map_pair(&self.workers))
     }

@@ -1,7 +1,7 @@
 //! The state of a running daemon: its workers and its served interfaces.
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -100,7 +100,6 @@ pub struct DaemonState {
     limit_groups: LimitGroups,
     out: Arc<OutDisks>,
     drain_timeout: Duration,
-    loans: RankedMutex<BTreeMap<u32, u32>>,
     changes: Changes,
     listeners: RankedMutex<ProcessListeners>,
     notifier: OnceLock<Arc<ServiceNotifier>>,
@@ -143,7 +142,6 @@ impl DaemonState {
             limit_groups,
             out,
             drain_timeout,
-            loans: RankedMutex::leaf(BTreeMap::new()),
             changes: Changes::default(),
             listeners: RankedMutex::leaf(ProcessListeners::default()),
             notifier: OnceLock::new(),
@@ -167,16 +165,6 @@ impl DaemonState {
     /// As [`begin_change`](Self::begin_change).
     pub(crate) fn begin_passing_change(&self) -> Result<Change, String> {
         self.changes.begin(false)
-    }
-
-    /// Returns the workers that have lent their queues, each with the worker that serves them.
-    pub fn loans(&self) -> BTreeMap<u32, u32> {
-        self.loans.lock().clone()
-    }
-
-    /// Sets what [`loans`](Self::loans) returns.
-    pub(crate) fn set_loans(&self, loans: BTreeMap<u32, u32>) {
-        *self.loans.lock() = loans;
     }
 
     /// Keeps changes away, for a takeover. Waits for those that run.
@@ -336,11 +324,6 @@ impl DaemonState {
     /// If that does not end: names it.
     pub(crate) fn change_alone(&self, scope: VerbScope, verb: &'static str) -> Result<RunningVerb, ChangeError> {
         self.exclusive.begin(scope, verb, VERB_WAIT).map_err(ChangeError::Failed)
-    }
-
-    /// As [`change_alone`](Self::change_alone), if nothing runs that it would have to wait for.
-    pub(crate) fn try_change_alone(&self, scope: VerbScope, verb: &'static str) -> Option<RunningVerb> {
-        self.exclusive.begin(scope, verb, Duration::ZERO).ok()
     }
 
     /// Returns the workers of all queues.

@@ -177,7 +177,6 @@ impl VhostUserEndpoint {
             socket: self.socket.clone(),
             socket_access: self.permissions.access(),
             queue_map: self.queue_map.to_engine(),
-            is_map_chosen: self.queue_map.is_requested(),
             poll: self.poll,
             coalesce: self.coalesce,
             sharing: SharePolicy { files: self.shared_files, budget: TenantBudget::new(self.budget) },

@@ -188,17 +188,6 @@ pub struct WorkerStats {
     pub queues: Vec<(QueueId, QueueStats)>,
 }
 
-/// What a worker has got done.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct WorkerLoad {
-    /// Requests completed since the worker started.
-    pub completions: u64,
-    /// Others want its CPU, as far as its poll windows have shown, or it was woken tens of thousands of times a second lately.
-    pub is_hindered: bool,
-    /// The queues that it serves, each with its requests since it was attached.
-    pub queues: Vec<(QueueId, u64)>,
-}
-
 /// The identity of a queue of an engine. Not used again after the queue is detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueueId {

@@ -8,9 +8,8 @@ use mqblk_core::{DiskSlot, GuestQueue, Wake};
 use mqblk_uring::{Kick, UringContext, UringOptions};
 
 use crate::attach_error::{AttachError, WorkerError};
-use crate::counters::{QueueId, WorkerLoad, WorkerStats};
+use crate::counters::{QueueId, WorkerStats};
 use crate::draining::{ClosingDisk, Draining};
-use crate::hindrance::HindranceSignal;
 use crate::mailbox::Mailbox;
 use crate::options::Coalesce;
 use crate::poll::PollPolicy;
@@ -142,24 +141,11 @@ impl Engine {
         Ok(stats)
     }
 
-    /// Returns what each worker has got done, by number. Cheaper than [`stats`](Self::stats).
-    ///
-    /// # Errors
-    /// When a worker has ended or does not respond.
-    pub fn loads(&self) -> Result<Vec<WorkerLoad>, WorkerError> {
-        self.ask_all(Worker::load)
-    }
-
     /// Asks each worker, with its number. All are asked before the first is waited for.
     fn ask_all<R: Send + 'static>(&self, ask: fn(&Worker, u32) -> R) -> Result<Vec<R>, WorkerError> {
         let begin = |(number, mailbox): (u32, &Mailbox<Worker>)| mailbox.begin_call(move |worker| ask(worker, number));
         let asked: Vec<_> = (0..).zip(&self.mailboxes()).map(begin).collect();
         asked.into_iter().map(|call| call?.wait()).collect()
-    }
-
-    /// Returns the signal of workers that are hindered: others want their CPU, or wake them often.
-    pub fn hindrance(&self) -> &Arc<HindranceSignal> {
-        self.workers.hindrance()
     }
 }
 

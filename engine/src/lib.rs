@@ -1,9 +1,9 @@
 //! Worker threads: they own queues, disk channels and one io_uring each, and nothing on the data path is shared between them.
 //!
 //! From the bottom up, each module uses only those above it in this list:
-//! - `request`, `options`, `clock`, `latency`, `attach_error`: plain types; `hindrance`: a signal of workers that get little done where they are; `queue_settings`: what a transport and those who change its queues share.
+//! - `request`, `options`, `clock`, `latency`, `attach_error`: plain types; `queue_settings`: what a transport and those who change its queues share.
 //! - `tags` is a queue's request table, `counters` and `per_disk` its statistics; `poll` decides how long a queue is polled, `poll_list`
-//!   which queues are polled and when the worker may sleep, `coalesce` defers calls, `wake_rate` counts wake-ups, `quota` bounds what a disk may use of its worker.
+//!   which queues are polled and when the worker may sleep, `coalesce` defers calls, `quota` bounds what a disk may use of its worker.
 //! - `plug` merges requests of one disk, `limits` throttles them, `errors` parks or repeats those that failed, `channels` are a worker's
 //!   handles to disks.
 //! - `attached_disks` are the disks of one queue, `route` is the way of its requests there, `runner` connects the queue to its tags.
@@ -23,7 +23,6 @@ mod counters;
 mod draining;
 mod engine;
 mod errors;
-mod hindrance;
 mod latency;
 mod limits;
 mod liveness;
@@ -52,7 +51,6 @@ mod tags;
 mod trial;
 mod tuner;
 mod waiting;
-mod wake_rate;
 mod watchdog;
 mod windows;
 mod worker;
@@ -60,12 +58,11 @@ mod workers;
 
 pub use attach_error::{AttachError, WorkerError};
 pub use counters::{
-    DiskCounters, LatencyParts, Polling, QueueCounters, QueueId, QueueLatency, QueueStats, WorkerLoad, WorkerStats,
+    DiskCounters, LatencyParts, Polling, QueueCounters, QueueId, QueueLatency, QueueStats, WorkerStats,
 };
 pub use draining::{ClosingDisk, Draining};
 pub use engine::{Engine, EngineOptions, QueueHandle};
 pub use errors::{DiskHealth, ErrorPolicy, HealthStats, OnError, OnNoSpace, StopReport, failure_count};
-pub use hindrance::{HindranceSignal, SignalWait};
 pub use latency::{LatencyHistogram, percentile_ns};
 pub use limits::{Burst, DiskLimits, IoLimit, IoLimits, LimitClock, LimitGroup, LimitKind, ThrottleStats, UsedTokens};
 pub use liveness::LivenessProbe;

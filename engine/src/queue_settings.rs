@@ -14,8 +14,6 @@ pub struct QueueSettings {
     pub poll: PollPolicy,
     /// How calls to the guest are coalesced.
     pub coalesce: Coalesce,
-    /// Somebody has chosen the workers: nobody else moves its queues.
-    pub is_map_chosen: bool,
 }
 
 /// The settings of a device's queues, for its transport and for those who change them. A queue that starts uses the ones of that moment.
@@ -54,11 +52,6 @@ impl SharedQueueSettings {
         if let Some(place) = self.lock().map.get_mut(usize::from(queue)) {
             *place = worker;
         }
-    }
-
-    /// Records that somebody has chosen the workers.
-    pub fn choose_map(&self) {
-        self.lock().is_map_chosen = true;
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueSettings> {

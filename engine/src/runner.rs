@@ -77,8 +77,6 @@ pub(crate) trait AnyQueue: Any {
     fn uses(&self, disk: DiskSlot) -> bool;
     /// Returns the queue's statistics. `mode`: how the worker uses the windows of `auto`.
     fn stats(&self, now: Ticks, mode: WindowMode) -> QueueStats;
-    /// Returns the number of requests completed since it was attached first.
-    fn requests(&self) -> u64;
     /// Calls `show` with the tag table's index, the disk and the timestamps of each request in flight.
     fn for_each_in_flight(&self, show: &mut dyn FnMut(u16, DiskSlot, Timestamps));
     /// Returns the tag table's indexes of the requests in flight to a disk.
@@ -406,10 +404,6 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
 
     fn indexes_of_disk(&self, disk: DiskSlot) -> Vec<u16> {
         self.tags.of_disk(disk).collect()
-    }
-
-    fn requests(&self) -> u64 {
-        self.counters.requests
     }
 
     fn stats(&self, now: Ticks, mode: WindowMode) -> QueueStats {

@@ -82,16 +82,6 @@ impl Waiting {
         self.windows.mode()
     }
 
-    /// Returns true while others want the CPU.
-    pub(crate) fn is_contended(&self) -> bool {
-        self.windows.are_contended()
-    }
-
-    /// Returns the requests completed so far.
-    pub(crate) fn completions(&self) -> u64 {
-        self.completions
-    }
-
     /// Goes on after a time in which the worker had other queues. `completions`: those of the worker so far.
     fn resume(&mut self, completions: u64, now: Ticks) {
         (self.completions, self.before, self.block_began) = (completions, completions, now);
@@ -297,13 +287,13 @@ mod tests {
             learnt.queues_moved(&mut waiting, before, after, Ticks(now));
             assert!(after == 2 || waiting.mode() == WindowMode::Open, "{after} queues");
         }
-        let completions = waiting.completions();
+        let completions = waiting.completions;
         assert_ne!(waiting.mode(), WindowMode::Open, "it sleeps at once");
         waiting.window_open();
         waiting.completed(BLOCK as usize);
         waiting.published(Ticks(now));
         assert_ne!(waiting.mode(), WindowMode::Open, "the time away is not that of a block");
-        assert_eq!(waiting.completions(), completions + BLOCK);
+        assert_eq!(waiting.completions, completions + BLOCK);
         for queues in 3..10 {
             sleeps(&mut waiting, &mut now);
             learnt.queues_moved(&mut waiting, queues - 1, queues, Ticks(now));

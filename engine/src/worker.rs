@@ -1,7 +1,6 @@
 //! A worker's turn: pull a bounded batch from each queue, submit once per channel, reap, finish, publish once per queue, call each guest
 //! at most once. If nothing happened: poll on while a window is open, all the time or by a timer, else arm, check again, and sleep.
 
-use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,6 @@ use crate::attach_error::AttachError;
 use crate::channels::Channels;
 use crate::clock::{Clock, Ticks};
 use crate::counters::WorkerStats;
-use crate::hindrance::HindranceSignal;
 use crate::mailbox::MailboxReceiver;
 use crate::options::Coalesce;
 use crate::poll::{AWAY, PollPolicy};
@@ -23,7 +21,6 @@ use crate::route::{SubmitContext, ToDisks, ToOnlyDisk};
 use crate::run_delay::RunDelay;
 use crate::runner::{AnyQueue, PullResult};
 use crate::waiting::{LearntWaiting, Waiting};
-use crate::wake_rate::WakeRate;
 use crate::windows::TIMER_PERIOD;
 
 mod attached_queue;
@@ -79,10 +76,6 @@ pub(crate) struct Worker {
     learnt_waiting: LearntWaiting,
     /// Of the worker's thread; of no thread where another one runs its turns.
     run_delay: RunDelay,
-    wake_rate: WakeRate,
-    hindrance: Arc<HindranceSignal>,
-    /// When it was signalled last.
-    hindered_at: Ticks,
     /// A window of a polled queue is open. Where none is, the worker sleeps in a moment, or its CPU is its own.
     offers_cpu: bool,
     counters: WorkerStats,
@@ -119,9 +112,6 @@ impl Worker {
             waiting: Waiting::new(),
             learnt_waiting: LearntWaiting::default(),
             run_delay: RunDelay::default(),
-            wake_rate: WakeRate::default(),
-            hindrance: Arc::default(),
-            hindered_at: Ticks(0),
             offers_cpu: false,
             counters: WorkerStats::default(),
             deep_pulls: Vec::with_capacity(256),
@@ -130,9 +120,9 @@ impl Worker {
         })
     }
 
-    /// Returns the worker of a thread whose run delay is known. It signals `hindrance` when others want its CPU, or wake it often.
-    pub(crate) fn watched(self, run_delay: RunDelay, hindrance: Arc<HindranceSignal>) -> Worker {
-        Worker { run_delay, hindrance, ..self }
+    /// Returns the worker of a thread whose run delay is known.
+    pub(crate) fn watched(self, run_delay: RunDelay) -> Worker {
+        Worker { run_delay, ..self }
     }
 
     /// Runs turns until [`stop`](Self::stop).
@@ -175,9 +165,6 @@ impl Worker {
         }
         if self.waiting.offered(away, now) {
             self.counters.away_ns += away;
-            if self.waiting.is_contended() {
-                self.hindered();
-            }
         }
     }
 
@@ -186,12 +173,6 @@ impl Worker {
         let after = self.queues.iter().flatten().count();
         let before = if came { after - 1 } else { after + 1 };
         self.learnt_waiting.queues_moved(&mut self.waiting, before, after, self.clock.now());
-    }
-
-    #[cold]
-    fn hindered(&mut self) {
-        self.hindered_at = self.clock.last();
-        self.hindrance.raise();
     }
 
     /// Ends [`run`](Self::run) after this turn.
@@ -512,9 +493,6 @@ impl Worker {
         let now = self.clock.read();
         self.counters.sleeps += 1;
         self.counters.slept_ns += now.since(before);
-        if self.wake_rate.woke(now) {
-            self.hindered();
-        }
     }
 
     /// Returns true if there is a slot for another queue.

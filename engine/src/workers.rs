@@ -3,7 +3,7 @@
 //! Workers are numbered from 0 without gaps: the last one is removed.
 
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,6 @@ use mqblk_core::thread_role::{ThreadRole, enter};
 use mqblk_uring::UringOptions;
 
 use crate::attach_error::WorkerError;
-use crate::hindrance::HindranceSignal;
 use crate::mailbox::Mailbox;
 use crate::run_delay::RunDelay;
 use crate::worker::Worker;
@@ -47,7 +46,6 @@ pub(crate) struct WorkerList {
     threads: Mutex<Vec<WorkerThread>>,
     /// Read by those who attach a queue, until it is attached; written by those who remove a worker.
     attaching: RwLock<()>,
-    hindrance: Arc<HindranceSignal>,
 }
 
 impl WorkerList {
@@ -91,11 +89,6 @@ impl WorkerList {
         }
     }
 
-    /// Returns the signal of those that are hindered.
-    pub(crate) fn hindrance(&self) -> &Arc<HindranceSignal> {
-        &self.hindrance
-    }
-
     /// Returns the CPU that each is pinned to.
     pub(crate) fn cpus(&self) -> Vec<Option<usize>> {
         self.lock().iter().map(|worker| worker.cpu).collect()
@@ -117,7 +110,7 @@ impl WorkerList {
     pub(crate) fn add(&self, cpu: Option<usize>, context: UringOptions) -> std::io::Result<usize> {
         let _alone = self.begin_removal();
         let number = self.len();
-        let worker = spawn_worker(number, cpu, context, Arc::clone(&self.hindrance))?;
+        let worker = spawn_worker(number, cpu, context)?;
         self.lock().push(worker);
         Ok(number)
     }
@@ -170,18 +163,13 @@ fn end(threads: Vec<WorkerThread>, first: usize) {
 }
 
 /// Starts one worker thread and waits until its io_uring is set up.
-fn spawn_worker(
-    number: usize,
-    cpu: Option<usize>,
-    context: UringOptions,
-    hindrance: Arc<HindranceSignal>,
-) -> std::io::Result<WorkerThread> {
+fn spawn_worker(number: usize, cpu: Option<usize>, context: UringOptions) -> std::io::Result<WorkerThread> {
     let (mailbox, receiver) = Mailbox::new(number as u32)?;
     let (ready, started) = sync_channel(1);
     let thread = spawn(format!("worker-{number}"), move || {
         let run_delay = RunDelay::open();
         let made = pin(cpu).and_then(|()| enter(ThreadRole::Worker)).and_then(|()| Worker::new(context, receiver));
-        let mut worker = match made.map(|worker| worker.watched(run_delay, hindrance)) {
+        let mut worker = match made.map(|worker| worker.watched(run_delay)) {
             Ok(worker) => worker,
             Err(error) => {
                 let _ = ready.send(Err(error));

@@ -93,7 +93,6 @@ pub fn serve_device<D: VirtioDevice<UringContext>>(
         socket: options.socket.clone(),
         socket_access: SocketAccess::with_mode(0o600),
         queue_map: vec![],
-        is_map_chosen: false,
         poll: plan.poll,
         coalesce: plan.coalesce,
         sharing: mqblk_vhost_user_server::SharePolicy::default(),

@@ -352,11 +352,7 @@ fn one_worker(evidence: &Evidence<'_>) -> Vec<Finding> {
     if used < 2 || all < 2 {
         return Vec::new();
     }
-    let lends = evidence.stat.workers.iter().find(|other| other.lends_to == Some(*worker));
-    let why = lends.map_or_else(String::new, |lends| {
-        format!(": worker {} has lent it its queues, because more requests complete so", lends.worker)
-    });
-    let sentence = format!("All {used} queues that the guest uses are on worker {worker} of {all}{why}.");
+    let sentence = format!("All {used} queues that the guest uses are on worker {worker} of {all}.");
     vec![Finding::new(
         "one-worker",
         sentence,

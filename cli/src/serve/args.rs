@@ -36,13 +36,6 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "CPU,...", display_order = 5)]
     pub pin: Option<String>,
 
-    /// Lend queues of a worker that shares its CPU to another worker where more requests complete so: on or off [default: on]
-    ///
-    /// It is tried, and undone where it does not help. Disks with a queue-map, or whose queues were moved by `mqblk queue move`, stay
-    /// where they are.
-    #[arg(long, value_name = "on|off", display_order = 5)]
-    pub balance: Option<String>,
-
     /// Warn in the log of a request that the storage has not ended after S seconds; 0: never [default: 10]
     #[arg(long, value_name = "S", display_order = 6)]
     pub hang_warning_s: Option<String>,

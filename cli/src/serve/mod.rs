@@ -216,7 +216,6 @@ fn gather(
     let own = [
         ("workers", &args.workers),
         ("pin", &args.pin),
-        ("balance", &args.balance),
         ("hang-warning-s", &args.hang_warning_s),
         ("admin", &args.admin),
         ("admin-mode", &args.admin_mode),

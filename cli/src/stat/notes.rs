@@ -13,20 +13,11 @@ pub(crate) fn notes(report: &Report) -> String {
         + &connection_lines(report)
         + &error_lines(report)
         + &budget_lines(report)
-        + &loan_lines(report)
 }
 
 /// Formats a line for each disk and LUN that is out.
 fn out_lines(report: &Report) -> String {
     report.out.iter().map(|disk| format!("{} is out (tried {} times): {}\n", disk.id, disk.tries, disk.why)).collect()
-}
-
-/// Formats a line for each worker whose queues another one serves.
-fn loan_lines(report: &Report) -> String {
-    let loans = report.workers.iter().filter_map(|worker| Some((worker.worker, worker.lends_to?)));
-    let line =
-        |(worker, to)| format!("worker {worker} has lent its queues to worker {to}: more requests complete so\n");
-    loans.map(line).collect()
 }
 
 /// Formats a line for each disk, controller and LUN with requests that failed in the interval.
@@ -133,7 +124,7 @@ fn health_line(kind: &str, id: &str, health: &Health) -> Option<String> {
 mod tests {
     use mqblk_admin::model::{ConnectionCounters, HealthStop, ResourceStat};
 
-    use super::super::rates::{DiskRates, IoRates, Since, WorkerRates};
+    use super::super::rates::{DiskRates, IoRates, Since};
     use super::*;
 
     fn report() -> Report {
@@ -165,14 +156,6 @@ mod tests {
         assert_eq!(notes(&report), "");
         report.disks[1].totals = Some(IoRates { errors: 3, ..IoRates::default() });
         assert_eq!(notes(&report), "disk b: 3 requests failed in the interval\n");
-    }
-
-    #[test]
-    fn a_worker_that_has_lent_its_queues_has_a_line() {
-        let mut report = report();
-        let worker = |worker, lends_to| WorkerRates { worker, queues: 1, lends_to, rates: None };
-        report.workers = vec![worker(0, None), worker(1, Some(0))];
-        assert_eq!(notes(&report), "worker 1 has lent its queues to worker 0: more requests complete so\n");
     }
 
     #[test]

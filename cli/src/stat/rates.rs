@@ -226,8 +226,6 @@ pub(crate) struct WorkerRates {
     pub worker: u32,
     /// Queues that it serves at the end of the interval.
     pub queues: u32,
-    /// The worker that serves its queues meanwhile.
-    pub lends_to: Option<u32>,
     /// `None` if a counter was reset.
     pub rates: Option<TurnRates>,
 }
@@ -288,7 +286,7 @@ pub(crate) fn compare(before: Option<&Stat>, now: &Stat) -> Report {
             Some(before) => before.workers.iter().find(|before| before.worker == worker.worker),
         };
         let rates = found.and_then(|before| turn_rates(before, worker, interval_ns));
-        WorkerRates { worker: worker.worker, queues: worker.queues, lends_to: worker.lends_to, rates }
+        WorkerRates { worker: worker.worker, queues: worker.queues, rates }
     });
     Report {
         since: if same_run.is_some() { Since::Previous } else { Since::Start },

@@ -71,7 +71,6 @@ fn stat_after(times: u64) -> Stat {
             away_ns: 0,
             cpu_ns: SECOND / 5 * times,
             merge_splits: times,
-            lends_to: None,
         }],
     }
 }

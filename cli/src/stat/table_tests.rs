@@ -61,8 +61,8 @@ fn report() -> Report {
         ],
         controllers: Vec::new(),
         workers: vec![
-            WorkerRates { worker: 0, queues: 4, lends_to: None, rates: Some(turns) },
-            WorkerRates { worker: 1, queues: 0, lends_to: None, rates: None },
+            WorkerRates { worker: 0, queues: 4, rates: Some(turns) },
+            WorkerRates { worker: 1, queues: 0, rates: None },
         ],
     }
 }

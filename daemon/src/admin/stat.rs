@@ -69,8 +69,7 @@ fn stat_of(state: &DaemonState, workers: &[WorkerStats], stats: Vec<DeviceStat>)
         }
     }
     let time_ns = monotonic_ns();
-    let loans = state.loans();
-    let worker = |(stats, number): (&WorkerStats, u32)| wire::worker(number, stats, loans.get(&number).copied());
+    let worker = |(stats, number): (&WorkerStats, u32)| wire::worker(number, stats);
     Stat {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         time_ns,

@@ -111,8 +111,8 @@ pub fn ns_to_ms(ns: Option<u64>) -> Option<u64> {
     ns.map(|ns| ns / 1_000_000)
 }
 
-/// Converts a worker's statistics. `lends_to`: the worker that serves its queues.
-pub fn worker(number: u32, stats: &WorkerStats, lends_to: Option<u32>) -> WorkerStat {
+/// Converts a worker's statistics.
+pub fn worker(number: u32, stats: &WorkerStats) -> WorkerStat {
     let WorkerStats { turns, empty_turns, sleeps, slept_ns, yields, away_ns, cpu_ns, merge_splits, ref queues } =
         *stats;
     WorkerStat {
@@ -126,7 +126,6 @@ pub fn worker(number: u32, stats: &WorkerStats, lends_to: Option<u32>) -> Worker
         away_ns,
         cpu_ns,
         merge_splits,
-        lends_to,
     }
 }
 

@@ -142,9 +142,8 @@ fn workers() {
         away_ns: 52,
         cpu_ns: 5,
         merge_splits: 8,
-        lends_to: Some(1),
     };
-    assert_eq!(worker(9, &stats, Some(1)), want);
+    assert_eq!(worker(9, &stats), want);
 }
 
 #[test]

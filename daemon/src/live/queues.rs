@@ -83,7 +83,6 @@ pub(super) fn prepare_map(
     }
     let (device, subject) = (Arc::clone(&target.device), target.subject());
     Ok(Some(Box::new(move |state| {
-        device.choose_queue_map();
         if moves.is_empty() {
             return Ok(());
         }
@@ -132,46 +131,6 @@ pub(super) fn move_queues(state: &DaemonState, device: &dyn ServedDevice, moves:
     if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
 }
 
-/// What became of a queue that the daemon moves by its own decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Relocation {
-    /// The other worker serves it.
-    Moved,
-    /// It is elsewhere, or somebody has chosen its worker: it is not the daemon's to move.
-    Elsewhere,
-    /// Its worker serves it on: its requests take long, or the other worker refuses it.
-    Stays,
-}
-
-impl DaemonState {
-    /// Moves one queue from a worker to another by the daemon's own decision, unless somebody has decided meanwhile.
-    pub(crate) fn relocate(
-        &self,
-        device: &dyn ServedDevice,
-        queue: u16,
-        (from, to): (usize, usize),
-        timeout: Duration,
-    ) -> Relocation {
-        let Some(_alone) = self.try_change_alone(VerbScope::Target(device.id()), "balancer") else {
-            return Relocation::Stays;
-        };
-        let settings = device.queue_settings().unwrap_or_default();
-        if settings.is_map_chosen || settings.map.get(usize::from(queue)) != Some(&from) {
-            return Relocation::Elsewhere;
-        }
-        match device.move_queue(queue, to, timeout) {
-            Ok(QueueMove::Moved | QueueMove::AtStart) => {}
-            Ok(QueueMove::Busy) => return Relocation::Stays,
-            Err(why) => {
-                tracing::error!(device = device.id(), queue, worker = to, "the queue does not move: {why}");
-                return Relocation::Stays;
-            }
-        }
-        self.placement().moved(queue, from as u16, to as u16);
-        Relocation::Moved
-    }
-}
-
 /// What became of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MovedQueue {
@@ -206,7 +165,6 @@ impl DaemonState {
             }
             .into());
         }
-        device.choose_queue_map();
         let moved = device.move_queue(queue, worker, MOVE_TIMEOUT).map_err(&failed)?;
         let before = workers_of(&queues);
         let moved = match moved {

@@ -100,7 +100,6 @@ impl ConfigError {
 pub struct ClosedConfig {
     workers: u16,
     pin: Option<Vec<u16>>,
-    balance: bool,
     hang_warning: Option<Duration>,
     admin: Option<AdminConfig>,
     metrics: Option<MetricsConfig>,
@@ -154,7 +153,6 @@ impl ClosedConfig {
         let ClosedConfig {
             workers,
             pin,
-            balance,
             hang_warning,
             admin,
             metrics,
@@ -185,7 +183,6 @@ impl ClosedConfig {
         Ok(ServeConfig {
             workers,
             pin,
-            balance,
             hang_warning,
             admin,
             metrics,
@@ -266,7 +263,6 @@ pub fn resolve_handed(
     let admin = process::take_admin(&mut raw.process, &names)?;
     let metrics = process::take_metrics(&mut raw.process, admin.as_ref(), &names)?;
     let drain_timeout = process::take_drain_timeout(&mut raw.process)?;
-    let balance = raw.process.switch("balance")?.unwrap_or(true);
     let hang_warning = process::take_hang_warning(&mut raw.process)?;
     let sandbox = SandboxConfig::take(&mut raw.process)?;
     let user = UserConfig::take(&mut raw.process)?;
@@ -289,7 +285,6 @@ pub fn resolve_handed(
     Ok(ClosedConfig {
         workers,
         pin,
-        balance,
         hang_warning,
         admin,
         metrics,

@@ -107,7 +107,6 @@ fn one(words: &str) -> Table {
 fn defaults() {
     let config = from_words(&[], &["path=/images/vm one.d/data.img,socket=/tmp/s"]).unwrap();
     let want = r#"workers = 4
-balance = "on"
 hang-warning-s = 10
 drain-timeout-s = 30
 strict = "off"
@@ -141,10 +140,6 @@ cache = "writeback"
 serial = "data"
 "#;
     assert_eq!(print::to_toml(&config), want);
-    let off = from_words(&[("balance", "off")], &["path=/a,socket=/tmp/s"]).unwrap();
-    assert!(print::to_toml(&off).contains("balance = \"off\"\n"));
-    let wrong = error_of(from_words(&[("balance", "never")], &["path=/a,socket=/tmp/s"]));
-    assert!(wrong.contains("balance: found \"never\", expected on or off"), "{wrong}");
 }
 
 #[test]

@@ -6,12 +6,9 @@ use std::time::Duration;
 use mqblk_core::Tag;
 
 use super::{AttachedQueue, Worker};
-use crate::counters::{QueueId, QueueStats, WorkerLoad, WorkerStats};
+use crate::counters::{QueueId, QueueStats, WorkerStats};
 use crate::errors::DiskHealth;
 use crate::plug::Merges;
-
-/// For how long a worker that was hindered is said to be, in nanoseconds: a client that wanders from CPU to CPU hinders each now and then.
-const HINDERED_NS: u64 = 2_500_000_000;
 
 /// A worker's requests in flight to a disk: how many, and the age of the oldest.
 pub(crate) struct Age {
@@ -36,18 +33,6 @@ impl Worker {
             merge_splits: self.channels.counts().splits,
             queues: self.queues.iter().enumerate().filter_map(queue).collect(),
             ..self.counters.clone()
-        }
-    }
-
-    /// Returns what the worker has got done. `number`: its own, for the queues' identities.
-    pub(crate) fn load(&self, number: u32) -> WorkerLoad {
-        let queue = |attached: &AttachedQueue| {
-            (QueueId { worker: number, generation: attached.generation }, attached.runner.requests())
-        };
-        WorkerLoad {
-            completions: self.waiting.completions(),
-            is_hindered: self.waiting.is_contended() || self.clock.now().since(self.hindered_at) < HINDERED_NS,
-            queues: self.queues.iter().flatten().map(|attached| queue(attached)).collect(),
         }
     }
 

@@ -91,9 +91,6 @@ const WORKER: &[Family<WorkerStat>] = &[
     Family::counter("merge_splits", "Merged requests that failed and were repeated one by one", |it| {
         Some(Value::Number(it.merge_splits))
     }),
-    Family::gauge("lends_queues", "1 while another worker serves the worker's queues", |it| {
-        Some(Value::Number(it.lends_to.is_some().into()))
-    }),
 ];
 
 #[cfg(test)]

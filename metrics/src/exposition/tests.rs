@@ -49,7 +49,7 @@ fn full() -> Stat {
         queues: vec![QueueStat { role: "control".to_owned(), ..QueueStat::default() }],
         ..ControllerStat::default()
     };
-    let workers = vec![WorkerStat { worker: 1, cpu_ns: 1_000_000_001, lends_to: Some(0), ..WorkerStat::default() }];
+    let workers = vec![WorkerStat { worker: 1, cpu_ns: 1_000_000_001, ..WorkerStat::default() }];
     Stat { version: "1.2".to_owned(), disks: vec![disk], controllers: vec![controller], workers, ..Stat::default() }
 }
 
@@ -91,7 +91,6 @@ fn values_have_base_units_and_labels() {
         "mqblk_lun_storage_reachable{lun=\"l\",controller=\"c\"} 1",
         "mqblk_tenant_mappings{tenant=\"c\"} 0",
         "mqblk_worker_cpu_seconds_total{worker=\"1\"} 1.000000001",
-        "mqblk_worker_lends_queues{worker=\"1\"} 1",
     ] {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }

@@ -39,7 +39,6 @@ fn start_server() -> (Server, PathBuf) {
         socket: socket.clone(),
         socket_access: SocketAccess::with_mode(0o600),
         queue_map: vec![],
-        is_map_chosen: false,
         poll: PollPolicy::Off,
         coalesce: Coalesce::default(),
         sharing: SharePolicy::default(),

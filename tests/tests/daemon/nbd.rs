@@ -77,9 +77,8 @@ fn run(load: &mut VhostUserLoad, time: Duration) -> u32 {
 /// Kills the server in mid-I/O, several times. The guest sees a slow disk.
 fn kills_are_pauses(place: &Place, start: impl Fn() -> NbdServer) {
     let mut server = start();
-    // A queue that moves closes a connection that is not lost.
     let disk = format!("{},queues=2", place.uri());
-    let daemon = HostileDaemon::start_with(2, &[("d", &disk)], &["--balance", "off"]);
+    let daemon = HostileDaemon::start(2, &[("d", &disk)]);
     let mut load = VhostUserLoad::connect(daemon.socket("d"), 2, BLOCKS, 7);
     for kill in 0..6 {
         let is_done = AtomicBool::new(false);

@@ -182,7 +182,6 @@ impl Host {
     fn attacks(&self, first: usize, step: usize) -> Vec<RunningAttack> {
         let disk = |id: &str| self.daemon.socket(id);
         let (admin, added) = (self.socket("admin"), self.images.path().join("added.img"));
-        // The queues of the verifying disks are the balancer's to move.
         let moved = BAD_DISKS.iter().map(|(id, _)| *id).chain(CONTROLLERS.into_iter().skip(1)).collect();
         let all: Vec<(&'static str, Attack)> = vec![
             ("small-reads", guests::small_reads(disk("small-reads"))),

@@ -255,7 +255,6 @@ fn with_scsi(kind: RingKind, size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, te
         socket: socket.clone(),
         socket_access: SocketAccess::with_mode(0o600),
         queue_map: vec![],
-        is_map_chosen: false,
         poll,
         coalesce: Coalesce::default(),
         sharing: mqblk_vhost_user_server::SharePolicy::default(),

@@ -110,10 +110,6 @@ impl DiskExport for BlkDisk {
         self.server.move_queue(queue, worker, timeout)
     }
 
-    fn choose_queue_map(&self) {
-        self.server.choose_queue_map();
-    }
-
     fn attached_queues(&self) -> Vec<(u16, QueueId)> {
         self.server.attached_queues()
     }

@@ -372,11 +372,6 @@ impl Controller {
         self.server.move_queue(queue.saturating_add(FIXED_QUEUES), worker, timeout)
     }
 
-    /// Records that somebody has chosen the workers of its request queues.
-    pub(super) fn choose_queue_map(&self) {
-        self.server.choose_queue_map();
-    }
-
     /// Returns the request queues that are served now, each by its number.
     pub(super) fn attached_queues(&self) -> Vec<(u16, QueueId)> {
         let queues = self.server.attached_queues().into_iter();

@@ -69,10 +69,6 @@ impl ServedDevice for ServedController {
         self.controller.move_queue(queue, worker, timeout)
     }
 
-    fn choose_queue_map(&self) {
-        self.controller.choose_queue_map();
-    }
-
     fn attached_queues(&self) -> Vec<(u16, QueueId)> {
         self.controller.attached_queues()
     }

@@ -385,7 +385,7 @@ fn files() {
         ),
         (
             "[[lun]]\ntarget = 1",
-            "m.toml: syntax: found an unknown key \"lun\" at the top, expected workers, pin, balance, hang-warning-s, admin, admin-mode, admin-owner, admin-group, metrics, metrics-mode, drain-timeout-s, state, strict, sandbox, sandbox-allow, user, group, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[limit-group]] or [[controller]] tables",
+            "m.toml: syntax: found an unknown key \"lun\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, admin-owner, admin-group, metrics, metrics-mode, drain-timeout-s, state, strict, sandbox, sandbox-allow, user, group, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[limit-group]] or [[controller]] tables",
         ),
     ] {
         let found = file::parse("m.toml", text, INTERFACES).map_err(ConfigError::from);

@@ -124,10 +124,6 @@ impl DiskExport for XenDisk {
         }
     }
 
-    fn choose_queue_map(&self) {
-        self.queues.choose_map();
-    }
-
     fn attached_queues(&self) -> Vec<(u16, QueueId)> {
         self.device().map(|device| device.attached_rings()).unwrap_or_default()
     }
@@ -205,10 +201,6 @@ impl DiskExport for ToolstackDevice {
 
     fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
         self.device.move_ring(&self.devices.engine, queue, worker, timeout)
-    }
-
-    fn choose_queue_map(&self) {
-        self.device.choose_ring_map();
     }
 
     fn attached_queues(&self) -> Vec<(u16, QueueId)> {

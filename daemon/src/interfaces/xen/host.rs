@@ -82,12 +82,7 @@ pub(super) fn vbd_settings(endpoint: &XenEndpoint, write_through: bool) -> VbdSe
 
 /// Returns how the rings of a device are served at first.
 pub(super) fn queue_settings(endpoint: &XenEndpoint) -> QueueSettings {
-    QueueSettings {
-        map: endpoint.queue_map.to_engine(),
-        poll: endpoint.poll,
-        coalesce: endpoint.coalesce,
-        is_map_chosen: endpoint.queue_map.is_requested(),
-    }
+    QueueSettings { map: endpoint.queue_map.to_engine(), poll: endpoint.poll, coalesce: endpoint.coalesce }
 }
 
 impl XenHost {

@@ -37,8 +37,6 @@ pub struct ServerOptions {
     pub socket_access: SocketAccess,
     /// Worker of each queue at first; further queues are assigned round-robin.
     pub queue_map: Vec<usize>,
-    /// Somebody has chosen these: see [`QueueSettings::is_map_chosen`].
-    pub is_map_chosen: bool,
     /// Polling of the request queues at first.
     pub poll: PollPolicy,
     /// Coalescing of calls at first.
@@ -160,12 +158,8 @@ impl Server {
         listener.listener().set_nonblocking(true).map_err(os_error)?;
         let map = std::mem::take(&mut options.queue_map).into_iter();
         let further = map.len()..device.num_queues().into();
-        let queues = QueueSettings {
-            map: map.chain(further).collect(),
-            poll: options.poll,
-            coalesce: options.coalesce,
-            is_map_chosen: options.is_map_chosen,
-        };
+        let queues =
+            QueueSettings { map: map.chain(further).collect(), poll: options.poll, coalesce: options.coalesce };
         let disks = Arc::new(DeviceDisks::new(disks, queues));
         let shared = Arc::new(Shared {
             gate: Arc::new(StartGate::new(Arc::clone(&disks))),
@@ -239,11 +233,6 @@ impl Server {
     /// Returns how its queues are served.
     pub fn queue_settings(&self) -> QueueSettings {
         self.shared.disks.queues().get()
-    }
-
-    /// Records that somebody has chosen the workers of its queues.
-    pub fn choose_queue_map(&self) {
-        self.shared.disks.queues().choose_map();
     }
 
     /// Returns the queues that are served now, each by its number.

@@ -104,11 +104,6 @@ impl DeviceStats {
         self.queues.get()
     }
 
-    /// Records that somebody has chosen the workers of its rings.
-    pub fn choose_ring_map(&self) {
-        self.queues.choose_map();
-    }
-
     /// Returns the rings that are served now, each by its number.
     pub fn attached_rings(&self) -> Vec<(u16, QueueId)> {
         self.registry.attached_queues()

@@ -7,16 +7,12 @@ use super::sandbox::{Guests, Sandbox};
 use super::script::Script;
 use super::terminal::Terminal;
 use crate::guest::agent::Agent;
-use crate::guest::{GuestKernel, ScriptOutput, Shell};
+use crate::guest::{GuestKernel, KERNEL_PARAMETERS, ScriptOutput, Shell};
 
 /// For QEMU to open its sockets.
 const QEMU_WITHIN: Bound = Bound::seconds(30);
 /// For the guest to boot; an emulated one on an idle host needs a few seconds.
 const BOOT_WITHIN: Bound = Bound::seconds(90);
-
-/// An emulated guest boots quicker with these.
-const KERNEL_PARAMETERS: &str =
-    "console=ttyS0 quiet mitigations=off nokaslr cryptomgr.notests random.trust_cpu=on no_timer_check";
 
 /// A guest, asked by its agent.
 pub struct Visitor {

@@ -21,6 +21,10 @@ pub enum Accelerator {
     Tcg,
 }
 
+/// The emulated CPU. What is left out costs emulated page walks and checks, longer registers to save, and copies byte by byte.
+pub(crate) const TCG_CPU: &str =
+    "max,-smap,-smep,-pku,-la57,-avx,-avx2,-fma,-f16c,-xsave,-xsaveopt,-xsavec,-xgetbv1,-xsaves,-erms,-fsrm";
+
 impl Accelerator {
     /// Returns the one to use: `MQBLK_GUEST_ACCEL` when set, else KVM when a guest boots with it, else TCG.
     ///
@@ -79,8 +83,7 @@ impl Accelerator {
     pub(crate) fn cpu(self) -> &'static str {
         match self {
             Self::Kvm => "host",
-            // What is left out costs emulated page walks and checks.
-            Self::Tcg => "max,-smap,-smep,-pku,-la57",
+            Self::Tcg => TCG_CPU,
         }
     }
 }

@@ -19,9 +19,9 @@ use super::qmp::Qmp;
 use super::vmm::{GuestKernel, Vmm};
 
 /// Kernel parameters. `panic=0`: a panic stays on the console, where [`Guest`] finds it. `mitigations=off` and what
-/// follows it only make an emulated boot quicker.
-const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=0 8250.nr_uarts=1 mitigations=off nokaslr \
-     cryptomgr.notests random.trust_cpu=on no_timer_check";
+/// follows it only make an emulated boot quicker: with `lpj` no further CPU measures its delay loop, for a second.
+pub(crate) const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=0 8250.nr_uarts=1 mitigations=off nokaslr \
+     cryptomgr.notests random.trust_cpu=on no_timer_check lpj=10000000";
 
 /// Configuration of a guest.
 #[derive(Debug, Clone)]

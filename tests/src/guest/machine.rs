@@ -38,6 +38,12 @@ impl std::fmt::Display for BootFault {
 
 impl std::error::Error for BootFault {}
 
+/// Returns true if an error with the guest's console and what QEMU says tells of a [fault of emulation](BootFault) at the boot.
+pub fn is_fault_of_emulation(text: &str) -> bool {
+    let stuck = ["detected stalls on CPUs", "soft lockup"].iter().any(|what| text.contains(what));
+    text.contains(EMULATOR_ASSERTION) || (stuck && !text.contains(LOADING_DRIVERS))
+}
+
 /// Timeout from QEMU's start to the agent's first line; an idle host needs two seconds under TCG.
 pub(crate) const BOOT_TIMEOUT: Bound = Bound::seconds(120);
 

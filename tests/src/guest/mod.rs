@@ -6,7 +6,7 @@
 //!
 //! Each guest test uses all CPUs of the host, so run them one after another: `-- --test-threads=1`.
 
-mod accelerator;
+pub(crate) mod accelerator;
 pub(crate) mod agent;
 mod builder;
 pub(crate) mod cache;
@@ -32,6 +32,7 @@ mod vmm;
 pub use accelerator::Accelerator;
 pub use agent::{SCRIPT_TIMEOUT, ScriptOutput};
 pub use builder::GuestBuilder;
+pub(crate) use builder::KERNEL_PARAMETERS;
 pub use cache::GuestCache;
 pub use controller::{ControllerConfig, GuestController, LunConfig};
 pub use daemon::{DaemonDisk, DaemonProgram, StoppedDaemon, VhostUserDaemon};
@@ -39,7 +40,7 @@ pub use disk::GuestDisk;
 pub use fio::{FioJobs, FioOutcome};
 pub use fio_loop::FioLoop;
 pub use host_disk::{HostImage, LoopDevice};
-pub use machine::Guest;
+pub use machine::{Guest, is_fault_of_emulation};
 pub use migration::MigrationStatus;
 pub use program_disk::ProgramDisk;
 pub use qmp::Qmp;

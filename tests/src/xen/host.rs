@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use super::cache::XenCache;
 use super::initramfs::with_programs;
+use crate::guest::accelerator::TCG_CPU;
 use crate::guest::agent::Agent;
 use crate::guest::cache::repository;
 use crate::guest::daemon::mqblk_binary;
@@ -34,10 +35,8 @@ pub(super) const MAX_DOMAINS: usize = 4;
 
 /// Xen's parameters. With `dom0_vcpus_pin` an event between dom0's CPUs takes 130 us instead of 6 ms. `eager-fpu`: with lazy FPU switching
 /// (CR0.TS), programs under QEMU 7.2's emulation see other programs' vector registers, and crash.
-const XEN_PARAMETERS: &str = "console=com1 com1=115200,8n1 sched=credit dom0_vcpus_pin spec-ctrl=eager-fpu";
-
-/// The emulated CPU. The removed features cost emulated page walks, checks, and longer registers to save.
-const CPU: &str = "max,-smap,-smep,-pku,-la57,-avx,-avx2,-fma,-f16c,-xsave,-xsaveopt,-xsavec,-xgetbv1,-xsaves";
+const XEN_PARAMETERS: &str =
+    "console=com1 com1=115200,8n1 sched=credit dom0_vcpus_pin spec-ctrl=eager-fpu bootscrub=no";
 
 /// dom0's kernel parameters: the console shows warnings, with their traces. The last line only makes an emulated boot faster.
 const KERNEL_PARAMETERS: &str = "console=hvc0 loglevel=5 panic=0 \
@@ -138,7 +137,7 @@ impl XenHostBuilder {
         let mut add = |words: &[&str]| list.extend(words.iter().map(OsString::from));
         add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "pc"]);
         // KVM does not work: nested, Xen dies or asserts in its early boot.
-        add(&["-accel", "tcg,thread=multi", "-cpu", CPU]);
+        add(&["-accel", "tcg,thread=multi", "-cpu", TCG_CPU]);
         add(&["-m", &self.memory_mib.to_string(), "-smp", "2", "-kernel", &cache.hypervisor().to_string_lossy()]);
         add(&["-append", &format!("{XEN_PARAMETERS} dom0_mem={}M", self.dom0_memory_mib)]);
         // A comma separates the multiboot modules, a blank a module's name from its command line.

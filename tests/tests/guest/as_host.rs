@@ -40,7 +40,7 @@ fn a_suspended_device_costs_its_neighbours_nothing() -> Result<()> {
         let mut guest = builder.boot()?;
         program.install(&mut guest, "/dev/vda")?;
         guest.must(
-            "dmsetup create hung --table '0 131072 linear /dev/vdb 0' && dmsetup mknodes && ls /dev/mapper/hung",
+            "load-later && dmsetup create hung --table '0 131072 linear /dev/vdb 0' && dmsetup mknodes && ls /dev/mapper/hung",
         )?;
         let disk = |id: &str, path: &str| format!("--disk id={id},path={path},socket=/run/{id}.sock,queues=1");
         let all = format!("--workers 1 {} {}", disk("bad", "/dev/mapper/hung"), disk("good", "/dev/vdc"));

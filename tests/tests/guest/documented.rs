@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use mqblk_test_bounds::Bound;
 use mqblk_tests::documented::{Guests, Kind, Sandbox, Script, Session, plan};
-use mqblk_tests::guest::{Shell, Vmm, with_each_vmm};
+use mqblk_tests::guest::{Shell, Vmm, is_fault_of_emulation, with_each_vmm};
 use mqblk_tests::hostile::daemon::mqblk_binary;
 
 /// For a guest to see a change, and to move.
@@ -20,17 +20,15 @@ fn scripts(page: &str) -> Result<Vec<Script>> {
     Ok(plan::part(&plan::scripts(&plan::blocks(page, &text)?)?, true))
 }
 
-/// An assertion of QEMU 10.0 that TCG with several virtual CPUs violates now and then while the guest boots, with and without our devices.
-const QEMU_ASSERTION: &str = "iotlb_to_section: Assertion";
-/// How often a page is run until QEMU survives.
+/// How often a page is run until a guest boots.
 const ATTEMPTS: u32 = 3;
 
-/// Runs the blocks, and `check` after each. Runs the page again if QEMU fails by its own assertion.
+/// Runs the blocks, and `check` after each. Runs the page again if [emulation fails](is_fault_of_emulation).
 fn run(page: &str, vmm: Vmm, mut check: impl FnMut(&mut Session, &Script) -> Result<()>) -> Result<()> {
     for _ in 1..ATTEMPTS {
         match run_once(page, vmm, &mut check) {
-            Err(error) if format!("{error:#}").contains(QEMU_ASSERTION) => {
-                report(&format!("{page}: once more: {QEMU_ASSERTION}"))
+            Err(error) if is_fault_of_emulation(&format!("{error:#}")) => {
+                report(&format!("{page}: once more: {error:#}"));
             }
             result => return result,
         }

@@ -49,6 +49,7 @@ const PIECE: usize = 4096;
 
 const PREPARE: &str = r#"
 set -e
+load-later
 mkfs.ext4 -q -F -J size=4 /dev/vda
 /sbin/mkfs.xfs -q -f --unsupported -d agcount=2 /dev/vdb
 mkdir -p /a/ext4 /a/xfs /c/ext4 /c/xfs /run/sums

@@ -186,9 +186,10 @@ impl LoopbackFixture {
         self.slowness = SLOW_MACHINE;
     }
 
-    /// Scales a number of repetitions to the speed of this machine.
+    /// Scales a number of repetitions to the speed of this machine, and to a long run (`MQBLK_REPETITIONS`: so many times as often).
     pub fn repetitions(&self, count: u32) -> u32 {
-        (count / self.slowness).max(3)
+        let times = std::env::var("MQBLK_REPETITIONS").map_or(1, |text| text.parse().expect("MQBLK_REPETITIONS"));
+        (count * times / self.slowness).max(3)
     }
 
     /// Returns all cases, or every third on a slow machine.

@@ -1,4 +1,4 @@
-//! Queues of virtio-blk, virtio-scsi and Xen disks that move between workers at random 10,000 times under load: every byte is verified, every
+//! Queues of virtio-blk, virtio-scsi and Xen disks that move between workers at random thousands of times under load: every byte is verified, every
 //! request is counted once, and no worker keeps anything.
 
 use std::path::Path;
@@ -19,7 +19,8 @@ use rand::{RngExt, SeedableRng};
 use serde_json::json;
 
 const WORKERS: u64 = 3;
-const MOVES: u64 = 10_000;
+/// Sets the number of moves (2000).
+const MOVES: &str = "MQBLK_QUEUE_MOVES";
 /// The devices, and how many request queues each has.
 pub(super) const DEVICES: [(&str, u64); 3] = [("blk", 4), ("scsi", 2), ("xen", 2)];
 /// A run of a load, in seconds. Each verifies all that it wrote at its end.
@@ -113,11 +114,12 @@ fn verified_loads_survive_random_moves() {
     let folder = host.folder().to_owned();
     let mut admin = wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), TIMEOUT.time()).ok());
 
+    let wanted = std::env::var(MOVES).map_or(2000, |text| text.parse().expect(MOVES));
     let mut loads = Loads::start(&folder);
     let mut random = SmallRng::seed_from_u64(7);
     let mut moves = [0_u64; DEVICES.len()];
     let mut last = Instant::now();
-    while moves.iter().sum::<u64>() < MOVES {
+    while moves.iter().sum::<u64>() < wanted {
         let device = random.random_range(0..DEVICES.len());
         let (id, queues) = DEVICES[device];
         let (queue, worker) = (random.random_range(0..queues), random.random_range(0..WORKERS));
@@ -136,7 +138,7 @@ fn verified_loads_survive_random_moves() {
         loads.renew();
     }
     let runs = loads.finish();
-    assert!(moves.iter().all(|moves| *moves > MOVES / 20), "{moves:?}");
+    assert!(moves.iter().all(|moves| *moves > wanted / 20), "{moves:?}");
     assert!(runs.iter().all(|runs| *runs > 0), "{runs:?}");
 
     assert_counters(&mut admin);

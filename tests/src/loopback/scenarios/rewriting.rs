@@ -191,7 +191,7 @@ pub(super) fn entries(fixture: &mut LoopbackFixture) -> Result<()> {
                 Rewriter::start(memory.shared_array(GuestAddress(0), WORDS).context("the ring's page")?, targets);
             let named: Vec<_> = (0..NAMED).map(|page| whole_page(stage.data.gref(page))).collect();
             let raw = RawRequest::encode(abi, &transfer(operations[0], STARTS[0], &named));
-            stage.rounds(fixture.repetitions(600), &[raw]).with_context(|| disk.id)?;
+            stage.rounds(fixture.repetitions(200), &[raw]).with_context(|| disk.id)?;
             rewriter.finish()?;
             fixture.check_neighbour()?;
             stage.check_written(fixture, 11 * PAGE_SECTORS)?;
@@ -222,7 +222,7 @@ pub(super) fn tables(fixture: &mut LoopbackFixture) -> Result<()> {
                 let request = BlkifRequest { id: start, ..indirect(inner, start, &[table.gref(0)], SEGMENTS as u16) };
                 RawRequest::encode(Abi::X86_64, &request)
             });
-            stage.rounds(fixture.repetitions(300), &requests).with_context(|| disk.id)?;
+            stage.rounds(fixture.repetitions(100), &requests).with_context(|| disk.id)?;
             rewriter.finish()?;
             fixture.check_neighbour()?;
             stage.check_written(fixture, SEGMENTS as u64 * PAGE_SECTORS)?;

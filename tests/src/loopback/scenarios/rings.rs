@@ -130,7 +130,7 @@ pub(super) fn scribbled_indices(fixture: &mut LoopbackFixture) -> Result<()> {
                 events.iter().for_each(|cell| cell.store(random.random(), Ordering::Relaxed));
             }
         });
-        let worked = (0..fixture.repetitions(1000)).try_for_each(|turn| {
+        let worked = (0..fixture.repetitions(400)).try_for_each(|turn| {
             data.fill(0, turn as u8);
             // The backend notifies in any case, and does not wait for events.
             let sector = u64::from(turn) * 8 % SECTORS;

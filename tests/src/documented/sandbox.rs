@@ -88,6 +88,9 @@ case ${1-} in
         given --quick || given --list || given --help || more+=(--quick)
         given --runtime || more+=(--runtime 0.02)
         given --runs || more+=(--runs 1)
+        # All of them are run by the tests of the daemon.
+        for experiment in xen-queues virtio-queues block-sizes scsi-targets polling; do ! given $experiment || break; done
+        given $experiment || given --list || given --help || more+=(virtio-queues)
         ;;
 esac
 exec DAEMON "$@" "${more[@]}"

@@ -229,10 +229,6 @@ pub struct BenchArgs {
     #[arg(long)]
     pub packed: bool,
 
-    /// Have virtqueues used in order (VIRTIO_F_IN_ORDER); the server must offer it [default: in any order]
-    #[arg(long)]
-    pub in_order: bool,
-
     /// Write the results as JSON to this file, after each run as far as they are; -: to standard output, and the table to standard
     /// error
     #[arg(long, value_name = "FILE")]

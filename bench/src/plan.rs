@@ -138,8 +138,6 @@ pub struct Plan {
     pub descriptors: Descriptors,
     /// Packed virtqueues.
     pub packed: bool,
-    /// Virtqueues are used in order.
-    pub in_order: bool,
     /// File for the JSON.
     pub json: Option<PathBuf>,
     /// How long a server may complete no request.
@@ -234,7 +232,6 @@ impl Plan {
             chosen_queue_size: args.queue_size,
             descriptors: args.descriptors,
             packed: args.packed,
-            in_order: args.in_order,
             json: args.json.clone(),
             stuck_timeout: STUCK_TIMEOUT,
             interrupt: Interrupt::default(),

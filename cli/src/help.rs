@@ -86,7 +86,7 @@ const ARRANGEMENTS: &[Arrangement] = &[
                     "pin",
                 ],
             ),
-            ("Virtqueues", &["queue_size", "descriptors", "packed", "in_order"]),
+            ("Virtqueues", &["queue_size", "descriptors", "packed"]),
             ("Range and data", &["offset", "size", "offset_increment", "verify", "fill", "allow_write"]),
             ("Runs", &["experiment", "runtime", "time_based", "runs", "warmup", "seed"]),
             ("The server of --disk", &["poll", "server_cpus", "grants", "grants_pool"]),

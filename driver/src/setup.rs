@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use mqblk_core::ByteLen;
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
-use mqblk_ring::driver_ring::{ChainLayout, DriverRing, IndirectArea, RingFeatures};
+use mqblk_ring::driver_ring::{ChainLayout, DriverRing, IndirectArea};
 use mqblk_ring::virtqueue::{RingAddresses, RingFormat};
 use mqblk_vhost_user_client::features as virtio;
 use mqblk_vhost_user_client::{Client, EventFd, InflightMemory, QueueSetup, SharedRegion};
@@ -166,10 +166,10 @@ impl SharedMemory {
         let has = |bit: u64| features & bit != 0;
         let tables = IndirectArea { start: layout.tables, per_table: TABLE_DESCRIPTORS };
         let tables = has(virtio::INDIRECT_DESC).then_some(tables);
-        let features = RingFeatures { event_idx: has(virtio::EVENT_IDX), in_order: has(virtio::IN_ORDER) };
+        let event_idx = has(virtio::EVENT_IDX);
         let format = if has(virtio::RING_PACKED) { RingFormat::Packed } else { RingFormat::Split };
         let (at, size) = (layout.addresses, layout.size);
-        let ring = DriverRing::new(&self.memory, &at, size, format, features, tables)?;
+        let ring = DriverRing::new(&self.memory, &at, size, format, event_idx, tables)?;
         let kick = new_eventfd().map_err(DriverError::eventfd)?;
         let region = &self.region;
         let setup = QueueSetup { size, addresses: at, region, base: first_base(format), kick: &kick, call };
@@ -187,24 +187,13 @@ const fn first_base(format: RingFormat) -> u16 {
     format.first_base() as u16
 }
 
-/// Returns the feature bits of the kinds of rings that are wanted.
-pub(crate) fn ring_features(packed: bool, in_order: bool) -> u64 {
-    let bit = |wanted: bool, bit: u64| if wanted { bit } else { 0 };
-    bit(packed, virtio::RING_PACKED) | bit(in_order, virtio::IN_ORDER)
-}
-
-/// Checks that the server offers the kinds of rings that are wanted.
-pub(crate) fn check_rings(packed: bool, in_order: bool, features: u64) -> Result<(), DriverError> {
-    for (wanted, bit, field, name) in [
-        (packed, virtio::RING_PACKED, "packed rings", "VIRTIO_F_RING_PACKED"),
-        (in_order, virtio::IN_ORDER, "rings in order", "VIRTIO_F_IN_ORDER"),
-    ] {
-        if wanted && features & bit == 0 {
-            let expected = format!("0: the server does not offer {name}");
-            return Err(DriverError::Option { field, found: 1, expected });
-        }
+/// Checks that the server offers packed rings if they are wanted.
+pub(crate) fn check_packed(wanted: bool, features: u64) -> Result<(), DriverError> {
+    if !wanted || features & virtio::RING_PACKED != 0 {
+        return Ok(());
     }
-    Ok(())
+    let expected = "0: the server does not offer VIRTIO_F_RING_PACKED".to_owned();
+    Err(DriverError::Option { field: "packed rings", found: 1, expected })
 }
 
 /// Data memory of a queue.

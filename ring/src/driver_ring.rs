@@ -7,7 +7,7 @@ use crate::packed::PackedDriver;
 use crate::packed::driver::PackedChain;
 use crate::split::SplitDriver;
 use crate::split::driver::ChainBuilder;
-pub use crate::split::driver::{ChainLayout, ChainRefused, DeviceError, IndirectArea, RingFeatures, UsedRequest};
+pub use crate::split::driver::{ChainLayout, ChainRefused, DeviceError, IndirectArea, UsedRequest};
 
 /// A request that is being built. Dropping it before [`commit`](Self::commit) cancels it.
 pub trait RequestChain: Sized {
@@ -83,12 +83,12 @@ impl DriverRing {
         at: &RingAddresses,
         size: u16,
         format: RingFormat,
-        features: RingFeatures,
+        event_idx: bool,
         indirect: Option<IndirectArea>,
     ) -> Result<DriverRing, RingSetupError> {
         match format {
-            RingFormat::Split => SplitDriver::new(memory, at, size, features, indirect).map(DriverRing::Split),
-            RingFormat::Packed => PackedDriver::new(memory, at, size, features, indirect).map(DriverRing::Packed),
+            RingFormat::Split => SplitDriver::new(memory, at, size, event_idx, indirect).map(DriverRing::Split),
+            RingFormat::Packed => PackedDriver::new(memory, at, size, event_idx, indirect).map(DriverRing::Packed),
         }
     }
 

@@ -169,21 +169,6 @@ pub trait LoneChains: UsualChains {
     fn reread(&self, index: u16) -> ChainHead;
 }
 
-/// A ring that can use several chains by one element.
-pub(crate) trait UsesRuns {
-    /// Where a used element is written.
-    type At: Copy;
-
-    /// Returns where the next element is written.
-    fn used_at(&self) -> Self::At;
-
-    /// Uses a chain without an element: that of a later one will cover it.
-    fn skip_used(&mut self, chain: u16);
-
-    /// Uses a chain, with an element at `at`, where the first of those is that were skipped before it.
-    fn end_run(&mut self, at: Self::At, chain: u16, written: u32);
-}
-
 /// Error of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainError {

@@ -3,7 +3,6 @@
 //! `virtqueue` is the device's end of a virtqueue of any format, for devices and transports; `format` is what formats have in common. `split/`
 //! is the split virtqueue: `device` is the device's end (the daemon), `driver` the driver's end (userspace drivers and tests). `packed/` is
 //! the packed virtqueue, with the same two ends, and `driver_ring` the driver's end of either.
-//! `in_order` is the device's end of either for a driver that has accepted VIRTIO_F_IN_ORDER.
 //! `blkif/` is the ring of Xen's block interface: `back` and `front`. `wakeup` is the notification protocol that all of them use: neither
 //! end sleeps while the other waits for it. The meaning of ring entries is defined elsewhere (`guest/`).
 #![forbid(unsafe_code)]
@@ -13,7 +12,6 @@ pub mod blkif;
 mod crash_points;
 pub mod driver_ring;
 pub mod format;
-mod in_order;
 mod inflight_words;
 pub mod packed;
 pub mod split;

@@ -10,7 +10,6 @@ pub use crate::format::{
     Available, ChainError, ChainHead, ChainHeader, ChainSegment, LoneChains, MAX_QUEUE_SIZE, RingAddresses, RingFormat,
     RingSetupError, RingState, UsualChains, VirtqueueError,
 };
-pub use crate::in_order::{CompletionMark, InOrderRing};
 use crate::packed::layout::Base;
 use crate::packed::{PackedDevice, PackedInflight, PackedRing};
 pub use crate::split::{InflightError, RingLog};
@@ -168,8 +167,6 @@ pub enum DeviceRing {
     Split(SplitDevice),
     /// A packed virtqueue.
     Packed(PackedDevice),
-    /// A virtqueue of either format whose chains are used in the order in which they were made available.
-    InOrder(Box<InOrderRing>),
 }
 
 impl DeviceRing {
@@ -205,55 +202,12 @@ impl DeviceRing {
         }
     }
 
-    /// Returns this ring as one whose chains are used in the order in which they were made available, for a driver that has accepted
-    /// VIRTIO_F_IN_ORDER. Nothing has been taken from it.
-    #[must_use]
-    pub fn in_order(self) -> DeviceRing {
-        match self {
-            DeviceRing::Split(ring) => DeviceRing::InOrder(Box::new(ring.into())),
-            DeviceRing::Packed(ring) => DeviceRing::InOrder(Box::new(ring.into())),
-            DeviceRing::InOrder(ring) => DeviceRing::InOrder(ring),
-        }
-    }
-
-    /// Returns true if chains are used in the order in which they were made available: then a chain that was [returned](Self::put_used)
-    /// may be held back by a [publish](Self::publish).
-    #[inline]
-    pub fn is_in_order(&self) -> bool {
-        matches!(self, DeviceRing::InOrder(_))
-    }
-
-    /// Returns a mark of all chains that have been returned to the driver so far.
-    pub fn completions(&self) -> CompletionMark {
-        match self {
-            DeviceRing::Split(_) | DeviceRing::Packed(_) => CompletionMark::default(),
-            DeviceRing::InOrder(ring) => ring.completions(),
-        }
-    }
-
-    /// Returns a mark of a chain that has been returned to the driver since the last publish, or was held back by it.
-    pub fn completion_of(&self, chain: u16) -> CompletionMark {
-        match self {
-            DeviceRing::Split(_) | DeviceRing::Packed(_) => CompletionMark::default(),
-            DeviceRing::InOrder(ring) => ring.completion_of(chain),
-        }
-    }
-
-    /// Returns true if the driver sees what was returned to it up to this mark. Called after a publish.
-    pub fn is_visible(&self, completions: CompletionMark) -> bool {
-        match self {
-            DeviceRing::Split(_) | DeviceRing::Packed(_) => true,
-            DeviceRing::InOrder(ring) => ring.is_visible(completions),
-        }
-    }
-
     /// Returns the number of entries.
     #[inline]
     pub fn size(&self) -> u16 {
         match self {
             DeviceRing::Split(ring) => ring.size(),
             DeviceRing::Packed(ring) => ring.size(),
-            DeviceRing::InOrder(ring) => ring.size(),
         }
     }
 
@@ -263,7 +217,6 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.is_resumed(),
             DeviceRing::Packed(ring) => ring.is_resumed(),
-            DeviceRing::InOrder(ring) => ring.is_resumed(),
         }
     }
 
@@ -272,7 +225,6 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.is_tracked(),
             DeviceRing::Packed(ring) => ring.is_tracked(),
-            DeviceRing::InOrder(ring) => ring.is_tracked(),
         }
     }
 
@@ -282,7 +234,6 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.replays(),
             DeviceRing::Packed(ring) => ring.replays(),
-            DeviceRing::InOrder(ring) => ring.replays(),
         }
     }
 
@@ -291,7 +242,6 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.take_recorded_step(chain),
             DeviceRing::Packed(ring) => ring.take_recorded_step(chain),
-            DeviceRing::InOrder(ring) => ring.take_recorded_step(chain),
         }
     }
 
@@ -300,7 +250,6 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.recorded_steps(),
             DeviceRing::Packed(ring) => ring.recorded_steps(),
-            DeviceRing::InOrder(ring) => ring.recorded_steps(),
         }
     }
 
@@ -309,7 +258,6 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.record_step(chain, step),
             DeviceRing::Packed(ring) => ring.record_step(chain, step),
-            DeviceRing::InOrder(ring) => ring.record_step(chain, step),
         }
     }
 
@@ -329,7 +277,6 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.fetch(pool, lease, heads, max),
             DeviceRing::Packed(ring) => ring.fetch(pool, lease, heads, max),
-            DeviceRing::InOrder(ring) => ring.fetch(pool, lease, heads, max),
         }
     }
 
@@ -349,36 +296,24 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.walk(pool, lease, head, each),
             DeviceRing::Packed(ring) => ring.walk(pool, lease, head, each),
-            DeviceRing::InOrder(ring) => ring.walk(pool, lease, head, each),
         }
     }
 
-    /// Returns a chain to the driver, with the number of bytes written to it. Visible after [`publish`](Self::publish); in a ring
-    /// [in order](Self::is_in_order) after the publish that follows the return of the last chain before it.
+    /// Returns a chain to the driver, with the number of bytes written to it. Visible after [`publish`](Self::publish).
     #[inline(always)] // a device type calls it in a few places
     pub fn put_used(&mut self, chain: u16, written: u32) {
         match self {
             DeviceRing::Split(ring) => ring.put_used(chain, written),
             DeviceRing::Packed(ring) => ring.put_used(chain, written),
-            DeviceRing::InOrder(ring) => ring.put_used(chain, written),
         }
     }
 
-    /// Makes all chains that were returned since the last publish, and are not held back, visible at once. The result says if the driver requested a call.
-    #[inline(always)] // only the usual split ring's part is: the others' are functions of their own
+    /// Makes all chains that were returned since the last publish visible at once. The result says if the driver requested a call.
+    #[inline(always)] // only a split ring's part is: a packed one's is a function of its own
     pub fn publish(&mut self) -> PublishResult {
         match self {
             DeviceRing::Split(ring) => ring.publish(),
-            others => others.publish_others(),
-        }
-    }
-
-    #[inline(never)]
-    fn publish_others(&mut self) -> PublishResult {
-        match self {
-            DeviceRing::Split(_) => PublishResult::Nothing,
             DeviceRing::Packed(ring) => ring.publish(),
-            DeviceRing::InOrder(ring) => ring.publish(),
         }
     }
 
@@ -388,7 +323,6 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.arm(),
             DeviceRing::Packed(ring) => ring.arm(),
-            DeviceRing::InOrder(ring) => ring.arm(),
         }
     }
 
@@ -398,7 +332,6 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.disarm(),
             DeviceRing::Packed(ring) => ring.disarm(),
-            DeviceRing::InOrder(ring) => ring.disarm(),
         }
     }
 
@@ -407,7 +340,6 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.state(),
             DeviceRing::Packed(ring) => ring.state(),
-            DeviceRing::InOrder(ring) => ring.state(),
         }
     }
 
@@ -416,8 +348,6 @@ impl DeviceRing {
         match (self, ring) {
             (DeviceRing::Split(own), MappedRing::Split(ring)) => own.relocate(ring),
             (DeviceRing::Packed(own), MappedRing::Packed(ring)) => own.relocate(ring),
-            (DeviceRing::InOrder(own), MappedRing::Split(ring)) => own.relocate_split(ring),
-            (DeviceRing::InOrder(own), MappedRing::Packed(ring)) => own.relocate_packed(ring),
             _ => debug_assert!(false, "a ring keeps its format"),
         }
     }
@@ -427,7 +357,6 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.set_log(log),
             DeviceRing::Packed(ring) => ring.set_log(log),
-            DeviceRing::InOrder(ring) => ring.set_log(log),
         }
     }
 }

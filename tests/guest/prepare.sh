@@ -1,7 +1,6 @@
 #!/bin/bash
 # Prepares what the real-guest tests boot: a Debian kernel, and an initramfs with fio, the file system and the SCSI tools. The
-# QEMU and the kernel of Debian trixie come beside those of this system, so that the tests can be run with both, and the kernel of
-# trixie-backports, whose virtio drivers know VIRTIO_F_IN_ORDER.
+# QEMU and the kernel of Debian trixie come beside those of this system, so that the tests can be run with both.
 #
 #   tests/guest/prepare.sh           install, download and build what is missing; nothing to do takes no time
 #
@@ -9,7 +8,7 @@
 # MQBLK_GUEST_KERNEL   the Debian kernel package to boot             (linux-image-cloud-amd64)
 # MQBLK_GUEST_FIO      a statically linked fio to use instead of building one from Debian's source
 #
-# Left in the cache folder: vmlinux, initramfs.cpio, trixie/{vmlinux,initramfs.cpio,qemu}, backports/{vmlinux,initramfs.cpio}, manifest.  Remove the folder to start
+# Left in the cache folder: vmlinux, initramfs.cpio, trixie/{vmlinux,initramfs.cpio,qemu}, manifest.  Remove the folder to start
 # again, for example with a newer kernel package: what is already there is kept as it is and needs no network.
 #
 # Why it is made this way: without hardware virtualisation the guest is emulated, and then decompression is most of
@@ -21,7 +20,6 @@ export PATH=$PATH:/usr/sbin:/sbin LC_ALL=C
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${MQBLK_GUEST_CACHE:-$(cd "$here/../.." && pwd)/.cache/guest}
 trixie=$cache/trixie
-backports=$cache/backports
 kernel_package=${MQBLK_GUEST_KERNEL:-linux-image-cloud-amd64}
 # The manifest's first line. The Rust side requires this version; increase it on incompatible changes.
 format="mqblk-guest 6"
@@ -84,17 +82,6 @@ prepare_trixie() {
     prepare_kernel "$trixie"
     prepare_trixie_qemu
     rm -rf "$trixie/apt"
-    own_apt
-}
-
-# Prepares the kernel of Debian's trixie-backports.
-prepare_backports() {
-    [ -e "$backports/kernel.version" ] && return
-    mkdir -p "$backports"
-    say "fetching the package lists of Debian's trixie-backports"
-    own_apt "$backports/apt" deb trixie-backports
-    prepare_kernel "$backports"
-    rm -rf "$backports/apt"
     own_apt
 }
 
@@ -175,15 +162,12 @@ prepare_kernel
 prepare_fio
 prepare_trixie
 hide_modules
-prepare_backports
 prepare_initramfs "$cache"
 prepare_initramfs "$trixie"
-prepare_initramfs "$backports"
 {
     echo "$format"
     echo "kernel $(cat "$cache/kernel.version")"
     echo "and $(cat "$trixie/kernel.version")"
-    echo "and $(cat "$backports/kernel.version")"
     echo "QEMU $(qemu-system-x86_64 --version | sed -n 's/^QEMU emulator version \([^ ]*\).*/\1/p')"
     echo "and $(cat "$trixie/qemu.version")"
     echo "fio $("$cache/fio" --version)"

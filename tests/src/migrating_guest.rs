@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use crate::hostile::frontend::{DEFAULT_RING_SIZE, FrontendQueue, HostileFrontend, IN_ORDER, QUEUE_SHARE, RING_PACKED};
+use crate::hostile::frontend::{DEFAULT_RING_SIZE, FrontendQueue, HostileFrontend, QUEUE_SHARE, RING_PACKED};
 use crate::hostile::memory::START;
 use crate::hostile::request::{header, readable, request_type, writable, write_direct};
 use crate::hostile::ring::RingAddresses;
@@ -161,7 +161,7 @@ impl MigratingGuest {
             LoadOrder::Last | LoadOrder::Never => connection.negotiate(0),
             LoadOrder::First => {
                 connection.send(m::SET_OWNER, VERSION, &[], &[]);
-                let features = connection.request_u64(m::GET_FEATURES) & !(RING_PACKED | IN_ORDER);
+                let features = connection.request_u64(m::GET_FEATURES) & !RING_PACKED;
                 let protocol = connection.request_u64(m::GET_PROTOCOL_FEATURES);
                 connection.send(m::SET_PROTOCOL_FEATURES, VERSION, &protocol.to_ne_bytes(), &[]);
                 if !load_device_state(&mut connection, state.as_bytes()) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use mqblk_core::{Call, DiskSlot, Wake};
 use mqblk_engine::{AnyDisk, FixedBufferUse, PlugOptions, QueueDisk, SteppedQueue, SteppedWorker, UringContext};
 use mqblk_memory::{GuestAddress, GuestMemory};
-use mqblk_ring::split::driver::{ChainLayout, RingFeatures};
+use mqblk_ring::split::driver::ChainLayout;
 use mqblk_ring::split::{SplitDriver, SplitRing};
 use mqblk_ring::virtqueue::{DeviceRing, RingAddresses};
 use mqblk_scsi::reservation::{ReservationStore, Reservations, Ticket};
@@ -147,31 +147,12 @@ impl SteppedController {
         SteppedController::with_cdb_size(queues, workers, disks, 32)
     }
 
-    /// Same with rings that are used in order.
-    pub fn in_order(
-        queues: u16,
-        workers: usize,
-        disks: &[(LunAddress, Arc<AnyDisk>, PlugOptions)],
-    ) -> SteppedController {
-        SteppedController::build(queues, workers, disks, 32, true)
-    }
-
     /// Same with another `cdb_size`, as a driver chooses it. Only [`run_chain`](Self::run_chain) can send such commands.
     pub fn with_cdb_size(
         queues: u16,
         workers: usize,
         disks: &[(LunAddress, Arc<AnyDisk>, PlugOptions)],
         cdb_size: u32,
-    ) -> SteppedController {
-        SteppedController::build(queues, workers, disks, cdb_size, false)
-    }
-
-    fn build(
-        queues: u16,
-        workers: usize,
-        disks: &[(LunAddress, Arc<AnyDisk>, PlugOptions)],
-        cdb_size: u32,
-        in_order: bool,
     ) -> SteppedController {
         let options =
             ScsiOptions { queues, queue_size: RING_SIZE, cmd_per_lun: 16, max_transfer: mqblk_core::ByteLen(1 << 20) };
@@ -194,7 +175,7 @@ impl SteppedController {
         let mut controller =
             SteppedController { device, logical_units: units, memory, workers, attached: vec![], rings: vec![] };
         for index in 0..count {
-            controller.attach(index, &open, in_order);
+            controller.attach(index, &open);
         }
         for _ in 0..8 {
             controller.post_event_buffer();
@@ -202,17 +183,15 @@ impl SteppedController {
         controller
     }
 
-    fn attach(&mut self, index: usize, open: &[QueueDisk], in_order: bool) {
+    fn attach(&mut self, index: usize, open: &[QueueDisk]) {
         let start = index as u64 * RING_AREA_LEN;
         let at = RingAddresses {
             desc: GuestAddress(start),
             avail: GuestAddress(start + 0x4000),
             used: GuestAddress(start + 0x8000),
         };
-        let features = RingFeatures { event_idx: false, in_order };
-        let driver = SplitDriver::new(&self.memory, &at, RING_SIZE, features, None).expect("a ring");
+        let driver = SplitDriver::new(&self.memory, &at, RING_SIZE, false, None).expect("a ring");
         let ring = SplitRing::resolve(&self.memory, &at, RING_SIZE).expect("a ring");
-        let ring = DeviceRing::new(ring, 0, false);
         let role = VirtioDevice::<UringContext>::queue_role(&*self.device, index as u16);
         let options = polled_queue(if role == QueueRole::Requests { open.to_vec() } else { vec![] });
         let worker = index % self.workers.len();
@@ -220,7 +199,7 @@ impl SteppedController {
         let attached = self.workers[worker].attach(options, |context, waker| {
             let lease = context.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
             let parts = QueueResources {
-                ring: if in_order { ring.in_order() } else { ring },
+                ring: DeviceRing::new(ring, 0, false),
                 lease,
                 call: Some(Box::new(NoCall)),
                 features: HOTPLUG_AND_CHANGE,

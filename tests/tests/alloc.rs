@@ -165,8 +165,8 @@ fn allocations(disk: &Arc<AnyDisk>, mix: Mix, requests: u64) -> usize {
     allocations_with(disk, &Arc::default(), false, mix, requests)
 }
 
-/// As [`allocations`], of a disk with limits, or of rings in order: split ones with direct descriptors, packed ones with indirect ones.
-fn allocations_with(disk: &Arc<AnyDisk>, health: &Arc<DiskHealth>, in_order: bool, mix: Mix, requests: u64) -> usize {
+/// As [`allocations`], of a disk with limits, or of packed rings.
+fn allocations_with(disk: &Arc<AnyDisk>, health: &Arc<DiskHealth>, packed: bool, mix: Mix, requests: u64) -> usize {
     let mut found = 0;
     for shape in [DescriptorLayout::Direct, DescriptorLayout::Indirect] {
         let merge = if mix == Mix::Sequential { MergeMode::On } else { MergeMode::Auto };
@@ -182,8 +182,7 @@ fn allocations_with(disk: &Arc<AnyDisk>, health: &Arc<DiskHealth>, in_order: boo
         let choose = |options: &mut BlkConnectOptions| {
             options.queues = QUEUES;
             options.descriptors = shape;
-            options.in_order = in_order;
-            options.packed = in_order && matches!(shape, DescriptorLayout::Indirect);
+            options.packed = packed;
             options.data_per_queue = mqblk_core::ByteLen(u64::from(u32::from(DEPTH) * PIECES * BLOCK));
         };
         let (rig, mut sets) = Rig::new(plan, choose);
@@ -244,7 +243,7 @@ fn a_million_requests_allocate_nothing() {
     none("null with a latency", || allocations(&latent, Mix::All, MILLION / 10));
     none("file in memory", || file("/dev/shm", Mix::All, MILLION));
     none("file in memory, merged requests", || file("/dev/shm", Mix::Sequential, MILLION));
-    none("rings in order", || allocations_with(&latent, &Arc::default(), true, Mix::All, MILLION / 10));
+    none("packed rings", || allocations_with(&latent, &Arc::default(), true, Mix::All, MILLION / 10));
     let limits = IoLimits::default()
         .with(LimitKind::Iops, IoLimit { rate: 100_000, burst: None })
         .with(LimitKind::BandwidthWrite, IoLimit { rate: 100 << 20, burst: None });

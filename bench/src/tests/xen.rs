@@ -132,10 +132,6 @@ fn usage_errors_name_the_option() {
             "--packed: found it, expected none with xen: its rings are no virtqueues",
         ),
         (
-            "--interface xen --vdev xvda --in-order",
-            "--in-order: found it, expected none with xen: its rings are no virtqueues",
-        ),
-        (
             "--interface xen --vdev xvda --descriptors direct",
             "--descriptors: found direct, expected --indirect-segments with xen: its rings have no descriptors",
         ),

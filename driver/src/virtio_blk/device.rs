@@ -14,7 +14,7 @@ use super::wire::{BlkConfig, CONFIG_BYTES, CONFIG_WRITEBACK, feature};
 use crate::DriverError;
 use crate::call_event::new_eventfd;
 use crate::error::{check_queue_size, check_range};
-use crate::setup::{AddressPlanner, DescriptorLayout, SharedMemory, check_rings, ring_features};
+use crate::setup::{AddressPlanner, DescriptorLayout, SharedMemory, check_packed};
 
 /// Options of [`BlkDevice::connect`].
 #[derive(Clone, Debug)]
@@ -37,8 +37,6 @@ pub struct BlkConnectOptions {
     pub event_idx: bool,
     /// Use packed rings, which the server must offer. With them, [`reconnect`](BlkDevice::reconnect) needs an in-flight region.
     pub packed: bool,
-    /// Have the server use requests in the order in which they were made available (VIRTIO_F_IN_ORDER), which it must offer.
-    pub in_order: bool,
     /// Poison each status byte before its request, to detect a device that does not write it. Costs a cache line transfer.
     pub poison_status: bool,
     /// Create an in-flight region, if the server supports it, so that the next server replays requests.
@@ -64,7 +62,6 @@ impl BlkConnectOptions {
             descriptors: DescriptorLayout::Auto,
             event_idx: true,
             packed: false,
-            in_order: false,
             poison_status: false,
             inflight: true,
             config_changes: false,
@@ -156,10 +153,10 @@ impl BlkDevice {
             client.accept_backend_requests();
         }
         let event = if options.event_idx { virtio::EVENT_IDX } else { 0 };
-        let rings = ring_features(options.packed, options.in_order);
-        let wanted = feature::ALL | virtio::VERSION_1 | virtio::INDIRECT_DESC | event | rings;
+        let packed = if options.packed { virtio::RING_PACKED } else { 0 };
+        let wanted = feature::ALL | virtio::VERSION_1 | virtio::INDIRECT_DESC | event | packed;
         let features = client.negotiate(wanted)?;
-        check_rings(options.packed, options.in_order, features)?;
+        check_packed(options.packed, features)?;
         let server_queues = client.queue_count()?;
         let backend_channel = client.open_backend_channel()?;
         let mut config = BlkConfig([0; CONFIG_BYTES]);

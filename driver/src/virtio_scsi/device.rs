@@ -20,7 +20,7 @@ use super::wire::{
     SENSE_BYTES, ScsiConfig, feature,
 };
 use crate::error::{check_queue_size, check_range};
-use crate::setup::{AddressPlanner, DataArea, DescriptorLayout, SharedMemory, check_rings, ring_features};
+use crate::setup::{AddressPlanner, DataArea, DescriptorLayout, SharedMemory, check_packed};
 use crate::{DriverError, call_event::CallEvent};
 
 /// Entries of the control and the event queue.
@@ -49,8 +49,6 @@ pub struct ScsiConnectOptions {
     pub event_idx: bool,
     /// Use packed rings, which the server must offer. With them, [`reconnect`](ScsiController::reconnect) needs an in-flight region.
     pub packed: bool,
-    /// Have the server use requests in the order in which they were made available (VIRTIO_F_IN_ORDER), which it must offer.
-    pub in_order: bool,
     /// Selects the queue of a command.
     pub steering: SteeringPolicy,
     /// Poison each response before its command, to detect a device that does not write it. Costs a cache line transfer.
@@ -77,7 +75,6 @@ impl ScsiConnectOptions {
             descriptors: DescriptorLayout::Auto,
             event_idx: true,
             packed: false,
-            in_order: false,
             steering: SteeringPolicy::Target,
             poison_status: false,
             inflight: true,
@@ -124,10 +121,10 @@ impl ScsiController {
     pub fn connect(options: &ScsiConnectOptions) -> Result<ScsiController, DriverError> {
         let mut client = Client::connect(&options.socket, options.connect_timeout, options.reply_timeout)?;
         let event = if options.event_idx { virtio::EVENT_IDX } else { 0 };
-        let rings = ring_features(options.packed, options.in_order);
-        let wanted = feature::ALL | virtio::VERSION_1 | virtio::INDIRECT_DESC | event | rings;
+        let packed = if options.packed { virtio::RING_PACKED } else { 0 };
+        let wanted = feature::ALL | virtio::VERSION_1 | virtio::INDIRECT_DESC | event | packed;
         let features = client.negotiate(wanted)?;
-        check_rings(options.packed, options.in_order, features)?;
+        check_packed(options.packed, features)?;
         // A server without MQ has one request queue.
         let offered = client.queue_count()?.saturating_sub(FIRST_REQUEST_QUEUE).max(1);
         let config = read_config(&mut client, offered)?;

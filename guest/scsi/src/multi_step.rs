@@ -76,20 +76,6 @@ impl MultiStepCommand {
         }
     }
 
-    /// Returns true if the command writes what depends on what it has read: executed twice, it could undo what others did in between.
-    pub fn is_read_modify_write(&self) -> bool {
-        matches!(self.kind, MultiStepKind::CompareAndWrite(_) | MultiStepKind::OrWrite(_))
-    }
-
-    /// Makes a [read-modify-write](Self::is_read_modify_write) end well at its next step: it was executed before a crash.
-    pub fn skip_all(&mut self) {
-        match &mut self.kind {
-            MultiStepKind::CompareAndWrite(compare) => compare.skip_all(),
-            MultiStepKind::OrWrite(or) => or.skip_all(),
-            MultiStepKind::Verify(_) | MultiStepKind::WriteSame(_) | MultiStepKind::PersistentReserveOut(_) => {}
-        }
-    }
-
     /// Returns the next step. `before` is the outcome of the step before; `None` at the first one and after
     /// [`NextStep::Wait`].
     pub fn next<D: DataOut + ?Sized>(
@@ -151,10 +137,6 @@ impl ChunkCursor {
     /// Returns the number of bytes before the current chunk.
     pub(crate) fn done(&self) -> u64 {
         self.done
-    }
-
-    pub(crate) fn skip_all(&mut self) {
-        self.done = self.len;
     }
 
     pub(crate) fn advance(&mut self) {

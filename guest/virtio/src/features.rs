@@ -10,13 +10,11 @@ pub const RING_EVENT_IDX: u64 = 1 << virtio_bindings::virtio_ring::VIRTIO_RING_F
 pub const VERSION_1: u64 = 1 << virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 /// Rings are packed, not split.
 pub const RING_PACKED: u64 = 1 << virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
-/// Buffers are used in the order in which they were made available.
-pub const IN_ORDER: u64 = 1 << virtio_bindings::virtio_config::VIRTIO_F_IN_ORDER;
 /// Any split of a request into descriptors is accepted. Implied by VERSION_1 and offered for transitional drivers.
 pub const ANY_LAYOUT: u64 = 1 << virtio_bindings::virtio_config::VIRTIO_F_ANY_LAYOUT;
 
 /// Features that every virtio device here offers.
-pub const RING_FEATURES: u64 = RING_INDIRECT_DESC | RING_EVENT_IDX | RING_PACKED | IN_ORDER | VERSION_1 | ANY_LAYOUT;
+pub const RING_FEATURES: u64 = RING_INDIRECT_DESC | RING_EVENT_IDX | RING_PACKED | VERSION_1 | ANY_LAYOUT;
 
 /// Returns the format of the rings of a driver that has accepted these features.
 pub const fn ring_format(accepted: u64) -> RingFormat {

@@ -9,8 +9,7 @@ use mqblk_core::{
 };
 use mqblk_memory::{Buffer, BufferPool, LeaseAccess, LeaseId};
 use mqblk_ring::virtqueue::{
-    ChainBatch, ChainHead, DeviceRing, InOrderRing, LoneChains, MappedRing, RingLog, RingState, UsualChains,
-    VirtqueueError,
+    ChainBatch, ChainHead, DeviceRing, LoneChains, MappedRing, RingLog, RingState, UsualChains, VirtqueueError,
 };
 use mqblk_virtio::{GuestContext, QueueResources, VirtioQueue};
 
@@ -162,31 +161,16 @@ fn admit_transfers<I: Intake<BlkToken, Buffer>>(
     heads.len() - left.len()
 }
 
-/// The same of a ring in order: in a function of its own, with arguments by value, so that the others' are compiled as they are without it.
-#[inline(never)]
-fn admit_transfers_in_order<I: Intake<BlkToken, Buffer>>(
-    ring: &InOrderRing,
-    heads: &[ChainHead],
-    (pool, lease): (&mut BufferPool, LeaseId),
-    rules: TransferRules<'_>,
-    into: &mut I,
-) -> usize {
-    admit_transfers(ring, heads, pool.access(lease), &rules, into)
-}
-
 impl<L: GuestContext> BlkQueue<L> {
-    /// As [`pull_lone`](GuestQueue::pull_lone), of a packed ring, or one in order: in a function of its own, so that a split ring's is compiled as it is without it.
+    /// As [`pull_lone`](GuestQueue::pull_lone), of a packed ring: in a function of its own, so that a split ring's is compiled as it is without it.
     #[inline(never)]
-    fn pull_lone_elsewhere<I: Intake<BlkToken, Buffer>>(&mut self, context: &mut L, into: &mut I) -> LonePull {
-        if into.room() == 0 {
-            return LonePull::Other;
-        }
-        let rules = TransferRules { device: &self.device, limits: &self.limits };
-        let memory = (context.pool(), self.lease);
+    fn pull_lone_packed<I: Intake<BlkToken, Buffer>>(&mut self, context: &mut L, into: &mut I) -> LonePull {
         match &mut self.ring {
-            DeviceRing::Split(_) => LonePull::Other,
-            DeviceRing::Packed(ring) => admit_lone(ring, &mut self.batch, memory, &rules, into),
-            DeviceRing::InOrder(ring) => admit_lone(&mut **ring, &mut self.batch, memory, &rules, into),
+            DeviceRing::Packed(ring) if into.room() > 0 => {
+                let rules = TransferRules { device: &self.device, limits: &self.limits };
+                admit_lone(ring, &mut self.batch, (context.pool(), self.lease), &rules, into)
+            }
+            _ => LonePull::Other,
         }
     }
 }
@@ -207,7 +191,7 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
     where
         I: Intake<BlkToken, Buffer>,
     {
-        let DeviceRing::Split(ring) = &mut self.ring else { return self.pull_lone_elsewhere(context, into) };
+        let DeviceRing::Split(ring) = &mut self.ring else { return self.pull_lone_packed(context, into) };
         if into.room() == 0 {
             return LonePull::Other;
         }
@@ -232,7 +216,6 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
             at += match &self.ring {
                 DeviceRing::Split(ring) => admit_transfers(ring, heads, pool.access(self.lease), &rules, into),
                 DeviceRing::Packed(ring) => admit_transfers(ring, heads, pool.access(self.lease), &rules, into),
-                DeviceRing::InOrder(ring) => admit_transfers_in_order(ring, heads, (pool, self.lease), rules, into),
             };
             if at < count {
                 let head = self.batch.heads[at];

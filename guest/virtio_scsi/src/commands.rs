@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mqblk_core::{DiskSlot, FinishedRequest, Intake, Outcome, PullEnd, Wake};
 use mqblk_memory::{Buffer, BufferPool};
-use mqblk_ring::virtqueue::{ChainBatch, ChainHead, CompletionMark, DeviceRing, MAX_BATCH, VirtqueueError};
+use mqblk_ring::virtqueue::{ChainBatch, ChainHead, DeviceRing, MAX_BATCH, VirtqueueError};
 use mqblk_scsi::{Command, CommandAction, CommandBuffers, CommandCompletion, DataOut, Sense, Status, target};
 use virtio_bindings::virtio_scsi as b;
 
@@ -15,7 +15,7 @@ use crate::multi_step::MultiStepCommands;
 use crate::queue::{CommandState, QueueRing, ScsiToken, TokenKind};
 use crate::request_chain::{RequestChain, ResponseBuffer};
 use crate::task_management::{TaskManagement, TmfAction, TmfMailbox};
-use crate::transfer::{admit_transfers, admit_transfers_in_order};
+use crate::transfer::admit_transfers;
 
 /// Number of task management functions that a queue processes at a time: the bits of a token's abort marks. Further
 /// ones wait.
@@ -26,9 +26,6 @@ struct ActiveTmf {
     tmf: Arc<TaskManagement>,
     /// Commands that it matches and that have not completed.
     remaining: usize,
-    /// What must be visible when it is reported: the completions of those commands, and all before it. With IN_ORDER one of these may be held
-    /// back, and which command it was is not known any more.
-    completions: CompletionMark,
 }
 
 /// A request queue.
@@ -142,11 +139,10 @@ impl RequestQueue {
         while at < count {
             if let Some(most) = self.usual_response() {
                 let (heads, map) = (&self.batch.heads[at..count], &*self.lun_map);
-                let lease = self.ring.lease;
+                let access = pool.access(self.ring.lease);
                 at += match &self.ring.device {
-                    DeviceRing::Split(ring) => admit_transfers(ring, heads, pool.access(lease), map, most, into),
-                    DeviceRing::Packed(ring) => admit_transfers(ring, heads, pool.access(lease), map, most, into),
-                    DeviceRing::InOrder(ring) => admit_transfers_in_order(ring, heads, (pool, lease), map, most, into),
+                    DeviceRing::Split(ring) => admit_transfers(ring, heads, access, map, most, into),
+                    DeviceRing::Packed(ring) => admit_transfers(ring, heads, access, map, most, into),
                 };
             }
             if at < count {
@@ -381,7 +377,7 @@ impl RequestQueue {
     fn put_used(&mut self, head: u16, written: u32, marks: u16) {
         self.ring.device.put_used(head, written);
         if marks != 0 {
-            self.count_completed(head, marks);
+            self.count_completed(marks);
         }
     }
 
@@ -407,19 +403,17 @@ impl RequestQueue {
 
     /// Accounts for the completion of a command that task management functions matched.
     #[cold]
-    fn count_completed(&mut self, head: u16, marks: u16) {
-        let completion = self.ring.device.completion_of(head);
+    fn count_completed(&mut self, marks: u16) {
         for (at, active) in self.active_tmfs.iter_mut().enumerate() {
             if let Some(active) = active
                 && marks & 1 << at != 0
             {
                 active.remaining -= 1;
-                active.completions = active.completions.max(completion);
             }
         }
     }
 
-    /// All responses so far are visible, but those that the ring holds back: reports task management functions with no commands left.
+    /// All responses so far are visible: reports task management functions with no commands left.
     #[inline]
     pub(crate) fn published(&mut self) {
         self.multi_step.published();
@@ -430,10 +424,9 @@ impl RequestQueue {
 
     #[cold]
     fn report_finished_tmfs(&mut self) {
-        let (ring, full) = (&self.ring.device, self.active_tmf_count == MAX_ACTIVE_TMFS);
+        let full = self.active_tmf_count == MAX_ACTIVE_TMFS;
         for slot in &mut self.active_tmfs {
-            let is_finished = |active: &mut ActiveTmf| active.remaining == 0 && ring.is_visible(active.completions);
-            if let Some(finished) = slot.take_if(is_finished) {
+            if let Some(finished) = slot.take_if(|active| active.remaining == 0) {
                 self.active_tmf_count -= 1;
                 finished.tmf.queue_done();
             }
@@ -511,8 +504,7 @@ impl RequestQueue {
                 matched
             });
         }
-        let completions = self.ring.device.completions();
-        self.active_tmfs[free] = Some(ActiveTmf { tmf: Arc::clone(&tmf), remaining, completions });
+        self.active_tmfs[free] = Some(ActiveTmf { tmf: Arc::clone(&tmf), remaining });
         self.active_tmf_count += 1;
         if tmf.action != TmfAction::Query {
             self.abort_blocked(pool, free, |command| command.matches(&tmf));
@@ -526,7 +518,6 @@ impl RequestQueue {
             if let Some(active) = &mut self.active_tmfs[at] {
                 active.remaining += 1;
             }
-            self.record_end(token.head, 0);
             self.abort(pool, token);
         }
     }

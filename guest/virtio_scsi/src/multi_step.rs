@@ -20,10 +20,6 @@ const MAX_BOUNCE_STEPS: u32 = 4;
 /// [`MultiStepCommand::has_compared`].
 const COMPARED: u8 = 1;
 
-/// Step recorded for a [read-modify-write](MultiStepCommand::is_read_modify_write) that has ended well and whose completion the ring may
-/// hold back.
-const ENDED: u8 = 2;
-
 /// State of a multi-step command.
 #[derive(Debug)]
 pub(crate) struct MultiStepState {
@@ -65,10 +61,9 @@ pub(crate) struct MultiStepCommands {
 }
 
 impl MultiStepCommands {
-    /// Ends a command and releases its data. The range lock is kept until its response is [published](Self::published):
+    /// Ends a command and releases its data. The range lock is kept until its response is [visible](Self::published):
     /// a command that saw what this one wrote, and completed first, would be undone if the process died then and this
-    /// one was replayed. In a ring in order the response may be held back by then: there a replay knows how the command ended
-    /// ([`record_end`](RequestQueue::record_end)).
+    /// one was replayed.
     fn end(&mut self, pool: &mut BufferPool, token: &mut CommandState) {
         let Some(MultiStepState { command, data, .. }) = self.take_state(token) else { return };
         if let Some(data) = data {
@@ -90,7 +85,7 @@ impl MultiStepCommands {
         self.state(token).is_some_and(|state| state.command.is_before_range_lock())
     }
 
-    /// Releases ended commands: all responses so far are visible, or held back.
+    /// Releases ended commands: all responses so far are visible.
     #[inline]
     pub(crate) fn published(&mut self) {
         if !self.ended.is_empty() {
@@ -155,14 +150,11 @@ impl RequestQueue {
         into: &mut I,
     ) {
         self.multi_step.scratch.resize(MultiStepCommand::SCRATCH, 0);
-        let step = self.ring.device.take_recorded_step(token.head);
-        let is_recorded = [COMPARED, ENDED].contains(&step);
-        match step {
-            COMPARED => command.skip_compare(),
-            ENDED => command.skip_all(),
-            _ => {}
+        let compared = self.ring.device.take_recorded_step(token.head) == COMPARED;
+        if compared {
+            command.skip_compare();
         }
-        let waits = !is_recorded && self.device.is_replaying() && command.is_before_range_lock();
+        let waits = !compared && self.device.is_replaying() && command.is_before_range_lock();
         token.is_multi_step = true;
         let state = MultiStepState { command, data: Some(data), data_out, bounce: None };
         self.multi_step.states.insert(token.head, state);
@@ -171,7 +163,7 @@ impl RequestQueue {
             return self.multi_step.blocked.push_back(BlockedCommand { token, step: None });
         }
         self.advance(pool, token, None, into);
-        if is_recorded {
+        if compared {
             self.device.replayed_command_locked();
         }
     }
@@ -217,7 +209,6 @@ impl RequestQueue {
             (_, None) => {}
         }
         if token.abort_marks != 0 || outcome == Outcome::Aborted {
-            self.record_end(token.head, 0);
             self.multi_step.end(pool, &mut token);
             self.abort(pool, token);
         } else {
@@ -301,19 +292,8 @@ impl RequestQueue {
             let replied = token.has_data_in && !self.buffers.data_in.is_empty();
             let _ = replied && pool.copy_in(data, 0, &self.buffers.data_in);
         }
-        if self.multi_step.state(&token).is_some_and(|state| state.command.is_read_modify_write()) {
-            self.record_end(token.head, if ending.status == Status::Good { ENDED } else { 0 });
-        }
         self.multi_step.end(pool, &mut token);
         self.complete(pool, token, b::VIRTIO_SCSI_S_OK, ending);
-    }
-
-    /// Records the end of a command whose completion the ring may hold back: a replay does not execute it again if it has [`ENDED`], or begins
-    /// afresh. If it kept its range lock instead, a command before it in the ring could wait for that lock, and it for that command.
-    pub(crate) fn record_end(&mut self, head: u16, step: u8) {
-        if self.ring.device.is_in_order() {
-            self.ring.device.record_step(head, step);
-        }
     }
 
     /// Retries all blocked commands.

@@ -2,7 +2,7 @@
 
 use mqblk_core::{DiskSlot, Intake, LonePull, Op};
 use mqblk_memory::{Buffer, BufferPool, LeaseAccess, LeaseId};
-use mqblk_ring::virtqueue::{ChainBatch, ChainHead, DeviceRing, InOrderRing, LoneChains, UsualChains};
+use mqblk_ring::virtqueue::{ChainBatch, ChainHead, DeviceRing, LoneChains, UsualChains};
 use mqblk_scsi::{Transfer, TransferRules};
 
 use crate::commands::RequestQueue;
@@ -76,19 +76,6 @@ pub(crate) fn admit_transfers<I: Intake<ScsiToken, Buffer>>(
     heads.len() - left.len()
 }
 
-/// The same of a ring in order: in a function of its own, so that the others' are compiled as they are without it.
-#[inline(never)]
-pub(crate) fn admit_transfers_in_order<I: Intake<ScsiToken, Buffer>>(
-    ring: &InOrderRing,
-    heads: &[ChainHead],
-    (pool, lease): (&mut BufferPool, LeaseId),
-    map: &LunMap,
-    most: u8,
-    into: &mut I,
-) -> usize {
-    admit_transfers(ring, heads, pool.access(lease), map, most, into)
-}
-
 /// Takes the ring's only chain, and admits it if it is a READ or WRITE command of the usual layout.
 #[inline(always)] // for each format
 fn admit_lone<I: Intake<ScsiToken, Buffer>>(
@@ -115,29 +102,26 @@ impl RequestQueue {
     #[inline(always)] // the engine calls it in one place
     pub(crate) fn pull_lone<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> LonePull {
         let Some(most) = self.usual_response() else { return LonePull::Other };
-        let DeviceRing::Split(ring) = &mut self.ring.device else { return self.pull_lone_elsewhere(pool, most, into) };
+        let DeviceRing::Split(ring) = &mut self.ring.device else { return self.pull_lone_packed(pool, most, into) };
         if into.room() == 0 || !self.device.is_map_current(&self.lun_map) {
             return LonePull::Other;
         }
         admit_lone(ring, &mut self.batch, (pool, self.ring.lease), &self.lun_map, most, into)
     }
 
-    /// The same of a packed ring, or one in order: in a function of its own, so that a split ring's is compiled as it is without it.
+    /// The same of a packed ring: in a function of its own, so that a split ring's is compiled as it is without it.
     #[inline(never)]
-    fn pull_lone_elsewhere<I: Intake<ScsiToken, Buffer>>(
+    fn pull_lone_packed<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
         most: u8,
         into: &mut I,
     ) -> LonePull {
-        if into.room() == 0 || !self.device.is_map_current(&self.lun_map) {
-            return LonePull::Other;
-        }
-        let (memory, map) = ((pool, self.ring.lease), &*self.lun_map);
         match &mut self.ring.device {
-            DeviceRing::Split(_) => LonePull::Other,
-            DeviceRing::Packed(ring) => admit_lone(ring, &mut self.batch, memory, map, most, into),
-            DeviceRing::InOrder(ring) => admit_lone(&mut **ring, &mut self.batch, memory, map, most, into),
+            DeviceRing::Packed(ring) if into.room() > 0 && self.device.is_map_current(&self.lun_map) => {
+                admit_lone(ring, &mut self.batch, (pool, self.ring.lease), &self.lun_map, most, into)
+            }
+            _ => LonePull::Other,
         }
     }
 

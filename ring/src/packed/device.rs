@@ -9,7 +9,7 @@ use mqblk_memory::SharedWords;
 use super::inflight::{PackedInflight, PackedReplay};
 use super::layout::{Base, PackedRing, Position, state_word};
 use super::suppression::Move;
-use crate::format::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor, RingState, UsesRuns, VirtqueueError};
+use crate::format::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor, RingState, VirtqueueError};
 use crate::split::{InflightError, RingLog};
 
 const BAD_ID: VirtqueueError = VirtqueueError("a buffer id is not below the ring's size");
@@ -305,7 +305,8 @@ impl PackedDevice {
         if let Some(inflight) = &mut self.inflight {
             inflight.complete(entry);
         }
-        let word = used_word(self.used, id, written);
+        let wrote = if written == 0 { 0 } else { DESC_WRITE };
+        let word = state_word(written, id, self.used.used_flags() | wrote);
         match &mut self.unpublished {
             None => self.unpublished = Some(Unpublished { at: self.used, word, slots: count }),
             Some(batch) => {
@@ -362,42 +363,4 @@ impl PackedDevice {
             log.mark_device_area(&self.ring);
         }
     }
-}
-
-impl UsesRuns for PackedDevice {
-    type At = Position;
-
-    fn used_at(&self) -> Position {
-        self.used
-    }
-
-    fn skip_used(&mut self, id: u16) {
-        let Some(chain) = self.chains.get_mut(usize::from(id)) else { return };
-        let ChainState { count, entry, .. } = std::mem::take(chain);
-        if let Some(inflight) = &mut self.inflight {
-            inflight.complete(entry);
-        }
-        self.used = self.used.after(count, self.ring.size());
-        self.taken -= count;
-    }
-
-    fn end_run(&mut self, at: Position, id: u16, written: u32) {
-        self.skip_used(id);
-        let slots = at.slots_to(self.used, self.ring.size());
-        let word = used_word(at, id, written);
-        match &mut self.unpublished {
-            None => self.unpublished = Some(Unpublished { at, word, slots }),
-            Some(batch) => {
-                batch.slots += slots;
-                self.ring.store_state(at.slot, word);
-            }
-        }
-    }
-}
-
-/// Returns the second word of a used descriptor.
-#[inline]
-fn used_word(at: Position, id: u16, written: u32) -> u64 {
-    let wrote = if written == 0 { 0 } else { DESC_WRITE };
-    state_word(written, id, at.used_flags() | wrote)
 }

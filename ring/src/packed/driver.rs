@@ -15,7 +15,7 @@ use mqblk_memory::{GuestAddress, GuestMemory, SharedArray};
 use super::layout::{DESC_BYTES, PackedRing, Position, state_word};
 use super::suppression::Move;
 use crate::format::{Descriptor, RingAddresses, RingSetupError};
-use crate::split::driver::{ChainLayout, DeviceError, IndirectArea, RingFeatures, UsedRequest};
+use crate::split::driver::{ChainLayout, DeviceError, IndirectArea, UsedRequest};
 pub use chain::PackedChain;
 
 /// What is known of a buffer id.
@@ -26,14 +26,6 @@ struct IdState {
     descriptors: u16,
     /// Number of the request, modulo 65536.
     sequence: u16,
-}
-
-/// A request that a device uses in order.
-#[derive(Clone, Copy, Debug, Default)]
-struct Ordered {
-    id: u16,
-    /// Bytes of its writable segments.
-    writable: u32,
 }
 
 /// A completion that was found in the ring.
@@ -85,10 +77,6 @@ pub struct PackedDriver {
     ready: Box<[Ready]>,
     ready_at: u16,
     ready_count: u16,
-    /// With VIRTIO_F_IN_ORDER: requests in flight by their number, modulo the ring's size.
-    order: Option<Box<[Ordered]>>,
-    /// Number of the first request that was not found completed, with VIRTIO_F_IN_ORDER.
-    first: u16,
 }
 
 impl PackedDriver {
@@ -101,7 +89,7 @@ impl PackedDriver {
         memory: &GuestMemory,
         at: &RingAddresses,
         size: u16,
-        features: RingFeatures,
+        event_idx: bool,
         indirect: Option<IndirectArea>,
     ) -> Result<PackedDriver, RingSetupError> {
         let ring = PackedRing::resolve(memory, at, size)?;
@@ -115,7 +103,7 @@ impl PackedDriver {
         let driver = PackedDriver {
             ring,
             tables,
-            event_idx: features.event_idx,
+            event_idx,
             segments: vec![Descriptor::default(); n].into(),
             next_id: (0..size).map(|id| (id + 1) & (size - 1)).collect(),
             free_id: 0,
@@ -132,8 +120,6 @@ impl PackedDriver {
             ready: vec![Ready::default(); n].into(),
             ready_at: 0,
             ready_count: 0,
-            order: features.in_order.then(|| vec![Ordered::default(); n].into()),
-            first: 0,
         };
         driver.disarm();
         Ok(driver)
@@ -190,9 +176,6 @@ impl PackedDriver {
     /// When one names no request in flight.
     #[inline]
     pub fn poll_used(&mut self) -> Result<u16, DeviceError> {
-        if self.order.is_some() {
-            return self.poll_in_order();
-        }
         loop {
             let (written, id, flags) = self.ring.load_state(self.used.slot);
             if !self.used.is_used(flags) {
@@ -208,35 +191,6 @@ impl PackedDriver {
             self.ready[at] = Ready { token, written, id, descriptors };
             self.ready_count += 1;
             self.used = self.used.after(descriptors, self.ring.size());
-        }
-    }
-
-    /// Looks for used descriptors, each of which completes all requests up to one of them.
-    #[inline(never)]
-    fn poll_in_order(&mut self) -> Result<u16, DeviceError> {
-        let Some(order) = &self.order else { return Ok(self.ready_count) };
-        let mask = self.ring.size() - 1;
-        loop {
-            let (written, id, flags) = self.ring.load_state(self.used.slot);
-            if !self.used.is_used(flags) {
-                return Ok(self.ready_count);
-            }
-            let state = self.ids.get(usize::from(id)).filter(|state| state.descriptors != 0);
-            // Those in flight have successive numbers.
-            let count = state.map_or(0, |state| state.sequence.wrapping_sub(self.first).wrapping_add(1));
-            if count == 0 || count > self.published.wrapping_sub(self.first) {
-                return Err(DeviceError::UsedId(id.into()));
-            }
-            for left in (0..count).rev() {
-                let Ordered { id, writable } = order[usize::from(self.first & mask)];
-                let IdState { token, descriptors, .. } = std::mem::take(&mut self.ids[usize::from(id)]);
-                let at = usize::from(self.ready_at.wrapping_add(self.ready_count)) & (self.ready.len() - 1);
-                let written = if left == 0 { written } else { writable };
-                self.ready[at] = Ready { token, written, id, descriptors };
-                self.ready_count += 1;
-                self.used = self.used.after(descriptors, self.ring.size());
-                self.first = self.first.wrapping_add(1);
-            }
         }
     }
 

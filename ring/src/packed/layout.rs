@@ -41,12 +41,6 @@ impl Position {
         }
     }
 
-    /// Returns the number of slots from here to `end`, at least one and at most a lap.
-    pub fn slots_to(self, end: Position, size: u16) -> u16 {
-        let ahead = if end.slot > self.slot { 0 } else { size };
-        end.slot + ahead - self.slot
-    }
-
     /// Encodes it as a slot in bits 0 to 14 and the wrap counter in bit 15: the form of SET_VRING_BASE and of event suppression.
     #[inline]
     pub const fn to_bits(self) -> u16 {

@@ -11,7 +11,7 @@ use mqblk_memory::{SharedU16, SharedWords};
 use super::inflight::{InflightError, InflightTable, Replay};
 use super::layout::{DESC_INDIRECT, DESC_NEXT, Descriptor, SplitRing};
 use super::log::RingLog;
-use crate::format::{RingState, UsesRuns, VirtqueueError};
+use crate::format::{RingState, VirtqueueError};
 use crate::wakeup::Direction;
 
 const BAD_AVAIL_INDEX: VirtqueueError = VirtqueueError("the available index is further ahead than the ring is long");
@@ -357,28 +357,5 @@ impl SplitDevice {
     #[inline]
     fn avail(&self) -> Direction<'_, SharedU16> {
         self.ring.avail(self.event_idx)
-    }
-}
-
-impl UsesRuns for SplitDevice {
-    type At = u16;
-
-    fn used_at(&self) -> u16 {
-        self.next_used
-    }
-
-    fn skip_used(&mut self, head: u16) {
-        if let Some(taken) = self.in_flight.get_mut(usize::from(head)) {
-            *taken = false;
-        }
-        if let Some(inflight) = &mut self.inflight_table {
-            inflight.link_used(head);
-        }
-        self.next_used = self.next_used.wrapping_add(1);
-    }
-
-    fn end_run(&mut self, at: u16, head: u16, written: u32) {
-        self.skip_used(head);
-        self.ring.used_ring.set_elements(at.into(), [u32::from(head).to_le(), written.to_le()]);
     }
 }

@@ -8,8 +8,6 @@
 //! rewrite a descriptor or an available entry that already holds the value: a driver that reuses its buffers in the order of their
 //! completion leaves the descriptor table in both sides' caches.
 //!
-//! With VIRTIO_F_IN_ORDER descriptors are taken in the order of the table, as the specification demands (virtio 1.3 section 2.7.5).
-//!
 //! The device is not trusted: a used element that names no request in flight is a [`DeviceError`], and the device can corrupt only memory
 //! that it can access anyway.
 
@@ -21,7 +19,7 @@ use std::sync::atomic::Ordering;
 
 use mqblk_memory::{GuestAddress, GuestMemory, SharedArray, SharedU16};
 
-use super::layout::{DESC_BYTES, DESC_INDIRECT, DESC_WRITE, Descriptor, RingAddresses, RingSetupError, SplitRing};
+use super::layout::{RingAddresses, RingSetupError, SplitRing};
 use crate::wakeup::Direction;
 pub use chain::{ChainBuilder, ChainRefused};
 
@@ -29,15 +27,6 @@ pub use chain::{ChainBuilder, ChainRefused};
 const USED_ENTRIES_PER_LINE: u16 = 8;
 /// Used elements prefetched at once; the hardware's prefetcher has detected the stream by then.
 const PREFETCH_ENTRIES: u16 = 4 * USED_ENTRIES_PER_LINE;
-
-/// Negotiated ring features.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RingFeatures {
-    /// VIRTIO_F_EVENT_IDX: notifications are requested by index.
-    pub event_idx: bool,
-    /// VIRTIO_F_IN_ORDER: the device uses requests in the order in which they were made available.
-    pub in_order: bool,
-}
 
 /// Memory for indirect tables: one table for each descriptor of the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,17 +88,6 @@ struct HeadState {
     last: u16,
 }
 
-/// What is known of the requests that a device uses in order.
-#[derive(Clone, Copy, Debug, Default)]
-struct InOrderUsed {
-    /// The device's used index when last read.
-    seen: u16,
-    /// Requests of the run that is being taken.
-    left: u16,
-    /// Bytes written to the last one of the run.
-    written: u32,
-}
-
 #[derive(Debug)]
 struct IndirectTables {
     area: IndirectArea,
@@ -139,10 +117,8 @@ pub struct SplitDriver {
     published: u16,
     /// The next used element to take.
     used: u16,
-    /// The device's used index when last read. With IN_ORDER that is in `in_order`, and here is the same as in `used`.
+    /// The device's used index when last read.
     seen: u16,
-    /// With VIRTIO_F_IN_ORDER.
-    in_order: Option<InOrderUsed>,
 }
 
 impl SplitDriver {
@@ -155,7 +131,7 @@ impl SplitDriver {
         memory: &GuestMemory,
         at: &RingAddresses,
         size: u16,
-        features: RingFeatures,
+        event_idx: bool,
         indirect: Option<IndirectArea>,
     ) -> Result<SplitDriver, RingSetupError> {
         let ring = SplitRing::resolve(memory, at, size)?;
@@ -175,7 +151,7 @@ impl SplitDriver {
         let driver = SplitDriver {
             ring,
             tables,
-            event_idx: features.event_idx,
+            event_idx,
             desc_shadow: vec![[0; 2]; n].into(),
             avail_shadow: vec![0; n].into(),
             next: (0..size).map(|index| (index + 1) & (size - 1)).collect(),
@@ -187,7 +163,6 @@ impl SplitDriver {
             published: 0,
             used: 0,
             seen: 0,
-            in_order: features.in_order.then(InOrderUsed::default),
         };
         driver.disarm();
         Ok(driver)
@@ -260,10 +235,7 @@ impl SplitDriver {
         if found > in_flight || found < self.ready() {
             return Err(DeviceError::UsedIndex { found, in_flight });
         }
-        match &mut self.in_order {
-            None => self.seen = seen,
-            Some(in_order) => in_order.seen = seen,
-        }
+        self.seen = seen;
         for ahead in (0..found.min(PREFETCH_ENTRIES)).step_by(USED_ENTRIES_PER_LINE.into()) {
             self.ring.used_ring.prefetch(self.used.wrapping_add(ahead).into());
         }
@@ -273,14 +245,14 @@ impl SplitDriver {
     /// Returns how many completions the last [`poll_used`](Self::poll_used) found that are not yet taken.
     #[inline]
     pub fn ready(&self) -> u16 {
-        self.in_order.map_or(self.seen, |in_order| in_order.seen).wrapping_sub(self.used)
+        self.seen.wrapping_sub(self.used)
     }
 
     /// Returns the token of the completion `ahead` past the next one, if [`poll_used`](Self::poll_used) has found so many: a hint for
-    /// prefetches. `None` with IN_ORDER.
+    /// prefetches.
     #[inline]
     pub fn upcoming(&self, ahead: u16) -> Option<u32> {
-        if ahead >= self.seen.wrapping_sub(self.used) {
+        if ahead >= self.ready() {
             return None;
         }
         let [id, _] = self.ring.used_ring.get(self.used.wrapping_add(ahead).into()).map(u32::from_le);
@@ -295,9 +267,7 @@ impl SplitDriver {
     #[inline]
     pub fn take(&mut self) -> Result<Option<UsedRequest>, DeviceError> {
         if self.used == self.seen {
-            // In parts: as one value it would meet the one below in memory, stored in parts and loaded as one.
-            let Some(UsedRequest { token, written }) = self.take_in_order()? else { return Ok(None) };
-            return Ok(Some(UsedRequest { token, written }));
+            return Ok(None);
         }
         let [id, written] = self.ring.used_ring.get(self.used.into()).map(u32::from_le);
         let Some(head) = self.heads.get_mut(id as usize).filter(|head| head.descriptors != 0) else {
@@ -310,55 +280,6 @@ impl SplitDriver {
         self.free += descriptors;
         self.in_flight -= 1;
         Ok(Some(UsedRequest { token, written }))
-    }
-
-    /// Takes the next request in order, with IN_ORDER; `None` without.
-    #[inline(never)]
-    fn take_in_order(&mut self) -> Result<Option<UsedRequest>, DeviceError> {
-        let ready = self.ready();
-        let Some(in_order) = self.in_order.as_mut().filter(|_| ready > 0) else { return Ok(None) };
-        let mask = self.ring.size() - 1;
-        let head_at = |index: u16| self.avail_shadow[usize::from(index & mask)];
-        if in_order.left == 0 {
-            // One element for a run: in the place of the first request, with the head of the last one.
-            let [id, written] = self.ring.used_ring.get(self.used.into()).map(u32::from_le);
-            let last = (0..ready).find(|ahead| u32::from(head_at(self.used.wrapping_add(*ahead))) == id);
-            let Some(last) = last else { return Err(DeviceError::UsedId(id)) };
-            (in_order.left, in_order.written) = (last + 1, written);
-        }
-        let head = head_at(self.used);
-        in_order.left -= 1;
-        let written = if in_order.left == 0 { Some(in_order.written) } else { None };
-        let written = written.unwrap_or_else(|| self.writable_bytes(head));
-        let HeadState { token, descriptors, .. } = std::mem::take(&mut self.heads[usize::from(head)]);
-        self.used = self.used.wrapping_add(1);
-        self.seen = self.used;
-        // Free descriptors are those that follow the ones in flight: they stay linked in the order of the table.
-        self.free += descriptors;
-        self.in_flight -= 1;
-        Ok(Some(UsedRequest { token, written }))
-    }
-
-    /// Returns the length of the writable segments of the request with this head: as much as a device has written that has used it without
-    /// an element.
-    fn writable_bytes(&self, head: u16) -> u32 {
-        let (at, count) = (usize::from(head), usize::from(self.heads[usize::from(head)].descriptors));
-        let (first, mask) = (Descriptor::from_words(self.desc_shadow[at]), self.desc_shadow.len() - 1);
-        let sum = |descriptors: &mut dyn Iterator<Item = [u64; 2]>| {
-            let writable = |desc: &Descriptor| desc.flags & DESC_WRITE != 0;
-            descriptors
-                .map(Descriptor::from_words)
-                .filter(writable)
-                .fold(0, |sum: u32, desc| sum.wrapping_add(desc.len))
-        };
-        match &self.tables {
-            Some(tables) if first.flags & DESC_INDIRECT != 0 => {
-                let table = at * usize::from(tables.area.per_table);
-                let entries = first.len as usize / DESC_BYTES as usize;
-                sum(&mut tables.shadow[table..table + entries].iter().copied())
-            }
-            _ => sum(&mut (at..at + count).map(|index| self.desc_shadow[index & mask])),
-        }
     }
 
     /// Requests a call once `count` more completions (at least 1) are available, then re-checks. Returns how many are available already;

@@ -1,11 +1,11 @@
 //! Serves a fixed number of 4 KiB reads of a `null` disk through a ring (split unless MODE says packed), and nothing else: for callgrind.
 //!
 //! ```text
-//! instruction-budget REQUESTS BATCH direct|indirect plain|regions|tracked|merge|packed|packed-tracked|packed-scsi|in-order|packed-in-order|in-order-scsi|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map [THREADS]
+//! instruction-budget REQUESTS BATCH direct|indirect plain|regions|tracked|merge|packed|packed-tracked|packed-scsi|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map [THREADS]
 //! ```
 //!
 //! With `merge` the reads are scattered over the disk and merging is on: the cost of the search for adjacent requests when there are none.
-//! With `packed` the ring is a packed one, with `in-order` its requests are used in order. With `tracked` requests in flight are recorded in an in-flight region, as for a VMM that reconnects. With `scsi` the reads are READ(10)
+//! With `packed` the ring is a packed one. With `tracked` requests in flight are recorded in an in-flight region, as for a VMM that reconnects. With `scsi` the reads are READ(10)
 //! commands to the only logical unit of a controller, with `scsi32` to 32 logical units round-robin. With `persistent`, `bounce`, `copy`
 //! or `map` they come through a blkif ring (and are direct), with grant operations that cost nothing. With `regions` the data lies in another
 //! region of guest memory than the headers.
@@ -29,7 +29,7 @@ use mqblk_engine::{
     SteppedWorker, UringContext, UringOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
-use mqblk_ring::driver_ring::{ChainLayout, DriverRing, IndirectArea, RingFeatures};
+use mqblk_ring::driver_ring::{ChainLayout, DriverRing, IndirectArea};
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingAddresses, RingFormat};
 use mqblk_scsi::reservation::Reservations;
 use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions};
@@ -73,7 +73,7 @@ impl Call for NoCall {
     fn call(&self) {}
 }
 
-const USAGE: &str = "usage: instruction-budget REQUESTS BATCH direct|indirect plain|regions|tracked|merge|packed|packed-tracked|packed-scsi|in-order|packed-in-order|in-order-scsi|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map [THREADS]";
+const USAGE: &str = "usage: instruction-budget REQUESTS BATCH direct|indirect plain|regions|tracked|merge|packed|packed-tracked|packed-scsi|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map [THREADS]";
 
 /// What is served.
 #[derive(Clone, Copy)]
@@ -83,7 +83,6 @@ struct Load {
     shape: ChainLayout,
     format: RingFormat,
     is_tracked: bool,
-    in_order: bool,
     /// Blocks between two reads.
     stride: u64,
     /// Logical units; none: a virtio-blk disk.
@@ -117,17 +116,15 @@ fn main() -> Result<(), Failure> {
         return blkif::serve(requests, batch.into(), grants);
     }
     let (merge, stride, units) = match mode.as_str() {
-        "plain" | "regions" | "tracked" | "packed" | "packed-tracked" | "in-order" | "packed-in-order" => {
-            (MergeMode::Auto, 1, None)
-        }
+        "plain" | "regions" | "tracked" | "packed" | "packed-tracked" => (MergeMode::Auto, 1, None),
         "merge" => (MergeMode::On, STRIDE, None),
-        "scsi" | "scsi-tracked" | "packed-scsi" | "in-order-scsi" => (MergeMode::Auto, 1, Some(1_u8)),
+        "scsi" | "scsi-tracked" | "packed-scsi" => (MergeMode::Auto, 1, Some(1_u8)),
         "scsi32" => (MergeMode::Auto, 1, Some(32)),
         _ => return Err(USAGE.into()),
     };
     let format = if mode.starts_with("packed") { RingFormat::Packed } else { RingFormat::Split };
-    let (is_tracked, in_order) = (mode.ends_with("tracked"), mode.contains("in-order"));
-    let load = Load { requests, batch, shape, format, is_tracked, in_order, stride, units };
+    let is_tracked = mode.ends_with("tracked");
+    let load = Load { requests, batch, shape, format, is_tracked, stride, units };
 
     let memory = Arc::new(guest_memory(threads.into(), mode == "regions")?);
     match units {
@@ -208,8 +205,7 @@ struct Guest {
 impl Guest {
     fn new(memory: &Arc<GuestMemory>, base: u64, load: Load) -> Result<Guest, Failure> {
         let tables = IndirectArea { start: GuestAddress(base + TABLES), per_table: TABLE };
-        let features = RingFeatures { event_idx: true, in_order: load.in_order };
-        let ring = DriverRing::new(memory, &addresses(base), RING, load.format, features, Some(tables))?;
+        let ring = DriverRing::new(memory, &addresses(base), RING, load.format, true, Some(tables))?;
         for slot in 0..u64::from(RING) {
             // VIRTIO_BLK_T_IN is 0. The sector does not matter.
             let sector =
@@ -322,7 +318,7 @@ fn attach<D: VirtioDevice<UringContext>>(
     load: Load,
 ) -> Result<SteppedWorker, Failure> {
     let features = device.features();
-    let Load { format, is_tracked, in_order, .. } = load;
+    let Load { format, is_tracked, .. } = load;
     let mut worker = SteppedWorker::new(UringOptions::default())?;
     let event_idx = features & mqblk_virtio::features::RING_EVENT_IDX != 0;
     let ring = MappedRing::resolve(memory, &addresses(base), RING, format)?;
@@ -333,7 +329,6 @@ fn attach<D: VirtioDevice<UringContext>>(
     } else {
         DeviceRing::new(ring, format.first_base(), event_idx)
     };
-    let ring = if in_order { ring.in_order() } else { ring };
     let queue = QueueOptions {
         disks,
         kick: None,

@@ -16,7 +16,7 @@ use crate::memory_disk::open_memory_disk;
 use crate::vhost_user_files::InflightFile;
 use crate::vhost_user_guest::{BlkChoice, Guest, QUEUES, RING, RingPlaces, SECTOR, SECTORS};
 use crate::vhost_user_messages::{self as messages, AnyMessage};
-use crate::vhost_user_session::{DeviceModel, FEATURES, LOG_ALL, Outcome, RING_KINDS, Session, protocol};
+use crate::vhost_user_session::{DeviceModel, FEATURES, LOG_ALL, Outcome, RING_PACKED, Session, protocol};
 use crate::vhost_user_wire::{REPLY, Reply, VERSION, Wire, longs, message as m, wait_until};
 
 /// One worker serves all inputs.
@@ -460,7 +460,7 @@ impl Machine {
         };
         self.send(&messages::plain(m::GET_FEATURES), None, 0);
         self.send(&messages::number(m::SET_PROTOCOL_FEATURES, protocol::ALL), None, 0);
-        self.send(&messages::number(m::SET_FEATURES, FEATURES & !(LOG_ALL | RING_KINDS)), None, 0);
+        self.send(&messages::number(m::SET_FEATURES, FEATURES & !(LOG_ALL | RING_PACKED)), None, 0);
         self.send(&acked(messages::usual_table()), None, 0);
         for queue in 0..QUEUES {
             assert!(self.reset_ring(queue, 0, RING, 0), "a new connection has no queues");

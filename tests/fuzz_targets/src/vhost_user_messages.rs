@@ -10,7 +10,7 @@ use mqblk_engine::EventFd;
 
 use crate::vhost_user_files::{DirtyLogFile, Fd, InflightFile};
 use crate::vhost_user_guest::{FILE_BYTES, MemoryTable, RING, RingPlaces, SECTOR, SECTORS, TableRegion};
-use crate::vhost_user_session::{FEATURES, LOG_ALL, PROTOCOL, RING_KINDS, WRITEBACK, protocol};
+use crate::vhost_user_session::{FEATURES, LOG_ALL, PROTOCOL, RING_PACKED, WRITEBACK, protocol};
 use crate::vhost_user_wire::{MAX_FDS, Message, NEED_REPLY, REPLY, VERSION, longs, message as m, words};
 
 pub(crate) type AnyMessage = Message<Fd>;
@@ -128,7 +128,7 @@ pub(crate) fn any_features(u: &mut Unstructured<'_>) -> Result<u64> {
         13 => u.arbitrary()?,
         _ => FEATURES & (u.arbitrary::<u64>()? | PROTOCOL),
     };
-    Ok(accepted & !RING_KINDS)
+    Ok(accepted & !RING_PACKED)
 }
 
 pub(crate) fn any_protocol(u: &mut Unstructured<'_>) -> Result<u64> {

@@ -13,9 +13,9 @@ use crate::vhost_user_wire::{Message, NEED_REPLY, VERSION, longs, message as m, 
 /// section 5.2.3), ANY_LAYOUT, INDIRECT_DESC, EVENT_IDX, VERSION_1 (section 6), and vhost-user's own.
 const BLK_FEATURES: u64 =
     1 << 1 | 1 << 2 | 1 << 6 | FLUSH | 1 << 10 | CONFIG_WCE | 1 << 12 | 1 << 13 | 1 << 14 | 1 << 27 | 1 << 28 | 1 << 32;
-pub(crate) const FEATURES: u64 = BLK_FEATURES | EVENT_IDX | LOG_ALL | PROTOCOL | RING_KINDS;
-/// RING_PACKED and IN_ORDER: offered; the rings of this model are split, and used in any order.
-pub(crate) const RING_KINDS: u64 = 1 << 34 | 1 << 35;
+pub(crate) const FEATURES: u64 = BLK_FEATURES | EVENT_IDX | LOG_ALL | PROTOCOL | RING_PACKED;
+/// Offered; the rings of this model are split.
+pub(crate) const RING_PACKED: u64 = 1 << 34;
 const FLUSH: u64 = 1 << 9;
 const CONFIG_WCE: u64 = 1 << 11;
 pub(crate) const LOG_ALL: u64 = 1 << 26;

@@ -20,8 +20,8 @@ pub struct BlkRig {
     pub daemon: RestartableDaemon,
     /// One for each connection.
     pub devices: Vec<BlkDevice>,
-    /// Connect with packed rings, and with rings that are used in order.
-    pub rings: (bool, bool),
+    /// Connect with packed rings.
+    pub packed: bool,
 }
 
 impl BlkRig {
@@ -42,7 +42,7 @@ impl BlkRig {
         }
         let images: Vec<String> = disks.iter().map(|(id, _)| format!("{id}.img")).collect();
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
-        BlkRig { daemon: RestartableDaemon::start(&arguments, &images), devices: vec![], rings: (false, false) }
+        BlkRig { daemon: RestartableDaemon::start(&arguments, &images), devices: vec![], packed: false }
     }
 
     /// Connects to a disk.
@@ -50,8 +50,8 @@ impl BlkRig {
     /// # Panics
     /// When the daemon does not play along.
     pub fn connect(&mut self, id: &str) -> BlkQueues {
-        let (packed, in_order) = self.rings;
-        let options = BlkConnectOptions { packed, in_order, ..connect_options(self.path(&format!("{id}.sock")), 2) };
+        let options = connect_options(self.path(&format!("{id}.sock")), 2);
+        let options = BlkConnectOptions { packed: self.packed, ..options };
         let (device, port) = BlkQueues::connect(&options);
         self.devices.push(device);
         port

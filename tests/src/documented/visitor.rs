@@ -25,7 +25,6 @@ impl Visitor {
         let folder = match guests.vmm.kernel() {
             GuestKernel::System => "/media/guest",
             GuestKernel::Trixie => "/media/guest/trixie",
-            GuestKernel::Backports => "/media/guest/backports",
         };
         // In a file, since the kernel's parameters have blanks, and $GUEST is split at them.
         let config = format!("/media/guest-{number}.cfg");

@@ -37,7 +37,7 @@ impl GuestCache {
         );
         let cache = Self { folder };
         let of = |kernel| [cache.kernel(kernel), cache.initramfs(kernel)];
-        let files = [GuestKernel::System, GuestKernel::Trixie, GuestKernel::Backports].into_iter().flat_map(of);
+        let files = [GuestKernel::System, GuestKernel::Trixie].into_iter().flat_map(of);
         for file in files.chain([Vmm::Trixie.program(&cache)]) {
             file.metadata().with_context(|| format!("{}; run tests/guest/prepare.sh again", file.display()))?;
         }
@@ -60,7 +60,6 @@ impl GuestCache {
         match kernel {
             GuestKernel::System => self.folder.clone(),
             GuestKernel::Trixie => self.folder.join("trixie"),
-            GuestKernel::Backports => self.folder.join("backports"),
         }
     }
 

@@ -50,13 +50,6 @@ impl GuestDisk {
         self
     }
 
-    /// Offers rings that are used in order to the guest. QEMU 10.0 can, 7.2 cannot.
-    #[must_use]
-    pub fn in_order(mut self) -> Self {
-        self.device.insert("in_order".into(), json!(true));
-        self
-    }
-
     /// Sets a property of QEMU's device.
     #[must_use]
     pub fn property(mut self, name: &str, value: &str) -> Self {

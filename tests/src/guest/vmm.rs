@@ -95,8 +95,6 @@ pub enum GuestKernel {
     System,
     /// That of Debian trixie: Linux 6.12.
     Trixie,
-    /// That of Debian's trixie-backports: Linux 7.0 or later, whose drivers know VIRTIO_F_IN_ORDER.
-    Backports,
 }
 
 #[cfg(test)]

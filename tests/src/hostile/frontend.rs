@@ -23,8 +23,6 @@ pub const INDIRECT_DESC: u64 = 1 << 28;
 pub const EVENT_IDX: u64 = 1 << 29;
 /// VIRTIO_F_RING_PACKED.
 pub const RING_PACKED: u64 = 1 << 34;
-/// VIRTIO_F_IN_ORDER.
-pub const IN_ORDER: u64 = 1 << 35;
 /// VHOST_USER_F_PROTOCOL_FEATURES.
 pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 
@@ -109,16 +107,6 @@ impl HostileFrontend {
     pub fn connect_packed(socket: &Path) -> HostileFrontend {
         let mut connection = VhostUserSocket::connect(socket);
         let features = connection.negotiate_packed();
-        let memory = Arc::new(SharedMemory::two_regions());
-        let mut frontend = HostileFrontend { connection, memory, queues: Vec::new(), features };
-        frontend.set_memory_table();
-        frontend
-    }
-
-    /// Connects with split rings that are used in order, and sets the default memory table.
-    pub fn connect_in_order(socket: &Path) -> HostileFrontend {
-        let mut connection = VhostUserSocket::connect(socket);
-        let features = connection.negotiate_in_order();
         let memory = Arc::new(SharedMemory::two_regions());
         let mut frontend = HostileFrontend { connection, memory, queues: Vec::new(), features };
         frontend.set_memory_table();

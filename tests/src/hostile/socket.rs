@@ -11,7 +11,7 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
-use super::frontend::{IN_ORDER, RING_PACKED};
+use super::frontend::RING_PACKED;
 use super::{TIMEOUT, wait_for};
 
 /// Numbers of the frontend's messages.
@@ -207,21 +207,15 @@ impl VhostUserSocket {
         assert_eq!(self.try_send_acked(message, payload, fds), Some(0), "message {message}");
     }
 
-    /// Sets owner and features, and turns acknowledgements on. `without` are virtio feature bits that are not accepted. Rings are split and used in any
-    /// order.
+    /// Sets owner and features, and turns acknowledgements on. `without` are virtio feature bits that are not accepted. Rings are split.
     /// Returns the negotiated features.
     pub fn negotiate(&mut self, without: u64) -> u64 {
-        self.negotiate_without(without | RING_PACKED | IN_ORDER)
+        self.negotiate_without(without | RING_PACKED)
     }
 
-    /// Sets owner and all features. Rings are packed and used in any order.
+    /// Sets owner and all features. Rings are packed.
     pub fn negotiate_packed(&mut self) -> u64 {
-        self.negotiate_without(IN_ORDER)
-    }
-
-    /// Sets owner and all features. Rings are split and used in order.
-    pub fn negotiate_in_order(&mut self) -> u64 {
-        self.negotiate_without(RING_PACKED)
+        self.negotiate_without(0)
     }
 
     fn negotiate_without(&mut self, without: u64) -> u64 {

@@ -23,8 +23,8 @@ const UNITS: [(&str, &str); 3] = [
 struct Rig {
     daemon: RestartableDaemon,
     device: Option<ScsiController>,
-    /// Connect with packed rings, and with rings that are used in order.
-    rings: (bool, bool),
+    /// Connect with packed rings.
+    packed: bool,
 }
 
 impl Rig {
@@ -38,13 +38,12 @@ impl Rig {
         }
         let images: Vec<String> = units.iter().map(|(name, _)| format!("{name}.img")).collect();
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
-        Rig { daemon: RestartableDaemon::start(&arguments, &images), device: None, rings: (false, false) }
+        Rig { daemon: RestartableDaemon::start(&arguments, &images), device: None, packed: false }
     }
 
     fn connect(&mut self) -> ScsiQueues {
         let options = connect_options(self.daemon.folder().join("c.sock"), 3);
-        let (packed, in_order) = self.rings;
-        let (device, port) = ScsiQueues::connect(&ScsiConnectOptions { packed, in_order, ..options });
+        let (device, port) = ScsiQueues::connect(&ScsiConnectOptions { packed: self.packed, ..options });
         self.device = Some(device);
         port
     }
@@ -96,28 +95,18 @@ impl Victim for Rig {
 
 #[test]
 fn killed_and_stopped_under_load() {
-    kill_and_stop_under_load(false, false);
+    kill_and_stop_under_load(false);
 }
 
 #[test]
 fn killed_and_stopped_under_load_with_packed_rings() {
-    kill_and_stop_under_load(true, false);
+    kill_and_stop_under_load(true);
 }
 
-#[test]
-fn killed_and_stopped_under_load_with_rings_in_order() {
-    kill_and_stop_under_load(false, true);
-}
-
-#[test]
-fn killed_and_stopped_under_load_with_packed_rings_in_order() {
-    kill_and_stop_under_load(true, true);
-}
-
-fn kill_and_stop_under_load(packed: bool, in_order: bool) {
+fn kill_and_stop_under_load(packed: bool) {
     let seed = kills::seed();
     let mut rig = Rig::start(&UNITS, &[]);
-    rig.rings = (packed, in_order);
+    rig.packed = packed;
     let port = rig.connect();
     let mut loads = [RunningLoad::start("scsi", port, LoadHistory::new(UNITS.len()), seed)];
     let mut stats = kill_and_stop(&mut rig, &mut loads, KillPlan::usual(), seed);
@@ -126,9 +115,7 @@ fn kill_and_stop_under_load(packed: bool, in_order: bool) {
     rig.daemon.stop();
     stats.add(&rig.check(&UNITS, ended));
     stats.replayed = replayed_requests(&rig.log());
-    let rings =
-        [(packed, ", packed rings"), (in_order, ", in order")].into_iter().filter_map(|(is, text)| is.then_some(text));
-    stats.log(&rings.fold("virtio-scsi".to_owned(), |name, text| name + text), seed);
+    stats.log(if packed { "virtio-scsi, packed rings" } else { "virtio-scsi" }, seed);
     assert!(stats.replayed > 0, "no kill found a request under way");
     assert!(stats.compare_writes > 0, "no COMPARE AND WRITE succeeded");
 }

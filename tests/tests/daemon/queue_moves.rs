@@ -28,8 +28,8 @@ const RUN: &str = "3";
 /// Only a failing test waits that long for progress.
 const STALL: Bound = Bound::seconds(60);
 
-/// Returns the command that loads a device and verifies it. The virtqueues of every other run are used in order.
-fn load(folder: &Path, device: usize, run: u32) -> Command {
+/// Returns the command that loads a device and verifies it.
+fn load(folder: &Path, device: usize) -> Command {
     let (id, queues) = DEVICES[device];
     let path = |name: String| folder.join(name).display().to_string();
     let target = match id {
@@ -47,7 +47,6 @@ fn load(folder: &Path, device: usize, run: u32) -> Command {
     let mut command = Command::new(mqblk_binary());
     let load = ["--rw", "randrw", "--bs", "4k", "--iodepth", "8", "--verify", "crc32c", "--allow-write"];
     command.arg("bench").args(target).args(load);
-    command.args((id != "xen" && run % 2 == 1).then_some("--in-order"));
     command.args(["--runs", "1", "--warmup", "0", "--runtime", RUN, "--queues", &queues.to_string()]);
     command.args(["--jobs", &queues.to_string()]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     command
@@ -63,7 +62,7 @@ pub(super) struct Loads<'a> {
 impl<'a> Loads<'a> {
     /// Starts them.
     pub(super) fn start(folder: &'a Path) -> Loads<'a> {
-        let running = (0..DEVICES.len()).map(|device| load(folder, device, 0).spawn().expect("a load")).collect();
+        let running = (0..DEVICES.len()).map(|device| load(folder, device).spawn().expect("a load")).collect();
         Loads { folder, running, runs: [0; DEVICES.len()] }
     }
 
@@ -71,7 +70,7 @@ impl<'a> Loads<'a> {
     pub(super) fn renew(&mut self) {
         for device in 0..DEVICES.len() {
             if self.running[device].try_wait().expect("the load's state").is_some() {
-                let next = load(self.folder, device, self.runs[device] + 1).spawn().expect("a load");
+                let next = load(self.folder, device).spawn().expect("a load");
                 let ended = std::mem::replace(&mut self.running[device], next);
                 self.check(device, ended);
             }

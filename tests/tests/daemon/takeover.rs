@@ -72,9 +72,8 @@ impl Rig {
         let mut rig = Rig { daemon, devices: Vec::new(), controller: None, disks: Vec::new(), units: None };
         for (at, (id, _)) in (0..).zip(DISKS) {
             let socket = rig.daemon.folder().join(format!("{id}.sock"));
-            // Each takeover is one of split and of packed rings, in any order and in order.
-            let (packed, in_order) = (at % 2 == 1, at % 4 >= 2);
-            let options = BlkConnectOptions { packed, in_order, ..blk::connect_options(socket, 2) };
+            // Each takeover is one of split and of packed rings.
+            let options = BlkConnectOptions { packed: at % 2 == 1, ..blk::connect_options(socket, 2) };
             let (device, port) = BlkQueues::connect(&options);
             rig.devices.push(device);
             rig.disks.push(RunningLoad::start(id, port, LoadHistory::new(1), seed + at));

@@ -6,7 +6,6 @@ mod as_host;
 mod block;
 mod defaults;
 mod documented;
-mod in_order;
 mod lifecycle;
 mod live;
 mod migration;

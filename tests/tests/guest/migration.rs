@@ -13,8 +13,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::{
-    ControllerConfig, DaemonDisk, FioLoop, Guest, GuestBuilder, GuestController, GuestDisk, GuestKernel, HostImage,
-    LunConfig, Shell, VhostUserDaemon, Vmm, with_each_vmm,
+    ControllerConfig, DaemonDisk, FioLoop, Guest, GuestBuilder, GuestController, GuestDisk, HostImage, LunConfig,
+    Shell, VhostUserDaemon, Vmm, with_each_vmm,
 };
 use serde_json::json;
 
@@ -39,8 +39,6 @@ struct Setting {
     latency_us: u32,
     /// The rings are packed.
     packed: bool,
-    /// The rings are used in order, by a kernel whose drivers can.
-    in_order: bool,
 }
 
 /// Returns the VMM of both hosts.
@@ -68,7 +66,7 @@ fn queues(short: u16) -> Result<Vec<u16>> {
 
 impl Setting {
     fn new(interface: Interface, queues: u16) -> Result<Setting> {
-        Ok(Setting { vmm: vmm()?, interface, queues, latency_us: 0, packed: false, in_order: false })
+        Ok(Setting { vmm: vmm()?, interface, queues, latency_us: 0, packed: false })
     }
 
     /// Starts the daemon of one of the two hosts.
@@ -95,22 +93,15 @@ impl Setting {
 
     fn guest(&self, daemon: &VhostUserDaemon) -> GuestBuilder {
         let socket = daemon.socket("disk");
-        let kernel = if self.in_order { GuestKernel::Backports } else { self.vmm.kernel() };
-        let guest = Guest::builder().vmm(self.vmm).kernel(kernel).memory_mib(MEMORY_MIB);
+        let guest = Guest::builder().vmm(self.vmm).memory_mib(MEMORY_MIB);
         match self.interface {
             Interface::Blk => {
                 let disk = GuestDisk::new("disk", &socket, self.queues);
-                let disk = if self.packed { disk.packed() } else { disk };
-                guest.disk(if self.in_order { disk.in_order() } else { disk })
+                guest.disk(if self.packed { disk.packed() } else { disk })
             }
             Interface::Scsi => {
                 let controller = GuestController::vhost_user("disk", &socket, self.queues);
-                let controller = controller.property("packed", self.packed.into());
-                // QEMU 7.2 does not know the property.
-                guest.controller(match self.in_order {
-                    true => controller.property("in_order", true.into()),
-                    false => controller,
-                })
+                guest.controller(controller.property("packed", self.packed.into()))
             }
         }
     }
@@ -215,16 +206,6 @@ fn scsi_migrates_there_and_back() -> Result<()> {
 fn packed_rings_migrate_there_and_back() -> Result<()> {
     for interface in interfaces(Interface::Blk)? {
         migrates_there_and_back(Setting { packed: true, ..Setting::new(interface, 2)? })?;
-    }
-    Ok(())
-}
-
-#[test]
-#[ignore = "long: make soak, make test-guest"]
-fn rings_in_order_migrate_there_and_back() -> Result<()> {
-    for (interface, packed) in [(Interface::Blk, false), (Interface::Scsi, true)] {
-        let setting = Setting::new(interface, 2)?;
-        migrates_there_and_back(Setting { vmm: Vmm::Trixie, packed, in_order: true, latency_us: 5_000, ..setting })?;
     }
     Ok(())
 }

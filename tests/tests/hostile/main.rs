@@ -6,7 +6,6 @@ mod frames;
 mod frontends;
 mod fuzz;
 mod hour;
-mod in_order;
 mod inflight;
 mod layouts;
 mod memory;

@@ -24,18 +24,9 @@ use mqblk_tests::in_process::{Plan, Rig, disk};
 /// The smallest size of the project's driver; QEMU 7.2's, the former largest, QEMU 10.0's, the largest of virtio.
 const SIZES: [u16; 5] = [4, 128, 256, 1024, 32768];
 
-/// A kind of ring.
-#[derive(Clone, Copy)]
-struct RingKind {
-    packed: bool,
-    in_order: bool,
-}
-
-/// Split and packed rings of all sizes, in any order; those of some sizes in order.
-fn kinds_and_sizes() -> impl Iterator<Item = (RingKind, u16)> {
-    let any_order = |packed| SIZES.map(|size| (RingKind { packed, in_order: false }, size));
-    let in_order = |packed| [4, 256, 32768].map(|size| (RingKind { packed, in_order: true }, size));
-    [false, true].into_iter().flat_map(move |packed| any_order(packed).into_iter().chain(in_order(packed)))
+/// Split and packed rings of all sizes.
+fn formats_and_sizes() -> impl Iterator<Item = (bool, u16)> {
+    [false, true].into_iter().flat_map(|packed| SIZES.map(|size| (packed, size)))
 }
 
 const ROUNDS: u64 = 3;
@@ -219,7 +210,7 @@ fn verify(queue: &mut impl Full, size: u16) {
     }
 }
 
-fn with_blk(kind: RingKind, size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(&mut Blk)) {
+fn with_blk(packed: bool, size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(&mut Blk)) {
     let plan = Plan {
         disk,
         workers: 1,
@@ -230,8 +221,7 @@ fn with_blk(kind: RingKind, size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, tes
     };
     let (rig, mut sets) = Rig::new(plan, |options| {
         options.queue_size = size;
-        options.packed = kind.packed;
-        options.in_order = kind.in_order;
+        options.packed = packed;
         options.descriptors = DescriptorLayout::Indirect;
         options.data_per_queue = ByteLen(u64::from(size) * u64::from(SECTOR));
     });
@@ -240,7 +230,7 @@ fn with_blk(kind: RingKind, size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, tes
     rig.stop(vec![queue.0]);
 }
 
-fn with_scsi(kind: RingKind, size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(&mut Scsi)) {
+fn with_scsi(packed: bool, size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(&mut Scsi)) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let socket = folder.path().join("socket");
     let engine = EngineOptions { workers: 1, pin: vec![], context: UringOptions::default() };
@@ -269,8 +259,7 @@ fn with_scsi(kind: RingKind, size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, te
     let server = serve_scsi(device, serve).expect("the socket can be made");
     let mut device = virtio_scsi::ScsiController::connect(&virtio_scsi::ScsiConnectOptions {
         queue_size: size,
-        packed: kind.packed,
-        in_order: kind.in_order,
+        packed,
         max_outstanding: u32::from(size) + 1,
         descriptors: DescriptorLayout::Indirect,
         data_per_queue: ByteLen(u64::from(size) * u64::from(SECTOR)),
@@ -287,15 +276,15 @@ fn with_scsi(kind: RingKind, size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, te
 
 #[test]
 fn all_requests_of_a_disks_full_ring_are_at_the_storage() {
-    for (kind, size) in kinds_and_sizes() {
-        with_blk(kind, size, PollPolicy::Off, gate(size), |queue| (0..ROUNDS).for_each(|_| full(queue, size, true)));
+    for (packed, size) in formats_and_sizes() {
+        with_blk(packed, size, PollPolicy::Off, gate(size), |queue| (0..ROUNDS).for_each(|_| full(queue, size, true)));
     }
 }
 
 #[test]
 fn all_requests_of_a_controllers_full_ring_are_at_the_storage() {
-    for (kind, size) in kinds_and_sizes() {
-        with_scsi(kind, size, PollPolicy::Off, gate(size), |queue| (0..ROUNDS).for_each(|_| full(queue, size, true)));
+    for (packed, size) in formats_and_sizes() {
+        with_scsi(packed, size, PollPolicy::Off, gate(size), |queue| (0..ROUNDS).for_each(|_| full(queue, size, true)));
     }
 }
 
@@ -304,11 +293,11 @@ fn a_full_ring_is_right_in_memory_and_in_a_file() {
     let image = tempfile::NamedTempFile::new().expect("an image");
     image.as_file().set_len(16 << 20).expect("an image");
     let path = image.path().display().to_string();
-    for (kind, size) in kinds_and_sizes() {
+    for (packed, size) in formats_and_sizes() {
         for poll in [PollPolicy::Off, PollPolicy::default()] {
-            with_blk(kind, size, poll, disk("ram", &[("size", "16M")]), |queue| verify(queue, size));
-            with_scsi(kind, size, poll, disk("ram", &[("size", "16M")]), |queue| verify(queue, size));
-            with_blk(kind, size, poll, disk("file", &[("path", &path), ("direct", "off")]), |queue| {
+            with_blk(packed, size, poll, disk("ram", &[("size", "16M")]), |queue| verify(queue, size));
+            with_scsi(packed, size, poll, disk("ram", &[("size", "16M")]), |queue| verify(queue, size));
+            with_blk(packed, size, poll, disk("file", &[("path", &path), ("direct", "off")]), |queue| {
                 verify(queue, size)
             });
         }

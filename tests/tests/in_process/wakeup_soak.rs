@@ -191,14 +191,8 @@ fn send(
     Ok(())
 }
 
-/// Kinds of rings: packed, in order.
-const ANY_ORDER: (bool, bool) = (false, false);
-const PACKED: (bool, bool) = (true, false);
-const IN_ORDER: (bool, bool) = (false, true);
-const PACKED_IN_ORDER: (bool, bool) = (true, true);
-
 /// Runs a soak with one policy. `windows`, in nanoseconds, are the gaps to stay close to.
-fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool, (packed, in_order): (bool, bool)) {
+fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool, packed: bool) {
     let policy: PollPolicy = poll.parse().expect("a policy");
     let ends = Arc::new(Ends::default());
     let seen = Arc::clone(&ends);
@@ -219,7 +213,6 @@ fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool, (packed, in_or
         options.queues = QUEUES;
         options.event_idx = event_idx;
         options.packed = packed;
-        options.in_order = in_order;
     });
     let progress = Progress::default();
     let waker = sets[0].waker().expect("a waker");
@@ -242,50 +235,40 @@ fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool, (packed, in_or
 
 #[test]
 fn poll_off() {
-    soak("off", 200_000, &[1000, 3000, 10_000], true, ANY_ORDER);
+    soak("off", 200_000, &[1000, 3000, 10_000], true, false);
 }
 
 #[test]
 fn poll_off_without_event_idx() {
-    soak("off", 100_000, &[1000, 3000, 10_000], false, ANY_ORDER);
+    soak("off", 100_000, &[1000, 3000, 10_000], false, false);
 }
 
 #[test]
 fn poll_static() {
-    soak("static:50", 300_000, &[50_000], true, ANY_ORDER);
+    soak("static:50", 300_000, &[50_000], true, false);
 }
 
 #[test]
 fn poll_static_with_a_short_window_without_event_idx() {
-    soak("static:10", 100_000, &[10_000], false, ANY_ORDER);
+    soak("static:10", 100_000, &[10_000], false, false);
 }
 
 #[test]
 fn poll_adaptive() {
-    soak("adaptive:100", 300_000, &[4000, 12_000, 25_000, 50_000, 100_000], true, ANY_ORDER);
+    soak("adaptive:100", 300_000, &[4000, 12_000, 25_000, 50_000, 100_000], true, false);
 }
 
 #[test]
 fn poll_off_with_packed_rings() {
-    soak("off", 200_000, &[1000, 3000, 10_000], true, PACKED);
+    soak("off", 200_000, &[1000, 3000, 10_000], true, true);
 }
 
 #[test]
 fn poll_off_with_packed_rings_without_event_idx() {
-    soak("off", 100_000, &[1000, 3000, 10_000], false, PACKED);
+    soak("off", 100_000, &[1000, 3000, 10_000], false, true);
 }
 
 #[test]
 fn poll_static_with_packed_rings() {
-    soak("static:50", 200_000, &[50_000], true, PACKED);
-}
-
-#[test]
-fn poll_off_with_rings_in_order() {
-    soak("off", 100_000, &[1000, 3000, 10_000], true, IN_ORDER);
-}
-
-#[test]
-fn poll_off_with_packed_rings_in_order() {
-    soak("off", 100_000, &[1000, 3000, 10_000], true, PACKED_IN_ORDER);
+    soak("static:50", 200_000, &[50_000], true, true);
 }

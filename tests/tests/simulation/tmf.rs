@@ -104,7 +104,7 @@ fn cdb(code: u8, lba: u32, blocks: u32) -> [u8; 10] {
 }
 
 impl TaskManagement {
-    fn new(seed: u64, in_order: bool) -> TaskManagement {
+    fn new(seed: u64) -> TaskManagement {
         let mut random = SmallRng::seed_from_u64(seed);
         let queues = random.random_range(1..=4_u16);
         let workers = random.random_range(1..=3);
@@ -113,8 +113,7 @@ impl TaskManagement {
         let size = u64::from(BLOCKS) * BLOCK as u64;
         let disks: Vec<_> =
             places.iter().map(|at| (*at, late_disk(&mut random, size), any_merge(&mut random))).collect();
-        let new = if in_order { SteppedController::in_order } else { SteppedController::new };
-        let mut controller = new(queues, workers, &disks);
+        let mut controller = SteppedController::new(queues, workers, &disks);
         controller.clear_unit_attentions(&places);
         let models = places.iter().map(|at| (*at, DiskModel::new(BLOCKS.into(), false))).collect();
         TaskManagement {
@@ -310,18 +309,7 @@ impl Simulation for TaskManagement {
 
 #[test]
 fn functions_keep_their_guarantees() {
-    keep_their_guarantees(false);
-}
-
-/// A command that has completed is held back until those before it have, and so is the function.
-#[test]
-fn functions_keep_their_guarantees_with_rings_in_order() {
-    keep_their_guarantees(true);
-}
-
-fn keep_their_guarantees(in_order: bool) {
-    let run = |seed| TaskManagement::new(seed, in_order).run();
-    let Some(sum) = run_seeds("TMF", 0..40, run) else { return };
+    let Some(sum) = run_seeds("TMF", 0..40, |seed| TaskManagement::new(seed).run()) else { return };
     // The simulation is not trivial: commands are aborted, and not all.
     assert!(sum.ended > 100 && sum.completed > 2 * sum.ended && sum.functions > 500, "{sum:?}");
 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use crate::crash_rig::port::{Blk, Form, Guest, Scsi, place};
 use crate::crash_rig::store::StoreCounts;
-use crate::crash_rig::{Counts, MakeDevice, RING, RingKind, Shape, World};
+use crate::crash_rig::{Counts, MakeDevice, RING, Shape, World};
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::AnyDisk;
 use mqblk_ring::virtqueue::RingFormat;
@@ -45,7 +45,7 @@ type Covered = ((CrashStats, Counts), (StoreCounts, ChannelCounts));
 
 /// The run of one seed.
 fn run<F: Form>(
-    (seed, rings): (u64, RingKind),
+    (seed, format): (u64, RingFormat),
     form: F,
     disks: usize,
     queues: u16,
@@ -61,7 +61,7 @@ fn run<F: Form>(
         sectors: DISK_SECTORS,
         plug: any_plug(&mut random),
         memory: Guest::<F>::bytes(queues.into()),
-        rings,
+        format,
     };
     let shared = Arc::new(LoadControl::default());
     let guest = Guest::new(form, World::new(shape, seed), STEPS, &shared);
@@ -81,34 +81,24 @@ type Heard = Box<dyn Fn()>;
 
 #[test]
 fn a_killed_block_device_loses_nothing_and_completes_nothing_twice() {
-    killed_block_device(RingFormat::Split, false);
+    killed_block_device(RingFormat::Split);
 }
 
 #[test]
 fn a_killed_block_device_with_packed_rings_loses_nothing_and_completes_nothing_twice() {
-    killed_block_device(RingFormat::Packed, false);
+    killed_block_device(RingFormat::Packed);
 }
 
-#[test]
-fn a_killed_block_device_with_rings_in_order_loses_nothing_and_completes_nothing_twice() {
-    killed_block_device(RingFormat::Split, true);
-}
-
-#[test]
-fn a_killed_block_device_with_packed_rings_in_order_loses_nothing_and_completes_nothing_twice() {
-    killed_block_device(RingFormat::Packed, true);
-}
-
-fn run_block_device(seed: u64, rings: RingKind) -> Covered {
+fn run_block_device(seed: u64, format: RingFormat) -> Covered {
     let queues = 1 + seed as u16 % 3;
     let options = BlkOptions { serial: "crash".to_owned(), queues, queue_size: RING, writeback: true };
     let make =
         move |disks: &[Arc<AnyDisk>]| Arc::new(VirtioBlk::new(disks[0].geometry(), disks[0].limits(), options.clone()));
-    run((seed, rings), Blk, 1, queues, Box::new(make), Box::new(|| {}))
+    run((seed, format), Blk, 1, queues, Box::new(make), Box::new(|| {}))
 }
 
-fn killed_block_device(format: RingFormat, in_order: bool) {
-    let sum = run_seeds("VIRTIO_CRASH", SEEDS, |seed| run_block_device(seed, RingKind { format, in_order }));
+fn killed_block_device(format: RingFormat) {
+    let sum = run_seeds("VIRTIO_CRASH", SEEDS, |seed| run_block_device(seed, format));
     // The simulation is not trivial.
     let Some(((figures, counts), (stores, channels))) = sum else { return };
     let met = [counts.kills, counts.stops, counts.outlived, channels.merged, channels.refused, stores.late];
@@ -118,25 +108,15 @@ fn killed_block_device(format: RingFormat, in_order: bool) {
 
 #[test]
 fn a_killed_controller_loses_nothing_and_completes_nothing_twice() {
-    killed_controller(RingFormat::Split, false);
+    killed_controller(RingFormat::Split);
 }
 
 #[test]
 fn a_killed_controller_with_packed_rings_loses_nothing_and_completes_nothing_twice() {
-    killed_controller(RingFormat::Packed, false);
+    killed_controller(RingFormat::Packed);
 }
 
-#[test]
-fn a_killed_controller_with_rings_in_order_loses_nothing_and_completes_nothing_twice() {
-    killed_controller(RingFormat::Split, true);
-}
-
-#[test]
-fn a_killed_controller_with_packed_rings_in_order_loses_nothing_and_completes_nothing_twice() {
-    killed_controller(RingFormat::Packed, true);
-}
-
-fn run_controller(seed: u64, rings: RingKind) -> Covered {
+fn run_controller(seed: u64, format: RingFormat) -> Covered {
     let queues = 1 + seed as u16 % 3;
     let options = ScsiOptions { queues, queue_size: RING, cmd_per_lun: 16, max_transfer: ByteLen(1 << 20) };
     let nexuses: Rc<RefCell<Vec<Arc<Nexus>>>> = Rc::default();
@@ -152,11 +132,11 @@ fn run_controller(seed: u64, rings: RingKind) -> Covered {
         controller
     };
     let heard = move || nexuses.borrow().iter().for_each(|nexus| nexus.initiator_resumed(true));
-    run((seed, rings), Scsi, 3, queues, Box::new(make), Box::new(heard))
+    run((seed, format), Scsi, 3, queues, Box::new(make), Box::new(heard))
 }
 
-fn killed_controller(format: RingFormat, in_order: bool) {
-    let sum = run_seeds("VIRTIO_CRASH", SEEDS, |seed| run_controller(seed, RingKind { format, in_order }));
+fn killed_controller(format: RingFormat) {
+    let sum = run_seeds("VIRTIO_CRASH", SEEDS, |seed| run_controller(seed, format));
     let Some(((figures, counts), (stores, channels))) = sum else { return };
     let [late, cancelled, refused] = [stores.late, stores.cancelled, channels.refused];
     let met = [counts.kills, counts.stops, counts.outlived, counts.noted, late, cancelled, refused];
@@ -182,10 +162,8 @@ fn a_killed_backend_leaves_no_descriptors_behind() {
     }
     let open = || std::fs::read_dir("/proc/self/fd").expect("/proc/self/fd").count();
     let run_both = |seed| {
-        let [plain, in_order] = [(RingFormat::Split, false), (RingFormat::Packed, true)]
-            .map(|(format, in_order)| RingKind { format, in_order });
-        let ((_, controller), _) = run_controller(seed, plain);
-        let ((_, block_device), _) = run_block_device(seed, in_order);
+        let ((_, controller), _) = run_controller(seed, RingFormat::Split);
+        let ((_, block_device), _) = run_block_device(seed, RingFormat::Packed);
         [controller, block_device].iter().map(|counts| counts.kills + counts.kills_in_midst).sum::<u64>()
     };
     // The first one opens what the process keeps.

@@ -73,7 +73,6 @@ impl BlkDevice {
             data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0),
             descriptors: plan.descriptors.shape(combination.sizes.max),
             packed: plan.packed,
-            in_order: plan.in_order,
             poison_status: plan.verify.is_some(),
             connect_timeout: timeout,
             ..BlkConnectOptions::new(socket)

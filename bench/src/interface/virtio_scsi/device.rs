@@ -96,7 +96,6 @@ impl ScsiDevice {
             data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0),
             descriptors: plan.descriptors.shape(combination.sizes.max),
             packed: plan.packed,
-            in_order: plan.in_order,
             steering: steer,
             poison_status: plan.verify.is_some(),
             connect_timeout: timeout,

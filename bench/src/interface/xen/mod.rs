@@ -78,9 +78,6 @@ impl Interface for XenOptions {
         if args.packed {
             return Err(BenchError::option("packed", "it", "none with xen: its rings are no virtqueues"));
         }
-        if args.in_order {
-            return Err(BenchError::option("in-order", "it", "none with xen: its rings are no virtqueues"));
-        }
         if let Some(socket) = args.socket.first() {
             let expected = "--vdev with xen: its back-ends have no sockets";
             return Err(BenchError::option("socket", socket.display(), expected));

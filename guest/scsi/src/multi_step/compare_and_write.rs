@@ -51,11 +51,6 @@ impl CompareAndWrite {
         self.has_compared_before = true;
     }
 
-    /// See [`MultiStepCommand::skip_all`](super::MultiStepCommand::skip_all).
-    pub(super) fn skip_all(&mut self) {
-        self.state = ComparePhase::Done(None);
-    }
-
     /// Returns true if it has not requested its range lock.
     pub(super) fn is_new(&self) -> bool {
         matches!(self.state, ComparePhase::New)

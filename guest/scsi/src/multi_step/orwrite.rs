@@ -35,12 +35,6 @@ impl OrWrite {
         OrWrite { start, len, walk, fua, locks, lock: None, state: OrWritePhase::Unlocked, copy: Vec::new() }
     }
 
-    /// See [`MultiStepCommand::skip_all`](super::MultiStepCommand::skip_all).
-    pub(super) fn skip_all(&mut self) {
-        self.walk.skip_all();
-        self.state = OrWritePhase::Writing;
-    }
-
     /// Returns true if it has not requested its range lock.
     pub(super) fn is_new(&self) -> bool {
         self.lock.is_none() && self.state == OrWritePhase::Unlocked

@@ -10,7 +10,7 @@ use super::super::PackedDriver;
 use super::*;
 use crate::format::{Available, ChainError, ChainHead, ChainSegment, LoneChains, RingAddresses};
 use crate::packed::layout::DESC_USED;
-use crate::split::driver::{ChainLayout, IndirectArea, RingFeatures};
+use crate::split::driver::{ChainLayout, IndirectArea};
 
 const AT: RingAddresses =
     RingAddresses { desc: GuestAddress(0x1000), avail: GuestAddress(0x8000), used: GuestAddress(0x9000) };
@@ -41,8 +41,7 @@ impl Guest {
 
     fn driver(&self, event_idx: bool) -> PackedDriver {
         let tables = IndirectArea { start: TABLES, per_table: 8 };
-        PackedDriver::new(&self.memory, &AT, self.size, RingFeatures { event_idx, in_order: false }, Some(tables))
-            .unwrap()
+        PackedDriver::new(&self.memory, &AT, self.size, event_idx, Some(tables)).unwrap()
     }
 
     fn device(&self, event_idx: bool) -> PackedDevice {

@@ -2,7 +2,7 @@
 
 use mqblk_memory::GuestAddress;
 
-use super::{ChainLayout, IdState, Ordered, PackedDriver};
+use super::{ChainLayout, IdState, PackedDriver};
 use crate::format::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
 use crate::packed::layout::{DESC_BYTES, state_word};
 use crate::split::driver::ChainRefused;
@@ -15,14 +15,12 @@ pub struct PackedChain<'a> {
     layout: ChainLayout,
     segments: u16,
     writing: bool,
-    /// Bytes of the writable segments so far.
-    writable: u32,
 }
 
 impl<'a> PackedChain<'a> {
     #[inline]
     pub(super) fn new(driver: &'a mut PackedDriver, layout: ChainLayout) -> PackedChain<'a> {
-        PackedChain { driver, layout, segments: 0, writing: false, writable: 0 }
+        PackedChain { driver, layout, segments: 0, writing: false }
     }
 
     /// Adds `len` bytes at `address` for the device to read.
@@ -44,7 +42,6 @@ impl<'a> PackedChain<'a> {
     #[inline(always)]
     pub fn writable(mut self, address: GuestAddress, len: u32) -> Result<PackedChain<'a>, ChainRefused> {
         self.writing = true;
-        self.writable = self.writable.wrapping_add(len);
         self.push(Descriptor { address: address.0, len, flags: DESC_WRITE, next: 0 })
     }
 
@@ -109,9 +106,6 @@ impl<'a> PackedChain<'a> {
         driver.free -= descriptors;
         driver.in_flight += 1;
         driver.ids[usize::from(id)] = IdState { token, descriptors, sequence: driver.committed };
-        if let Some(order) = &mut driver.order {
-            order[usize::from(driver.committed) & (order.len() - 1)] = Ordered { id, writable: self.writable };
-        }
         driver.committed = driver.committed.wrapping_add(1);
         Ok(())
     }

@@ -25,7 +25,7 @@ fn addresses() -> RingAddresses {
 
 fn driver(memory: &GuestMemory, size: u16, event_idx: bool) -> PackedDriver {
     let indirect = IndirectArea { start: GuestAddress(TABLES), per_table: PER_TABLE };
-    PackedDriver::new(memory, &addresses(), size, RingFeatures { event_idx, in_order: false }, Some(indirect)).unwrap()
+    PackedDriver::new(memory, &addresses(), size, event_idx, Some(indirect)).unwrap()
 }
 
 /// (address, length, device may write)
@@ -334,6 +334,6 @@ fn invalid_segments_are_refused() {
     assert_eq!(compose(&mut driver, ChainLayout::Indirect, &nine, 0), Err(ChainRefused::TooManySegments(8)));
     assert_eq!(compose(&mut driver, ChainLayout::Direct, &nine, 0), Err(ChainRefused::Full));
     assert_eq!(driver.free_descriptors(), 4);
-    let mut plain = PackedDriver::new(&self::memory(), &addresses(), 4, RingFeatures::default(), None).unwrap();
+    let mut plain = PackedDriver::new(&self::memory(), &addresses(), 4, false, None).unwrap();
     assert_eq!(compose(&mut plain, ChainLayout::Indirect, &nine, 0), Err(ChainRefused::TooManySegments(0)));
 }

@@ -10,7 +10,7 @@ use super::super::{PackedDevice, PackedDriver};
 use super::*;
 use crate::crash_points::run_until_crash;
 use crate::format::RingAddresses;
-use crate::split::driver::{ChainLayout, RingFeatures};
+use crate::split::driver::ChainLayout;
 
 const AT: RingAddresses =
     RingAddresses { desc: GuestAddress(0), avail: GuestAddress(0x1000), used: GuestAddress(0x2000) };
@@ -30,8 +30,7 @@ impl Rig {
     fn new(size: u16) -> Rig {
         let region = Region::shared("ring", 0x8000, GuestAddress(0)).unwrap().0;
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
-        let driver =
-            PackedDriver::new(&memory, &AT, size, RingFeatures { event_idx: true, in_order: false }, None).unwrap();
+        let driver = PackedDriver::new(&memory, &AT, size, true, None).unwrap();
         Rig { memory, driver, size, next: 0, completions: BTreeMap::new() }
     }
 
@@ -370,8 +369,7 @@ fn a_ring_that_was_reset_discards_its_table() {
     drop(ring);
     // The guest's driver starts again.
     let reset = |rig: &mut Rig, requests| {
-        rig.driver =
-            PackedDriver::new(&rig.memory, &AT, 8, RingFeatures { event_idx: true, in_order: false }, None).unwrap();
+        rig.driver = PackedDriver::new(&rig.memory, &AT, 8, true, None).unwrap();
         rig.send(requests, 1);
         PackedDevice::tracked(rig.ring(), Base::FIRST, true, rig.words()).unwrap()
     };

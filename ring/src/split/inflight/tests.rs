@@ -6,7 +6,7 @@ use std::sync::Arc;
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use proptest::prelude::*;
 
-use super::super::driver::{ChainLayout, RingFeatures};
+use super::super::driver::ChainLayout;
 use super::super::{SplitDevice, SplitDriver, SplitRing};
 use super::*;
 use crate::crash_points::run_until_crash;
@@ -30,8 +30,7 @@ impl Rig {
     fn new(size: u16) -> Rig {
         let region = Region::shared("ring", 0x8000, GuestAddress(0)).unwrap().0;
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
-        let driver =
-            SplitDriver::new(&memory, &AT, size, RingFeatures { event_idx: true, in_order: false }, None).unwrap();
+        let driver = SplitDriver::new(&memory, &AT, size, true, None).unwrap();
         Rig { memory, driver, size, next: 0, completions: BTreeMap::new() }
     }
 

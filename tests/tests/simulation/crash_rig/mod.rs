@@ -12,7 +12,7 @@ use mqblk_core::{
 };
 use mqblk_engine::{AnyDisk, FixedBufferUse, PlugOptions, QueueDisk, SteppedQueue, SteppedWorker, UringContext};
 use mqblk_memory::{Buffer, GuestAddress, GuestMemory, SharedWords};
-use mqblk_ring::driver_ring::{DriverRing, RingFeatures};
+use mqblk_ring::driver_ring::DriverRing;
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingAddresses, RingFormat};
 use mqblk_tests::stepped::{guest_memory, polled_queue, start_workers};
 use mqblk_virtio::{QueueResources, QueueRole, VirtioDevice};
@@ -156,14 +156,6 @@ impl<D: VirtioDevice<UringContext, Queue: GuestQueue<Token: Send>>> MortalDevice
 /// A function that returns a device over disks.
 pub(crate) type MakeDevice<D> = Box<dyn Fn(&[Arc<AnyDisk>]) -> Arc<D>>;
 
-/// What kind of rings a driver uses.
-#[derive(Clone, Copy)]
-pub(crate) struct RingKind {
-    pub format: RingFormat,
-    /// With VIRTIO_F_IN_ORDER.
-    pub in_order: bool,
-}
-
 /// The parameters of a world.
 pub(crate) struct Shape<D> {
     /// Returns a backend's device.
@@ -176,7 +168,8 @@ pub(crate) struct Shape<D> {
     pub plug: PlugOptions,
     /// Bytes of guest memory besides the rings.
     pub memory: u64,
-    pub rings: RingKind,
+    /// Format of the rings.
+    pub format: RingFormat,
 }
 
 counters! {
@@ -243,10 +236,7 @@ impl<D: MortalDevice> World<D> {
         let (queues, features) = (device.num_queues(), device.features());
         let size = u64::from(queues) * AREA + shape.memory;
         let memory = guest_memory(size);
-        let driver = |ring| {
-            let features = RingFeatures { event_idx: true, in_order: shape.rings.in_order };
-            DriverRing::new(&memory, &places(ring), RING, shape.rings.format, features, None).expect("a ring")
-        };
+        let driver = |ring| DriverRing::new(&memory, &places(ring), RING, shape.format, true, None).expect("a ring");
         let rings = (0..usize::from(queues)).map(driver).collect();
         let random = SmallRng::seed_from_u64(seed);
         World {
@@ -266,7 +256,7 @@ impl<D: MortalDevice> World<D> {
     }
 
     fn words(&self, ring: usize) -> SharedWords {
-        let words = MappedRing::inflight_bytes(RING, self.shape.rings.format) / 8;
+        let words = MappedRing::inflight_bytes(RING, self.shape.format) / 8;
         self.memory.shared_words(GuestAddress(ring as u64 * AREA + TABLE), words as usize).expect("a table")
     }
 
@@ -320,11 +310,10 @@ impl<D: MortalDevice> World<D> {
         self.kill.kill_point();
         let table = self.words(index);
         let Some(host) = &mut self.host else { return };
-        let RingKind { format, in_order } = self.shape.rings;
+        let format = self.shape.format;
         let ring = MappedRing::resolve(&self.memory, &places(index), RING, format).expect("a ring");
         let (ring, forgotten) =
             DeviceRing::tracked(ring, format.first_base(), true, table).expect("a table that was killed is good");
-        let ring = if in_order { ring.in_order() } else { ring };
         assert_eq!(forgotten, 0);
         self.kill.kill_point();
         self.counts.replayed += ring.replays() as u64;

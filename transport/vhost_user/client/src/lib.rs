@@ -25,6 +25,4 @@ pub mod features {
     pub const VERSION_1: u64 = 1 << 32;
     /// VIRTIO_F_RING_PACKED.
     pub const RING_PACKED: u64 = 1 << 34;
-    /// VIRTIO_F_IN_ORDER.
-    pub const IN_ORDER: u64 = 1 << 35;
 }

@@ -167,9 +167,6 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
     {
         self.format = features::ring_format(start.features);
         let mut ring = self.open_ring(start)?;
-        if start.features & features::IN_ORDER != 0 {
-            ring = ring.in_order();
-        }
         self.tracked = ring.is_tracked();
         ring.set_log(
             start

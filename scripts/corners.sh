@@ -11,8 +11,7 @@
 # DRIVER is the client of virtio-blk's rows: blkio (the default), libblkio's driver, which hands over requests one by one as Linux's does
 # (cargo build --release -p mqblk-tests --example blkio_load); or bench, `mqblk bench`, which hands over each batch as a whole. libblkio speaks virtio-blk only, so the
 # other interfaces' client is always bench: they are compared with virtio-blk only if DRIVER=bench, in turns. Their rows have no qemu-storage-daemon.
-# Each run has a server of its own, which the client warms up for WARMUP seconds (0.2). In its first seconds `auto` tries what is best: WARMUP=3 shows what it has
-# found, as a server has it that stays.
+# Each run has a server of its own, which the client warms up for WARMUP seconds (0.2).
 # PIN="CPUS CPUS" runs the client on the first CPUs and the server on the second ones, with a worker for each of its CPUs.
 # Needs target/release/mqblk (or MQBLK) and python3, on a machine that does nothing else. The whole default sweep takes about half an hour;
 # QUEUES=2 DEPTHS=1 scripts/corners.sh looks at one corner,

@@ -521,13 +521,11 @@ pub struct QueueStat {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PollingStat {
-    /// Why it is polled, or not: `policy`, `expected`, `quiet`, `cpu-wanted` or `no-gain`.
+    /// Why it is polled, or not: `policy`, `expected`, `quiet` or `cpu-wanted`.
     pub reason: String,
     /// For how long it is polled at most, if nothing comes, in nanoseconds; null: for ever.
     pub window_ns: Option<u64>,
-    /// For how long its ring is left alone after requests were taken from it, in nanoseconds.
-    pub hold_ns: u64,
-    /// Between two looks at its ring the worker sleeps for so long, in nanoseconds; null: it looks all the time while it polls.
+    /// While requests come, its ring is looked at by a timer of so many nanoseconds; null: it is polled all the time, or armed.
     pub timer_ns: Option<u64>,
 }
 

@@ -164,7 +164,7 @@ fn controllers_come_and_go_and_are_kept() {
     assert_eq!(controllers(&daemon), []);
     // Their names are free.
     done(&daemon, &["controller", "add", &format!("id=n,socket={at}/c.sock")]);
-    assert_eq!(values(&daemon, "n", &["poll"]), [json!("auto")], "what was set belonged to the other one");
+    assert_eq!(values(&daemon, "n", &["poll"]), [json!("adaptive")], "what was set belonged to the other one");
     daemon = restart(daemon, Signal::KILL, CONFIG);
     assert_eq!(controllers(&daemon), named(&[("n", &[])]));
     done(&daemon, &["controller", "remove", "n"]);

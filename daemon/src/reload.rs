@@ -475,7 +475,7 @@ mod tests {
         let ConfigChange::Set { id, .. } = &changes[1] else { panic!("{changes:?}") };
         let settings = changes[1].live_settings().unwrap();
         let pairs: Vec<_> = settings.pairs().collect();
-        assert_eq!((id.as_str(), pairs), ("b", vec![("iops", "off"), ("iops-max", "off"), ("poll", "auto")]));
+        assert_eq!((id.as_str(), pairs), ("b", vec![("iops", "off"), ("iops-max", "off"), ("poll", "adaptive")]));
         let told: Vec<String> = changes.iter().map(ToString::to_string).collect();
         assert_eq!(told[0], "limit-group \"g\": it is gone, which applies at a restart");
         assert!(told[2].starts_with("disk \"b\": other values of queue-map, which apply"), "{told:?}");

@@ -159,9 +159,7 @@ pub struct Polling {
     pub reason: PollReason,
     /// For how long it is polled at most, if nothing comes, in nanoseconds; `None`: for ever.
     pub window_ns: Option<u64>,
-    /// For how long its ring is left alone after requests were taken from it, in nanoseconds.
-    pub hold_ns: u64,
-    /// Between two looks at its ring the worker sleeps for so long, in nanoseconds; `None`: it looks all the time while it polls.
+    /// While requests come, its ring is looked at by a timer of so many nanoseconds; `None`: it is polled all the time, or armed.
     pub timer_ns: Option<u64>,
 }
 
@@ -176,7 +174,7 @@ pub struct WorkerStats {
     pub sleeps: u64,
     /// Times it offered its CPU to other threads while it polled.
     pub yields: u64,
-    /// Time that others then kept the CPU for long, in nanoseconds.
+    /// Time slices in which others then had the CPU, in nanoseconds.
     pub away_ns: u64,
     /// Time asleep, in nanoseconds.
     pub slept_ns: u64,

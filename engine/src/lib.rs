@@ -29,7 +29,6 @@ mod liveness;
 mod mailbox;
 mod moving;
 mod options;
-mod pace;
 mod per_disk;
 mod placement;
 mod plug;
@@ -41,18 +40,15 @@ mod quota;
 mod request;
 mod resume;
 mod route;
-mod run_delay;
 mod runner;
+mod sleep_cost;
 mod slices;
 mod stats_registry;
 mod stepped;
 mod tags;
 #[cfg(test)]
 mod trial;
-mod tuner;
-mod waiting;
 mod watchdog;
-mod windows;
 mod worker;
 mod workers;
 

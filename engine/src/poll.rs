@@ -1,8 +1,9 @@
-//! Poll windows: when a queue is polled on and when it is armed. Pure: time comes in as an argument.
+//! When a worker polls a queue and when it sleeps. Pure: time comes in as an argument.
 //!
-//! `off` and `auto` reckon with what was caught (`credit`): each request or completion that came soon earns time to poll for the next, and time
-//! polled is spent. `off` counts as soon what comes while the queue would be armed; `auto` what comes within 300 us, and closes the window where
-//! its worker says so: it [tries](crate::windows) what polling brings, and knows whether others want the CPU.
+//! The rule is that of KVM's halt polling and QEMU's adaptive polling, with the bound of ski rental: after a request or a completion a queue is
+//! polled for a window, which is never longer than what sleeping and being woken costs. A window grows when the next one came soon after it had
+//! closed, and shrinks when it did not. There is one window while no request is in flight, and one, half as long, while some are: so slow storage
+//! is slept for, and the guest's next request is polled for. A worker whose CPU another thread took for a time slice closes its windows for a while.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,22 +13,26 @@ use crate::clock::Ticks;
 use crate::poll_list::IdleResult;
 
 /// How long an idle queue is polled before it is armed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PollPolicy {
-    /// Not beyond about 10 us, which arming, sleeping and being woken would take as well: every request after a pause costs a kick and a wakeup.
+    /// As adaptive, for about 10 us at most, which arming, sleeping and being woken would take as well: every request after a pause costs a kick
+    /// and a wake-up.
     Off,
-    /// While requests and completions come soon, the guests get more done so, and others do not want the CPU.
-    #[default]
-    Auto,
+    /// For a window that grows when requests come soon after it closed and shrinks when they do not.
+    Adaptive {
+        /// Longest window. `None`: what sleeping and being woken costs on this machine.
+        max: Option<Duration>,
+    },
     /// Until this long has passed without a request (*vhost_user_block polling*, 2020: 50 us).
     Static(Duration),
-    /// A window that grows when requests come soon after it closed and shrinks when they do not.
-    Adaptive {
-        /// Largest window.
-        max: Duration,
-    },
     /// Always. Burns a core.
     Busy,
+}
+
+impl Default for PollPolicy {
+    fn default() -> PollPolicy {
+        PollPolicy::Adaptive { max: None }
+    }
 }
 
 /// The longest window that a user may configure: above 1 s it would be `busy` by another name.
@@ -36,7 +41,7 @@ const MAX_WINDOW_US: u64 = 1_000_000;
 impl FromStr for PollPolicy {
     type Err = String;
 
-    /// `off`, `auto`, `static:<us>`, `adaptive:<max us>` or `busy`; microseconds from 1 to 1000000.
+    /// `off`, `adaptive` (or `auto`), `adaptive:<max us>`, `<us>` (or `static:<us>`) or `busy`; microseconds from 1 to 1000000.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let window = |digits: &str| {
             let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -45,14 +50,15 @@ impl FromStr for PollPolicy {
         };
         let policy = match text.split_once(':') {
             None if text == "off" => Some(PollPolicy::Off),
-            None if text == "auto" => Some(PollPolicy::Auto),
+            None if matches!(text, "adaptive" | "auto") => Some(PollPolicy::default()),
             None if text == "busy" => Some(PollPolicy::Busy),
+            None => window(text).map(PollPolicy::Static),
             Some(("static", us)) => window(us).map(PollPolicy::Static),
-            Some(("adaptive", us)) => window(us).map(|max| PollPolicy::Adaptive { max }),
+            Some(("adaptive", us)) => window(us).map(|max| PollPolicy::Adaptive { max: Some(max) }),
             _ => None,
         };
         policy.ok_or_else(|| {
-            format!("off, auto, static:<us>, adaptive:<max us> or busy, with microseconds from 1 to {MAX_WINDOW_US}")
+            format!("off, adaptive, adaptive:<max us>, <us> or busy, with microseconds from 1 to {MAX_WINDOW_US}")
         })
     }
 }
@@ -61,42 +67,13 @@ impl fmt::Display for PollPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PollPolicy::Off => f.write_str("off"),
-            PollPolicy::Auto => f.write_str("auto"),
-            PollPolicy::Static(window) => write!(f, "static:{}", window.as_micros()),
-            PollPolicy::Adaptive { max } => write!(f, "adaptive:{}", max.as_micros()),
+            PollPolicy::Adaptive { max: None } => f.write_str("adaptive"),
+            PollPolicy::Adaptive { max: Some(max) } => write!(f, "adaptive:{}", max.as_micros()),
+            PollPolicy::Static(window) => write!(f, "{}", window.as_micros()),
             PollPolicy::Busy => f.write_str("busy"),
         }
     }
 }
-
-/// The smallest open adaptive window, in nanoseconds: growth starts here, a smaller one closes.
-const SMALLEST: u64 = 4000;
-
-/// How the windows of `auto` are used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WindowMode {
-    /// They are closed, and why: the worker arms its queues and sleeps at once.
-    Closed(PollReason),
-    /// The worker looks at its queues by a timer, and sleeps between two looks. The queues are not armed.
-    Timer,
-    /// The worker looks at its queues all the time.
-    Open,
-}
-
-/// What `off` counts as soon, in nanoseconds: about what it takes to arm a queue, to go to sleep, and to be kicked and woken.
-const OFF_HORIZON: u64 = 10_000;
-/// How much time to poll `off` can earn.
-const OFF_MAX: u64 = 4 * OFF_HORIZON;
-/// For how long `auto` polls where that costs others their CPU, in nanoseconds: about what it takes to arm a queue and go to sleep.
-const WANTED_HORIZON: u64 = 3000;
-/// What `auto` counts as soon, in nanoseconds. While the worker sleeps, two wake-ups, the worker's and the guest's, are in each gap: 50 us and more of
-/// it on some hosts. So more counts as soon than polling is worth: that is tried.
-const AUTO_HORIZON: u64 = 300_000;
-/// How much time to poll `auto` can earn, in nanoseconds: so long a pause between two bursts is polled through.
-const AUTO_MAX: u64 = 1_000_000;
-
-/// From when on another thread kept the CPU for long, in nanoseconds: more than a guest's thread that makes requests and waits again.
-pub(crate) const AWAY: u64 = 100_000;
 
 /// Why a queue is polled on, or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,8 +87,6 @@ pub enum PollReason {
     Quiet,
     /// Others wanted the CPU while the worker polled.
     CpuWanted,
-    /// The guests of this worker get no more done if it polls.
-    NoGain,
 }
 
 impl PollReason {
@@ -122,62 +97,45 @@ impl PollReason {
             PollReason::Expected => "expected",
             PollReason::Quiet => "quiet",
             PollReason::CpuWanted => "cpu-wanted",
-            PollReason::NoGain => "no-gain",
         }
     }
 }
 
-/// Time to poll that was earned, by whether requests are in flight: completions may be soon where requests are not, and the reverse.
-#[derive(Clone, Copy, Debug)]
-struct Credit {
-    horizon: u64,
-    max: u64,
-    /// Without and with requests in flight.
-    left: [u64; 2],
-}
+/// From when on another thread had the CPU for a time slice, in nanoseconds: more than a guest's thread that makes requests and waits again.
+const TIME_SLICE: u64 = 500_000;
 
-impl Credit {
-    fn new(horizon: u64, max: u64) -> Credit {
-        Credit { horizon, max, left: [max.min(horizon); 2] }
-    }
+/// For how long a worker sleeps between two looks by its timer: guests on its CPU make requests meanwhile. A thread that slept for 12 us does not
+/// preempt another one when it is woken (Linux 6.18), and waits for the end of its time slice.
+pub(crate) const TIMER_PERIOD: Duration = Duration::from_micros(25);
 
-    /// Something came after `gap`, in the given state.
-    #[inline]
-    fn earn(&mut self, in_flight: bool, gap: u64) {
-        if gap <= self.horizon {
-            let left = &mut self.left[usize::from(in_flight)];
-            *left = (*left + self.horizon).min(self.max);
-        }
-    }
+/// Requests that come within this time are gathered by a timer while others want the CPU, in nanoseconds.
+const BUSY: u64 = 4 * TIMER_PERIOD.as_nanos() as u64;
 
-    #[inline]
-    fn spend(&mut self, in_flight: bool, time: u64) {
-        let left = &mut self.left[usize::from(in_flight)];
-        *left = left.saturating_sub(time);
-    }
+/// What sleeping costs, in wake-ups: two round trips (`sleep_cost.rs`).
+const WAKE_UPS: u64 = 4;
 
-    #[inline]
-    fn has(&self, in_flight: bool) -> bool {
-        self.left[usize::from(in_flight)] > 0
-    }
-}
+/// The longest window of `off`, in nanoseconds.
+const OFF_MAX: u64 = 10_000;
+
+/// A window grows from this part of the longest one, and closes below it.
+const SMALLEST_PART: u64 = 4;
 
 /// Not before any time.
 const NOT_POLLED: Ticks = Ticks(u64::MAX);
 
-/// One queue's poll window.
+/// One queue's poll windows.
 #[derive(Debug)]
 pub(crate) struct PollState {
     policy: PollPolicy,
-    /// In nanoseconds, as all times here are.
-    window: u64,
-    max: u64,
-    /// Of `auto` while its window is open, or its worker looks by a timer.
-    credit: Credit,
-    /// Of `off`, and of `auto` while its window is closed.
-    moment: Credit,
-    /// Last time that requests were pulled or completed.
+    /// Without and with requests in flight, in nanoseconds, as all times here are.
+    windows: [u64; 2],
+    /// The longest of each; 0 of one that does not adapt.
+    max: [u64; 2],
+    /// How much longer than the longest window a gap may be that opens it: what came as soon as it had closed is seen when the worker has been woken.
+    wake_ns: u64,
+    /// Last time that requests were pulled or completed, and how long after the time before.
     active_at: Ticks,
+    gap: u64,
     /// Requests have been in flight since then.
     in_flight: bool,
     /// Last time that it was polled; [`NOT_POLLED`] while it is armed.
@@ -189,21 +147,24 @@ pub(crate) struct PollState {
 }
 
 impl PollState {
-    /// Returns the state of a queue that was just attached: requests are expected soon.
-    pub(crate) fn new(policy: PollPolicy, now: Ticks) -> PollState {
+    /// Returns the state of a queue that was just attached: requests are expected soon. `sleep_ns`: what sleeping and being woken costs.
+    pub(crate) fn new(policy: PollPolicy, sleep_ns: u64, now: Ticks) -> PollState {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let (window, max) = match policy {
-            PollPolicy::Off | PollPolicy::Auto | PollPolicy::Busy => (0, 0),
-            PollPolicy::Static(window) => (nanos(window), 0),
-            PollPolicy::Adaptive { max } => (nanos(max) / 4, nanos(max)),
+        // A guest with several requests in flight does not wait for each.
+        let adapting = |max: u64| ([max, max / 2], [max, max / 2]);
+        let (windows, max) = match policy {
+            PollPolicy::Off => adapting(OFF_MAX),
+            PollPolicy::Adaptive { max } => adapting(max.map_or(sleep_ns, nanos)),
+            PollPolicy::Static(window) => ([nanos(window); 2], [0; 2]),
+            PollPolicy::Busy => ([u64::MAX; 2], [0; 2]),
         };
         PollState {
             policy,
-            window,
+            windows,
             max,
-            credit: Credit::new(AUTO_HORIZON, AUTO_MAX),
-            moment: Credit::new(OFF_HORIZON, OFF_MAX),
+            wake_ns: sleep_ns / WAKE_UPS,
             active_at: now,
+            gap: 0,
             in_flight: false,
             polled_at: now,
             by_timer: false,
@@ -214,25 +175,32 @@ impl PollState {
     /// Requests were pulled or completed. `in_flight`: some are in flight now.
     #[inline]
     pub(crate) fn active(&mut self, in_flight: bool, now: Ticks) {
-        if self.policy == PollPolicy::Busy {
-            // It is never armed, has no window, and nothing to reckon with.
-            self.polled_at = now;
-            return;
-        }
         if self.polled_at != NOT_POLLED {
             self.polled_at = now;
         }
-        let gap = now.since(self.active_at);
-        // Branches, which are predicted well; a jump table is not.
-        if matches!(self.policy, PollPolicy::Off | PollPolicy::Auto) {
-            self.moment.earn(self.in_flight, gap);
-            if self.policy == PollPolicy::Auto {
-                self.credit.earn(self.in_flight, gap);
-            }
-        } else if let PollPolicy::Adaptive { .. } = self.policy {
-            self.adapt(gap);
+        self.gap = now.since(self.active_at);
+        if self.gap > self.windows[usize::from(self.in_flight)] {
+            self.missed();
         }
         (self.active_at, self.in_flight, self.by_timer) = (now, in_flight, false);
+    }
+
+    /// Adapts the window that has closed before something came.
+    fn missed(&mut self) {
+        let at = usize::from(self.in_flight);
+        let (window, max) = (&mut self.windows[at], self.max[at]);
+        if max == 0 {
+            return;
+        }
+        let smallest = max / SMALLEST_PART;
+        if self.gap <= max + self.wake_ns {
+            *window = (*window * 2).clamp(smallest, max);
+        } else {
+            *window /= 2;
+            if *window < smallest {
+                *window = 0;
+            }
+        }
     }
 
     /// The queue is polled from here on: it was kicked, or [should be](Self::should_resume).
@@ -240,101 +208,129 @@ impl PollState {
         self.polled_at = now;
     }
 
-    /// Returns true if the queue is armed and should be polled: requests are expected soon.
+    /// Returns true if the queue is armed and should be polled: a completion was published, and requests are expected soon.
     #[inline]
-    pub(crate) fn should_resume(&self, mode: WindowMode) -> bool {
-        self.polled_at == NOT_POLLED && self.policy == PollPolicy::Auto && self.auto(mode)
+    pub(crate) fn should_resume(&self) -> bool {
+        self.polled_at == NOT_POLLED && self.windows[usize::from(self.in_flight)] > 0
     }
 
-    /// Returns why the queue is polled on, or not, and for how long at most from here on, in nanoseconds; `None`: for ever. `mode`: of
-    /// `auto`.
-    pub(crate) fn reason(&self, mode: WindowMode) -> (PollReason, Option<u64>) {
+    /// Returns why the queue is polled on, or not, and for how long at most, in nanoseconds; `None`: for ever. `is_wanted`: others want the
+    /// worker's CPU.
+    pub(crate) fn reason(&self, is_wanted: bool) -> (PollReason, Option<u64>) {
+        let window = self.windows[usize::from(self.in_flight)];
         match self.policy {
             PollPolicy::Busy => (PollReason::Policy, None),
-            PollPolicy::Off | PollPolicy::Static(_) => (PollReason::Policy, Some(self.window)),
-            PollPolicy::Adaptive { .. } if self.window > 0 => (PollReason::Expected, Some(self.window)),
-            PollPolicy::Adaptive { .. } => (PollReason::Quiet, Some(0)),
-            PollPolicy::Auto => match (self.credit.left[usize::from(self.in_flight)], mode) {
-                (0, _) => (PollReason::Quiet, Some(0)),
-                (_, WindowMode::Closed(reason)) => (reason, Some(0)),
-                (left, WindowMode::Timer | WindowMode::Open) => (PollReason::Expected, Some(left)),
+            PollPolicy::Static(_) => (PollReason::Policy, Some(window)),
+            PollPolicy::Off | PollPolicy::Adaptive { .. } => match (is_wanted, window) {
+                (true, _) => (PollReason::CpuWanted, Some(0)),
+                (false, 0) => (PollReason::Quiet, Some(0)),
+                (false, _) => (PollReason::Expected, Some(window)),
             },
         }
     }
 
+    /// The queue was idle in a turn. Returns how it is polled on; `None`: it is to be armed. `is_wanted`: others want the worker's CPU.
     #[inline]
-    fn auto(&self, mode: WindowMode) -> bool {
-        match mode {
-            WindowMode::Closed(_) => false,
-            WindowMode::Timer | WindowMode::Open => self.credit.has(self.in_flight),
-        }
-    }
-
-    /// Adapts the window to a gap between requests. A gap within the window leaves it unchanged. A gap that a longer window would have
-    /// covered makes it grow; a gap that none could cover makes it shrink, because the whole window was polled without a request.
-    fn adapt(&mut self, gap: u64) {
-        if gap <= self.window {
-            return;
-        }
-        if gap <= self.max {
-            self.window = (self.window * 2).max(gap).max(SMALLEST).min(self.max);
-        } else {
-            self.window /= 2;
-            if self.window < SMALLEST {
-                self.window = 0;
-            }
-        }
-    }
-
-    /// The queue was idle in a turn. Returns how it is polled on; `None`: it is to be armed. `mode`: of `auto`.
-    #[inline]
-    pub(crate) fn idle(&mut self, now: Ticks, mode: WindowMode) -> Option<IdleResult> {
+    pub(crate) fn idle(&mut self, now: Ticks, is_wanted: bool) -> Option<IdleResult> {
+        let was_by_timer = std::mem::take(&mut self.by_timer);
         // 0 if it was armed.
-        let mut polled = now.since(self.polled_at);
-        if !std::mem::take(&mut self.by_timer) {
-            // Another thread had the CPU in a longer gap: that was not polling.
-            polled = if polled < AWAY { polled } else { 0 };
+        let polled = now.since(self.polled_at);
+        // In a longer gap another thread had the CPU: that was not polling.
+        if !was_by_timer && polled < TIME_SLICE {
             self.empty_poll_ns += polled;
         }
-        let window_open = match self.policy {
-            PollPolicy::Static(_) | PollPolicy::Adaptive { .. } => now.since(self.active_at) < self.window,
-            PollPolicy::Auto => {
-                self.credit.spend(self.in_flight, polled);
-                self.auto(mode)
-            }
-            PollPolicy::Off | PollPolicy::Busy => false,
+        let result = if is_wanted && self.max[0] > 0 {
+            // A look that finds nothing is the last one.
+            (!was_by_timer && self.gap <= BUSY).then_some(IdleResult::PollByTimer)
+        } else if now.since(self.active_at) < self.windows[usize::from(self.in_flight)] {
+            // An offer of its CPU is what a busy one does not make.
+            Some(if self.policy == PollPolicy::Busy { IdleResult::Poll } else { IdleResult::PollInWindow })
+        } else {
+            None
         };
-        let is_wanted = self.policy == PollPolicy::Auto && mode == WindowMode::Closed(PollReason::CpuWanted);
-        let keep = match self.policy {
-            PollPolicy::Off | PollPolicy::Auto => {
-                self.moment.spend(self.in_flight, polled);
-                let is_over = is_wanted && now.since(self.active_at) >= WANTED_HORIZON;
-                self.moment.has(self.in_flight) && !is_over
-            }
-            PollPolicy::Busy => true,
-            PollPolicy::Static(_) | PollPolicy::Adaptive { .. } => false,
-        };
-        self.polled_at = if window_open || keep { now } else { NOT_POLLED };
-        self.by_timer = window_open && self.has_timer(mode);
-        match (window_open, keep) {
-            (true, _) if self.by_timer => Some(IdleResult::PollByTimer),
-            (true, _) if self.policy == PollPolicy::Auto => Some(IdleResult::PollInWindow),
-            (true, _) => Some(IdleResult::PollInFixedWindow),
-            // An offer would be taken for a time slice.
-            (false, true) if is_wanted || self.policy == PollPolicy::Busy => Some(IdleResult::Poll),
-            (false, true) => Some(IdleResult::PollInFixedWindow),
-            (false, false) => None,
-        }
-    }
-
-    /// Returns true if the queue is polled by a timer while something is expected. `mode`: of `auto`.
-    pub(crate) fn has_timer(&self, mode: WindowMode) -> bool {
-        mode == WindowMode::Timer && self.policy == PollPolicy::Auto
+        self.by_timer = result == Some(IdleResult::PollByTimer);
+        self.polled_at = if result.is_some() { now } else { NOT_POLLED };
+        result
     }
 
     /// Returns the total time spent polling without finding anything, in nanoseconds.
     pub(crate) fn empty_poll_ns(&self) -> u64 {
         self.empty_poll_ns
+    }
+}
+
+/// For how long a worker polls without finding anything before it offers its CPU to other threads, in nanoseconds.
+const OFFER_AFTER: u64 = 5_000;
+
+/// A second time slice within this time shows that others want the CPU, in nanoseconds. A single one may be a hypervisor's, or an interrupt's.
+const AGAIN: u64 = 20_000_000;
+
+/// For how long a worker closes its windows then, in nanoseconds: at first, and at most, when it happens again as soon as they are open.
+const GIVE_WAY: u64 = 100_000_000;
+const MAX_GIVE_WAY: u64 = 1_600_000_000;
+
+/// When a worker that polls offers its CPU, and whether others want it.
+#[derive(Debug)]
+pub(crate) struct CpuOffers {
+    /// Something happened in the turn before this one.
+    was_active: bool,
+    /// When the CPU was last offered, or something happened.
+    offered_at: Ticks,
+    /// When another thread took a time slice last.
+    taken_at: Ticks,
+    /// Until when windows are closed.
+    give_way_until: Ticks,
+    /// For how long they are, next time.
+    give_way: u64,
+}
+
+impl CpuOffers {
+    pub(crate) fn new() -> CpuOffers {
+        CpuOffers {
+            was_active: false,
+            offered_at: Ticks(0),
+            taken_at: Ticks(0),
+            give_way_until: Ticks(0),
+            give_way: GIVE_WAY,
+        }
+    }
+
+    /// Something happened in this turn.
+    #[inline]
+    pub(crate) fn active(&mut self) {
+        self.was_active = true;
+    }
+
+    /// Returns true if others want the CPU.
+    #[inline]
+    pub(crate) fn is_wanted(&self, now: Ticks) -> bool {
+        now < self.give_way_until
+    }
+
+    /// Returns true if the CPU is to be offered in this idle turn, in which a window is open.
+    #[inline]
+    pub(crate) fn is_due(&mut self, now: Ticks) -> bool {
+        if std::mem::take(&mut self.was_active) {
+            self.offered_at = now;
+            return false;
+        }
+        now.since(self.offered_at) >= OFFER_AFTER
+    }
+
+    /// The CPU was offered, and the worker had it again after `away` nanoseconds. Returns true if another thread had it for a time slice.
+    pub(crate) fn offered(&mut self, away: u64, now: Ticks) -> bool {
+        self.offered_at = now;
+        let taken = away >= TIME_SLICE;
+        if taken {
+            let before = std::mem::replace(&mut self.taken_at, now);
+            if before.0 > 0 && now.since(before) <= AGAIN.saturating_add(away) {
+                self.give_way_until = Ticks(now.0.saturating_add(self.give_way));
+                self.give_way = (2 * self.give_way).min(MAX_GIVE_WAY);
+            }
+        } else if now.since(self.give_way_until) >= self.give_way {
+            self.give_way = GIVE_WAY;
+        }
+        taken
     }
 }
 

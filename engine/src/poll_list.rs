@@ -23,11 +23,9 @@ pub(crate) enum Phase {
 pub(crate) enum IdleResult {
     /// It is polled in the next turn: requests came while it was armed, or it is about to be armed, or it is polled for ever.
     Poll,
-    /// Its window is open, which its worker may close: it is polled in the next turn, and perhaps in many.
+    /// Its window is open: it is polled in the next turn, and perhaps in many.
     PollInWindow,
-    /// The same with a window that its policy alone closes.
-    PollInFixedWindow,
-    /// Its window is open, and it is polled by a timer: in the turn after the worker's next short sleep.
+    /// It is polled by a timer: in the turn after the worker's next short sleep.
     PollByTimer,
     /// It is armed and empty: the guest will kick.
     Armed,

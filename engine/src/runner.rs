@@ -9,14 +9,12 @@ use crate::clock::{Clock, Ticks};
 use crate::coalesce::{CallCoalescer, CallDecision};
 use crate::counters::{DiskCounters, Polling, QueueCounters, QueueLatency, QueueStats};
 use crate::options::Coalesce;
-use crate::pace::Pace;
 use crate::per_disk::PerDisk;
-use crate::poll::{PollPolicy, PollState, WindowMode};
+use crate::poll::{PollPolicy, PollReason, PollState, TIMER_PERIOD};
 use crate::poll_list::IdleResult;
 use crate::request::{AnyCompletion, AnyRequest};
 use crate::route::{SubmitContext, ToDisks, ToOnlyDisk};
 use crate::tags::{TagTable, Timestamps};
-use crate::windows::TIMER_PERIOD;
 
 mod ended;
 mod finishing;
@@ -51,20 +49,18 @@ pub(crate) trait AnyQueue: Any {
         context: &mut UringContext,
         completed: &mut [AnyCompletion],
         submit: &mut SubmitContext<ToDisks<'_>>,
-        publish: Option<(&mut Clock, WindowMode)>,
+        publish: Option<&mut Clock>,
     ) -> (usize, Option<AfterPublish>);
-    /// Publishes what was finished, and calls the guest if it asked for that. Restarts the poll window. Reads the clock. `mode`: see
-    /// [`poll_or_arm`](Self::poll_or_arm).
-    fn publish(&mut self, finished: Ticks, clock: &mut Clock, mode: WindowMode) -> AfterPublish;
+    /// Publishes what was finished, and calls the guest if it asked for that. Restarts the poll window. Reads the clock.
+    fn publish(&mut self, finished: Ticks, clock: &mut Clock) -> AfterPublish;
     /// Returns true if the last publish has disarmed the queue, which is to be polled again. Once.
     fn take_resumed(&mut self) -> bool;
     /// Returns when the deferred call is due, if there is one.
     fn call_due(&self) -> Option<Ticks>;
     /// Sends the deferred call if it is due. Otherwise returns when it will be.
     fn send_due_call(&mut self, now: Ticks) -> Option<Ticks>;
-    /// After an idle turn: polls on while the window is open, else arms the queue and checks it again. `mode`: how the worker uses
-    /// the windows of `auto`.
-    fn poll_or_arm(&mut self, now: Ticks, mode: WindowMode) -> IdleResult;
+    /// After an idle turn: polls on while the window is open, else arms the queue and checks it again. `is_wanted`: others want the worker's CPU.
+    fn poll_or_arm(&mut self, now: Ticks, is_wanted: bool) -> IdleResult;
     /// Handles a kick: disarms the queue, which is polled from here on.
     fn kicked(&mut self, now: Ticks);
     /// Changes how it is polled and how its calls are deferred. It is disarmed, and polled from here on. A deferred call is sent.
@@ -75,8 +71,8 @@ pub(crate) trait AnyQueue: Any {
     fn opened(&mut self, disk: DiskSlot);
     /// Returns true if requests to this disk are in flight.
     fn uses(&self, disk: DiskSlot) -> bool;
-    /// Returns the queue's statistics. `mode`: how the worker uses the windows of `auto`.
-    fn stats(&self, now: Ticks, mode: WindowMode) -> QueueStats;
+    /// Returns the queue's statistics. `is_wanted`: others want the worker's CPU.
+    fn stats(&self, now: Ticks, is_wanted: bool) -> QueueStats;
     /// Calls `show` with the tag table's index, the disk and the timestamps of each request in flight.
     fn for_each_in_flight(&self, show: &mut dyn FnMut(u16, DiskSlot, Timestamps));
     /// Returns the tag table's indexes of the requests in flight to a disk.
@@ -125,10 +121,11 @@ pub(crate) struct QueueRunner<Q: GuestQueue> {
     ended_before: Vec<EndedRequests>,
     calls: CallCoalescer,
     poll: PollState,
-    pace: Pace,
     /// Since when requests have been in flight; [`NOT_BUSY`] if none are.
     busy_since: Ticks,
     options: RunnerOptions,
+    /// What it costs its worker to sleep and be woken, in nanoseconds.
+    sleep_ns: u64,
     /// A publish has disarmed the queue, and its worker does not know yet that it is to be polled again.
     resumed: bool,
     /// Why the ring was found to be broken.
@@ -156,7 +153,8 @@ pub(crate) struct IdleQueue<Q> {
 }
 
 impl<Q: GuestQueue<Context = UringContext> + 'static> QueueRunner<Q> {
-    pub(crate) fn new(queue: Q, policy: PollPolicy, coalesce: Coalesce, now: Ticks) -> QueueRunner<Q> {
+    /// Returns the runner of a queue. `sleep_ns`: what it costs its worker to sleep and be woken.
+    pub(crate) fn new(queue: Q, options: RunnerOptions, sleep_ns: u64, now: Ticks) -> QueueRunner<Q> {
         let depth = queue.depth();
         QueueRunner {
             queue,
@@ -167,20 +165,20 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> QueueRunner<Q> {
             has_first: false,
             ended: EndedRequests::NONE,
             ended_before: Vec::with_capacity(depth.into()),
-            calls: CallCoalescer::new(coalesce),
-            poll: PollState::new(policy, now),
-            pace: Pace::new(),
+            calls: CallCoalescer::new(options.coalesce),
+            poll: PollState::new(options.poll, sleep_ns, now),
             busy_since: NOT_BUSY,
-            options: RunnerOptions { poll: policy, coalesce },
+            options,
+            sleep_ns,
             resumed: false,
             why_broken: "",
         }
     }
 
     /// Returns the runner of a queue that has come from another worker, whose clock is not comparable.
-    pub(crate) fn from_idle(idle: IdleQueue<Q>, now: Ticks) -> QueueRunner<Q> {
+    pub(crate) fn from_idle(idle: IdleQueue<Q>, sleep_ns: u64, now: Ticks) -> QueueRunner<Q> {
         let IdleQueue { queue, counters, latency, per_disk, has_first, options } = idle;
-        let runner = QueueRunner::new(queue, options.poll, options.coalesce, now);
+        let runner = QueueRunner::new(queue, options, sleep_ns, now);
         let calls = CallCoalescer::resume(options.coalesce, counters.requests);
         QueueRunner { counters, latency, per_disk, has_first, calls, ..runner }
     }
@@ -225,15 +223,9 @@ impl<Q: GuestQueue> QueueRunner<Q> {
 
     /// As [`publish`](AnyQueue::publish). `lone`: a request that has ended and is not noted, of a queue of one disk.
     #[inline(always)] // few callers, each of which knows whether there is one
-    fn publish_with(
-        &mut self,
-        lone: Option<EndedRequests>,
-        finished: Ticks,
-        clock: &mut Clock,
-        mode: WindowMode,
-    ) -> AfterPublish {
+    fn publish_with(&mut self, lone: Option<EndedRequests>, finished: Ticks, clock: &mut Clock) -> AfterPublish {
         self.poll.active(self.tags.in_flight() > 0, finished);
-        if self.poll.should_resume(mode) {
+        if self.poll.should_resume() {
             self.poll.resume(finished);
             self.queue.disarm();
             self.resumed = true;
@@ -300,7 +292,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         context: &mut UringContext,
         completed: &mut [AnyCompletion],
         submit: &mut SubmitContext<ToDisks<'_>>,
-        publish: Option<(&mut Clock, WindowMode)>,
+        publish: Option<&mut Clock>,
     ) -> (usize, Option<AfterPublish>) {
         if !Q::SERVES_LONE {
             return self.complete_any(context, completed, submit, publish);
@@ -311,9 +303,9 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         {
             // What has ended is recorded from registers, if it is published now.
             return match publish {
-                Some((clock, mode)) if !submit.route.channels.has_aside() => {
+                Some(clock) if !submit.route.channels.has_aside() => {
                     let finished = clock.now();
-                    (1, Some(self.publish_with(Some(ended), finished, clock, mode)))
+                    (1, Some(self.publish_with(Some(ended), finished, clock)))
                 }
                 _ => {
                     self.note_ended(ended);
@@ -325,8 +317,8 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
     }
 
     #[inline(always)] // it is compiled once beside the finish, and once alone
-    fn publish(&mut self, finished: Ticks, clock: &mut Clock, mode: WindowMode) -> AfterPublish {
-        self.publish_with(None, finished, clock, mode)
+    fn publish(&mut self, finished: Ticks, clock: &mut Clock) -> AfterPublish {
+        self.publish_with(None, finished, clock)
     }
 
     fn take_resumed(&mut self) -> bool {
@@ -349,11 +341,8 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
     }
 
     #[inline]
-    fn poll_or_arm(&mut self, now: Ticks, mode: WindowMode) -> IdleResult {
-        if self.pace.holds(now) {
-            return IdleResult::Poll;
-        }
-        if let Some(polled) = self.poll.idle(now, mode) {
+    fn poll_or_arm(&mut self, now: Ticks, is_wanted: bool) -> IdleResult {
+        if let Some(polled) = self.poll.idle(now, is_wanted) {
             return polled;
         }
         self.counters.arms += 1;
@@ -373,7 +362,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         self.send_due_call(Ticks(u64::MAX));
         self.calls = CallCoalescer::resume(coalesce, self.counters.requests);
         self.counters.poll_ns += self.poll.empty_poll_ns();
-        self.poll = PollState::new(poll, now);
+        self.poll = PollState::new(poll, self.sleep_ns, now);
         self.options = RunnerOptions { poll, coalesce };
         self.queue.disarm();
     }
@@ -406,11 +395,11 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         self.tags.of_disk(disk).collect()
     }
 
-    fn stats(&self, now: Ticks, mode: WindowMode) -> QueueStats {
+    fn stats(&self, now: Ticks, is_wanted: bool) -> QueueStats {
         let ages = || self.tags.pulls().map(|(disk, pulled)| (disk, now.since(pulled)));
         let oldest_ns = ages().map(|(_, age_ns)| age_ns).max();
-        let (reason, window_ns) = self.poll.reason(mode);
-        let timer_ns = self.poll.has_timer(mode).then_some(TIMER_PERIOD.as_nanos() as u64);
+        let (reason, window_ns) = self.poll.reason(is_wanted);
+        let timer_ns = (reason == PollReason::CpuWanted).then_some(TIMER_PERIOD.as_nanos() as u64);
         let mut latency = self.latency.clone();
         for parts in [&mut latency.reads, &mut latency.writes, &mut latency.others] {
             parts.queued.record(0, parts.total.count() - parts.queued.count());
@@ -425,7 +414,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
             in_flight: self.tags.in_flight() as u32,
             slots: self.queue.depth().into(),
             oldest_ns,
-            polling: Some(Polling { reason, window_ns, hold_ns: self.pace.hold_ns(), timer_ns }),
+            polling: Some(Polling { reason, window_ns, timer_ns }),
             disks: match &self.per_disk {
                 Some(per_disk) => per_disk.stats(ages()),
                 None if self.has_first => {

@@ -13,15 +13,13 @@ use crate::clock::{Clock, Ticks};
 use crate::counters::WorkerStats;
 use crate::mailbox::MailboxReceiver;
 use crate::options::Coalesce;
-use crate::poll::{AWAY, PollPolicy};
+use crate::poll::{CpuOffers, PollPolicy, TIMER_PERIOD};
 use crate::poll_list::{IdleDecision, IdleResult, Phase, PollList};
 use crate::queue_options::QueueDisk;
 use crate::request::{AnyCompletion, AnyRequest, QUEUE_SLOTS};
 use crate::route::{SubmitContext, ToDisks, ToOnlyDisk};
-use crate::run_delay::RunDelay;
 use crate::runner::{AnyQueue, PullResult};
-use crate::waiting::{LearntWaiting, Waiting};
-use crate::windows::TIMER_PERIOD;
+use crate::sleep_cost;
 
 mod attached_queue;
 mod attaching;
@@ -72,10 +70,9 @@ pub(crate) struct Worker {
     dirty: Vec<u16>,
     /// Slots of queues with a deferred call, and when it is due.
     deferred_calls: Vec<(u16, Ticks)>,
-    waiting: Waiting,
-    learnt_waiting: LearntWaiting,
-    /// Of the worker's thread; of no thread where another one runs its turns.
-    run_delay: RunDelay,
+    /// What it costs to sleep and be woken, in nanoseconds.
+    pub(crate) sleep_ns: u64,
+    offers: CpuOffers,
     /// A window of a polled queue is open. Where none is, the worker sleeps in a moment, or its CPU is its own.
     offers_cpu: bool,
     counters: WorkerStats,
@@ -109,9 +106,8 @@ impl Worker {
             leaving: false,
             dirty: Vec::with_capacity(256),
             deferred_calls: Vec::with_capacity(256),
-            waiting: Waiting::new(),
-            learnt_waiting: LearntWaiting::default(),
-            run_delay: RunDelay::default(),
+            sleep_ns: sleep_cost::get(),
+            offers: CpuOffers::new(),
             offers_cpu: false,
             counters: WorkerStats::default(),
             deep_pulls: Vec::with_capacity(256),
@@ -120,17 +116,12 @@ impl Worker {
         })
     }
 
-    /// Returns the worker of a thread whose run delay is known.
-    pub(crate) fn watched(self, run_delay: RunDelay) -> Worker {
-        Worker { run_delay, ..self }
-    }
-
     /// Runs turns until [`stop`](Self::stop).
     pub(crate) fn run(&mut self) {
         while !self.stopping {
             if self.turn() {
                 self.counters.turns += 1;
-                self.waiting.active();
+                self.offers.active();
             } else {
                 self.counters.empty_turns += 1;
                 match self.poll_or_arm() {
@@ -146,7 +137,7 @@ impl Worker {
     #[inline]
     fn poll_on(&mut self) {
         std::hint::spin_loop();
-        if self.offers_cpu && self.waiting.should_offer(self.clock.last()) {
+        if self.offers_cpu && self.offers.is_due(self.clock.last()) {
             self.offer_cpu();
         }
     }
@@ -157,22 +148,11 @@ impl Worker {
         let before = self.clock.now();
         rustix::thread::sched_yield();
         let now = self.clock.read();
-        let mut away = now.since(before);
+        let away = now.since(before);
         self.counters.yields += 1;
-        if away >= AWAY && !self.run_delay.is_by_others(away) {
-            // A hypervisor had it, or an interrupt. Nobody took the offer.
-            away = 0;
-        }
-        if self.waiting.offered(away, now) {
+        if self.offers.offered(away, now) {
             self.counters.away_ns += away;
         }
-    }
-
-    /// A queue came from another worker, or went there.
-    pub(crate) fn queue_moved(&mut self, came: bool) {
-        let after = self.queues.iter().flatten().count();
-        let before = if came { after - 1 } else { after + 1 };
-        self.learnt_waiting.queues_moved(&mut self.waiting, before, after, self.clock.now());
     }
 
     /// Ends [`run`](Self::run) after this turn.
@@ -459,20 +439,16 @@ impl Worker {
         let now = self.clock.read();
         self.renew_watches();
         let queues = &mut self.queues;
-        let (mut auto, mut fixed) = (false, false);
-        let mode = self.waiting.mode();
+        let mut offers_cpu = false;
+        let is_wanted = self.offers.is_wanted(now);
         // Kicks and messages may have arrived in the turn after it had checked for them.
         let decision = self.poll_list.decide_when_idle(self.context.has_unread(), |slot| {
             let Some(attached) = queues[usize::from(slot)].as_mut() else { return IdleResult::Armed };
-            let result = attached.runner.poll_or_arm(now, mode);
-            auto |= result == IdleResult::PollInWindow;
-            fixed |= result == IdleResult::PollInFixedWindow;
+            let result = attached.runner.poll_or_arm(now, is_wanted);
+            offers_cpu |= result == IdleResult::PollInWindow;
             result
         });
-        self.offers_cpu = auto || fixed;
-        if auto {
-            self.waiting.window_open();
-        }
+        self.offers_cpu = offers_cpu;
         decision
     }
 

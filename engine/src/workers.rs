@@ -13,7 +13,7 @@ use mqblk_uring::UringOptions;
 
 use crate::attach_error::WorkerError;
 use crate::mailbox::Mailbox;
-use crate::run_delay::RunDelay;
+use crate::sleep_cost;
 use crate::worker::Worker;
 
 /// How long the workers have to end, and how often that is checked. One that waits in a system call or a page fault is left behind.
@@ -109,6 +109,8 @@ impl WorkerList {
     /// When a thread or its io_uring cannot be created; the text says which.
     pub(crate) fn add(&self, cpu: Option<usize>, context: UringOptions) -> std::io::Result<usize> {
         let _alone = self.begin_removal();
+        // A worker itself may not start a thread.
+        sleep_cost::measure();
         let number = self.len();
         let worker = spawn_worker(number, cpu, context)?;
         self.lock().push(worker);
@@ -167,9 +169,8 @@ fn spawn_worker(number: usize, cpu: Option<usize>, context: UringOptions) -> std
     let (mailbox, receiver) = Mailbox::new(number as u32)?;
     let (ready, started) = sync_channel(1);
     let thread = spawn(format!("worker-{number}"), move || {
-        let run_delay = RunDelay::open();
         let made = pin(cpu).and_then(|()| enter(ThreadRole::Worker)).and_then(|()| Worker::new(context, receiver));
-        let mut worker = match made.map(|worker| worker.watched(run_delay)) {
+        let mut worker = match made {
             Ok(worker) => worker,
             Err(error) => {
                 let _ = ready.send(Err(error));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mqblk_admin::model::Stat;
+use mqblk_admin::model::{PollingStat, Stat};
 use serde::Serialize;
 
 use super::subject::Subject;
@@ -360,6 +360,26 @@ fn one_worker(evidence: &Evidence<'_>) -> Vec<Finding> {
     )]
 }
 
+/// Returns a sentence on how most of the queues that the guest uses are polled now, and why; empty if none is set up.
+fn poll_window(evidence: &Evidence<'_>) -> String {
+    let states: Vec<_> = evidence.subject.queues.iter().filter_map(|queue| queue.polling.as_ref()).collect();
+    let often = |state: &&PollingStat| states.iter().filter(|other| other.reason == state.reason).count();
+    let Some(PollingStat { reason, window_ns, timer_ns }) = states.iter().copied().max_by_key(often) else {
+        return String::new();
+    };
+    let window = window_ns.map_or_else(|| "always open".to_owned(), |ns| format!("{} us", ns / 1000));
+    let state = match (reason.as_str(), timer_ns) {
+        ("expected", _) => format!("{window}, because requests come soon"),
+        ("quiet", _) => "closed, because none came soon".to_owned(),
+        ("cpu-wanted", Some(ns)) => {
+            format!("closed, because other threads want the CPU; a timer looks every {} us", ns / 1000)
+        }
+        ("cpu-wanted", None) => "closed, because other threads want the CPU".to_owned(),
+        _ => format!("{window}, as `poll` says"),
+    };
+    format!(" The window now: {state}.")
+}
+
 fn polling(evidence: &Evidence<'_>) -> Vec<Finding> {
     let IoRates { poll_percent, kicks_per_s, .. } = evidence.rates;
     let requests = requests_per_s(&evidence.rates);
@@ -371,12 +391,14 @@ fn polling(evidence: &Evidence<'_>) -> Vec<Finding> {
     let found = if poll_percent >= 1.0 {
         let sentence = format!(
             "The poll window is never hit: the queues are polled for {poll_percent:.0} percent of the time, and still {kicked:.0} percent of \
-             the requests come with a kick; a longer window (`poll`) catches them, a shorter one saves the CPU time."
+             the requests come with a kick; a longer window (`poll`) catches them, a shorter one saves the CPU time.{}",
+            poll_window(evidence)
         );
         Finding::new("poll-missed", sentence, &figures)
     } else {
         let sentence = format!(
-            "{kicked:.0} percent of the requests wake the worker with a kick; a poll window (`poll`) makes them faster."
+            "{kicked:.0} percent of the requests wake the worker with a kick; a poll window (`poll`) makes them faster.{}",
+            poll_window(evidence)
         );
         Finding::new("kicked", sentence, &figures)
     };

@@ -286,6 +286,17 @@ fn polling_that_gains_nothing_is_named() {
     let off = Work { kicks: 980, ..EASY };
     let text = sentence(&stat(vec![disk("vm1", &[(0, off)])]), "kicked");
     assert!(text.starts_with("98 percent of the requests wake the worker with a kick"), "{text}");
+    for (reason, window_ns, timer_ns, want) in [
+        ("expected", Some(50_000), None, "50 us, because requests come soon."),
+        ("quiet", Some(0), None, "closed, because none came soon."),
+        ("cpu-wanted", Some(0), Some(25_000), "closed, because other threads want the CPU; a timer looks every 25 us."),
+        ("policy", None, None, "always open, as `poll` says."),
+    ] {
+        let mut disk = disk("vm1", &[(0, off)]);
+        disk.queues[0].polling = Some(PollingStat { reason: reason.to_owned(), window_ns, timer_ns });
+        let text = sentence(&stat(vec![disk]), "kicked");
+        assert!(text.ends_with(&format!(" The window now: {want}")), "{text}");
+    }
     let hit = Work { kicks: 20, poll_percent: 23, ..EASY };
     assert!(!kinds(&stat(vec![disk("vm1", &[(0, hit)])])).contains(&"poll-missed"));
 }

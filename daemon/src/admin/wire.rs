@@ -131,8 +131,8 @@ pub fn worker(number: u32, stats: &WorkerStats) -> WorkerStat {
 
 /// Converts how a queue is polled.
 pub fn polling(stats: &QueueStats) -> Option<PollingStat> {
-    let Polling { reason, window_ns, hold_ns, timer_ns } = stats.polling?;
-    Some(PollingStat { reason: reason.word().to_owned(), window_ns, hold_ns, timer_ns })
+    let Polling { reason, window_ns, timer_ns } = stats.polling?;
+    Some(PollingStat { reason: reason.word().to_owned(), window_ns, timer_ns })
 }
 
 /// Converts the statistics of a queue, or their sum.

@@ -10,7 +10,6 @@ use super::intake::QueueIntake;
 use super::{AfterPublish, AnyQueue, QueueRunner};
 use crate::clock::{Clock, Ticks};
 use crate::counters::{CountRequests, OpClass};
-use crate::poll::WindowMode;
 use crate::request::AnyCompletion;
 use crate::route::{SubmitContext, ToDisks};
 use crate::tags::{NO_TAG, Timestamps};
@@ -44,7 +43,7 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         context: &mut UringContext,
         completed: &mut [AnyCompletion],
         submit: &mut SubmitContext<ToDisks<'_>>,
-        publish: Option<(&mut Clock, WindowMode)>,
+        publish: Option<&mut Clock>,
     ) -> (usize, Option<AfterPublish>)
     where
         Q: GuestQueue<Context = UringContext> + 'static,
@@ -59,16 +58,16 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         context: &mut UringContext,
         completed: &mut [AnyCompletion],
         submit: &mut SubmitContext<ToDisks<'_>>,
-        publish: Option<(&mut Clock, WindowMode)>,
+        publish: Option<&mut Clock>,
     ) -> (usize, Option<AfterPublish>)
     where
         Q: GuestQueue<Context = UringContext> + 'static,
     {
         let count = self.finish(context, completed, submit);
         match publish {
-            Some((clock, mode)) if count == completed.len() && !submit.route.channels.has_aside() => {
+            Some(clock) if count == completed.len() && !submit.route.channels.has_aside() => {
                 let finished = clock.now();
-                (count, Some(self.publish(finished, clock, mode)))
+                (count, Some(self.publish(finished, clock)))
             }
             _ => (count, None),
         }

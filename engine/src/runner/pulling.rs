@@ -18,15 +18,12 @@ impl<Q: GuestQueue> QueueRunner<Q> {
     where
         Q: GuestQueue<Context = UringContext>,
     {
-        if self.pace.holds(submit.now) {
-            return PullResult::Nothing;
-        }
         let pulled = if Q::SERVES_LONE {
             let (tags, counters) = (&mut self.tags, &mut self.counters);
             match self.queue.pull_lone(context, &mut QueueIntake { submit: &mut *submit, tags, counters }) {
                 LonePull::Nothing => (0, PullResult::Nothing),
                 LonePull::Admitted => {
-                    self.took(1, false, submit.now);
+                    self.took(submit.now);
                     return PullResult::Requests;
                 }
                 LonePull::Other => self.pull_several(context, submit),
@@ -40,21 +37,19 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         }
         if taken == 0 {
             self.counters.empty_turns += 1;
-            self.pace.found_nothing();
             return PullResult::Nothing;
         }
-        self.took(taken, result == PullResult::More, submit.now);
+        self.took(submit.now);
         result
     }
 
-    /// Notes that a pull took requests, and whether `more` are waiting.
-    #[inline(always)] // for a lone request, of which the numbers are known, and for several
-    fn took(&mut self, requests: u64, more: bool, now: Ticks) {
+    /// Notes that a pull took requests.
+    #[inline]
+    fn took(&mut self, now: Ticks) {
         self.counters.turns += 1;
         if self.busy_since == NOT_BUSY {
             self.busy_since = now;
         }
-        self.pace.took(requests, more, now);
         self.poll.active(true, now);
     }
 

@@ -11,7 +11,7 @@ use crate::attached_disks::AttachedDisks;
 use crate::mailbox::WakerHandle;
 use crate::poll_list::Phase;
 use crate::queue_options::QueueOptions;
-use crate::runner::{AnyQueue, QueueRunner};
+use crate::runner::{AnyQueue, QueueRunner, RunnerOptions};
 
 impl Worker {
     /// Opens a queue's disks, makes the queue with the worker's context and its waker, and serves it. Returns its slot and generation.
@@ -47,7 +47,8 @@ impl Worker {
             }
         };
         let now = self.clock.now();
-        let mut runner = Box::new(QueueRunner::new(queue, options.poll, options.coalesce, now));
+        let settings = RunnerOptions { poll: options.poll, coalesce: options.coalesce };
+        let mut runner = Box::new(QueueRunner::new(queue, settings, self.sleep_ns, now));
         options.disks.iter().for_each(|disk| runner.opened(disk.slot));
         let phase = if options.paused { Phase::Paused } else { Phase::Running };
         let attached = AttachedQueue {

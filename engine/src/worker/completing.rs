@@ -1,7 +1,6 @@
 //! Gives completions to their queues, publishes, and calls their guests.
 
 use super::{Worker, mark_dirty};
-use crate::poll::WindowMode;
 use crate::route::{SubmitContext, ToDisks};
 use crate::runner::AfterPublish;
 
@@ -17,7 +16,6 @@ impl Worker {
         if !published {
             return false;
         }
-        self.waiting.published(self.clock.last());
         if self.leaving {
             self.end_leaving();
         }
@@ -52,19 +50,17 @@ impl Worker {
     /// Gives one batch of completions to their queues. Returns true if all were published too, and none has come by that.
     #[inline(always)] // for the first batch, and for the others
     fn complete_batch(&mut self) -> bool {
-        self.waiting.completed(self.completing.len());
-        let mode = self.waiting.mode();
-        let (finished, published) = self.complete_run(0, mode);
-        let published = published || self.complete_runs(finished, mode);
+        let (finished, published) = self.complete_run(0);
+        let published = published || self.complete_runs(finished);
         self.completing.clear();
         published
     }
 
     /// Gives the completions from `at` on to their queues. As [`complete_batch`](Self::complete_batch).
     #[inline(never)] // mostly the first run is all
-    fn complete_runs(&mut self, mut at: usize, mode: WindowMode) -> bool {
+    fn complete_runs(&mut self, mut at: usize) -> bool {
         while at < self.completing.len() {
-            let (finished, published) = self.complete_run(at, mode);
+            let (finished, published) = self.complete_run(at);
             if published {
                 return true;
             }
@@ -79,7 +75,7 @@ impl Worker {
     /// Gives the completions from `at` on to the queue of the first one, up to one of another queue. Returns how many, and true if they were
     /// published too: then they were the last ones, and none has come by that.
     #[inline(always)] // for the first run, and for each of the others
-    fn complete_run(&mut self, at: usize, mode: WindowMode) -> (usize, bool) {
+    fn complete_run(&mut self, at: usize) -> (usize, bool) {
         let left = &mut self.completing[at..];
         let [first, ..] = left else { return (0, false) };
         let slot = first.tag.queue();
@@ -88,7 +84,7 @@ impl Worker {
         mark_dirty(&mut self.dirty, &mut attached.dirty, slot);
         let route = ToDisks { disks: &attached.disks, channels: &mut self.channels };
         let mut submit = SubmitContext { slot, now: self.clock.last(), route };
-        let publish = (self.dirty.len() == 1).then_some((&mut self.clock, mode));
+        let publish = (self.dirty.len() == 1).then_some(&mut self.clock);
         let (finished, after) = attached.runner.complete(&mut self.context, left, &mut submit, publish);
         let Some(after) = after else { return (finished, false) };
         attached.dirty = false;
@@ -101,12 +97,11 @@ impl Worker {
     #[inline(never)]
     fn publish_dirty(&mut self) {
         let finished = self.clock.now();
-        let mode = self.waiting.mode();
         for at in 0..self.dirty.len() {
             let slot = self.dirty[at];
             let Some(attached) = self.queues[usize::from(slot)].as_mut() else { continue };
             attached.dirty = false;
-            let after = attached.runner.publish(finished, &mut self.clock, mode);
+            let after = attached.runner.publish(finished, &mut self.clock);
             self.follow_publish(slot, after);
         }
         self.dirty.clear();

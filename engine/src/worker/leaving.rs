@@ -6,7 +6,6 @@ use super::{AttachedQueue, LeavingQueue, OnDrained, TakeFn, Worker, with_merges}
 use crate::attach_error::WorkerError;
 use crate::clock::Ticks;
 use crate::counters::QueueStats;
-use crate::poll::WindowMode;
 use crate::poll_list::Phase;
 
 /// What is left of a queue that was detached.
@@ -134,7 +133,7 @@ impl Worker {
             let AttachedQueue { runner, kick, on_broken, detach, waker, on_drained, .. } = *attached;
             match on_drained {
                 Some(OnDrained::Detach(left)) => {
-                    let stats = with_merges(runner.stats(self.clock.last(), WindowMode::Open), merges);
+                    let stats = with_merges(runner.stats(self.clock.last(), false), merges);
                     let position = detach(runner, &mut self.context);
                     // The receiver may be gone.
                     let _ = left.send(LeftQueue { position, report: stats });
@@ -142,7 +141,6 @@ impl Worker {
                 Some(OnDrained::Move(phase, take)) => {
                     let leaving = LeavingQueue { runner, disks, kick, phase, on_broken, detach, waker, merges };
                     take(leaving, &mut self.context);
-                    self.queue_moved(false);
                 }
                 None => {}
             }

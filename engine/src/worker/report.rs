@@ -21,11 +21,12 @@ impl Worker {
     /// Returns the statistics of the worker and its queues. `number`: the worker's, for the queues' identities.
     pub(crate) fn stats(&self, number: u32) -> WorkerStats {
         let now = self.clock.now();
+        let is_wanted = self.offers.is_wanted(now);
         let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
         let queue = |(slot, attached): (usize, &Option<Box<AttachedQueue>>)| {
             let attached = attached.as_ref()?;
             let id = QueueId { worker: number, generation: attached.generation };
-            let stats = attached.runner.stats(now, self.waiting.mode());
+            let stats = attached.runner.stats(now, is_wanted);
             Some((id, with_merges(stats, self.channels.merges(slot as u16))))
         };
         WorkerStats {

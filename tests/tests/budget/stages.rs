@@ -12,7 +12,7 @@ use addr2line::Loader;
 /// The stages, in the order of a request.
 pub(crate) const STAGES: [&str; 9] = ["fetch", "parse", "admit", "plug", "submit", "reap", "finish", "publish", "turn"];
 
-/// What is in none of the others: looks at queues and channels, lists, clocks, the pace, poll windows.
+/// What is in none of the others: looks at queues and channels, lists, clocks, poll windows.
 const TURN: usize = 8;
 
 /// A function that begins a stage: the stage's index, and the function's source file and name. Within `parse` it is any of them; within another

@@ -31,7 +31,7 @@ const STORAGE: &[(&str, &[&str])] = &[
 ];
 /// Keys of a device's queues.
 const QUEUES: &[(&str, &[&str])] =
-    &[("poll", &["auto", "off", "busy", "static:50", "adaptive:200"]), ("coalesce-us", &["50", "0", "1000"])];
+    &[("poll", &["adaptive", "off", "busy", "50", "adaptive:200"]), ("coalesce-us", &["50", "0", "1000"])];
 
 fn admin_of(folder: &Path) -> Client {
     wait_for("the admin socket", || Client::connect_with(folder, TIMEOUT.time()).ok())

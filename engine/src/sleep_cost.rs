@@ -1,0 +1,69 @@
+//! What it costs to sleep instead of polling: 20 us on one machine, 100 us and more on another. Measured once, before the workers start.
+//!
+//! It is two round trips between threads that both sleep. One is what passes when a worker sleeps and a guest that waits wakes it. The other is the guest's loss: it
+//! is not served meanwhile, so that its own thread sleeps too.
+
+use std::ops::RangeInclusive;
+use std::sync::OnceLock;
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
+
+use mqblk_core::thread::spawn;
+
+/// What is believed, in nanoseconds: a host may be busy just then, and a virtual machine's CPUs all awake.
+const BELIEVED: RangeInclusive<u64> = 10_000..=100_000;
+
+/// Round trips that are measured, how long the threads sleep before each, so that their CPUs halt, and the time after which the measurement ends early.
+const ROUND_TRIPS: usize = 16;
+const ASLEEP: Duration = Duration::from_micros(100);
+const AT_MOST: Duration = Duration::from_millis(20);
+
+static SLEEP_NS: OnceLock<u64> = OnceLock::new();
+
+/// Measures it, if that has not been done yet.
+pub(crate) fn measure() {
+    SLEEP_NS.get_or_init(|| {
+        let ns = round_trip_ns().map_or(0, |ns| 2 * ns).clamp(*BELIEVED.start(), *BELIEVED.end());
+        tracing::debug!(us = ns / 1000, "what sleeping and being woken costs");
+        ns
+    });
+}
+
+/// Returns what was measured, in nanoseconds; the least where it was not.
+pub(crate) fn get() -> u64 {
+    SLEEP_NS.get().copied().unwrap_or(*BELIEVED.start())
+}
+
+/// Returns the median time in which a thread that sleeps is woken and wakes the one that waits for it. `None`: there was no second thread.
+fn round_trip_ns() -> Option<u64> {
+    let (wake, woken) = sync_channel::<()>(1);
+    let (answer, answered) = sync_channel::<()>(1);
+    let other = spawn("sleep-cost", move || while woken.recv().is_ok() && answer.send(()).is_ok() {}).ok()?;
+    let start = Instant::now();
+    let mut times = Vec::with_capacity(ROUND_TRIPS);
+    while times.len() < ROUND_TRIPS && start.elapsed() < AT_MOST {
+        std::thread::sleep(ASLEEP);
+        let sent = Instant::now();
+        let (true, true) = (wake.send(()).is_ok(), answered.recv().is_ok()) else { break };
+        times.push(sent.elapsed().as_nanos() as u64);
+    }
+    drop(wake);
+    let _ = other.join();
+    times.sort_unstable();
+    times.get(times.len() / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_measured_is_kept_and_bounded() {
+        let start = Instant::now();
+        assert!(round_trip_ns().is_some_and(|ns| ns > 0 && Duration::from_nanos(ns) <= start.elapsed()));
+        measure();
+        let first = get();
+        measure();
+        assert!(BELIEVED.contains(&first) && get() == first, "{first}");
+    }
+}

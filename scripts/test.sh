@@ -167,7 +167,7 @@ fail() {
 }
 
 # Labels each line, for runs side by side.
-label() { sed -u "s/^/$(printf '%-6s ' "$1")/"; }
+label() { sed -u "s/^/$(printf '%-7s ' "$1")/"; }
 
 wants() {
     local part
@@ -301,17 +301,17 @@ if [ "$built" -eq 0 ]; then
     wants crash && crash
     if wants guest && wants xen; then
         # A machine under emulation seldom uses more than one processor.
-        guest 2>&1 | label guest &
+        { guest 2>&1 | label guest; ! wants libvirt || libvirt 2>&1 | label libvirt; } &
         xen 2>&1 | label xen
         wait
     else
         wants guest && guest
         wants xen && xen
+        wants libvirt && libvirt
     fi
     wants ceph && ceph
     wants hour && hour
     wants deb && deb
-    wants libvirt && libvirt
 fi
 
 # Each failed test once more, with the begin of its message: the end of a log is what people see first.

@@ -5,7 +5,7 @@
 //! transaction durable. Then images of cuts are put on a disk of the same guest, one after another: the kernel must mount each (which
 //! replays the journal), all acknowledged data must be there, and the file system be clean.
 //!
-//! Both file systems are checked at the same time. `MQBLK_POWER_CUTS` is the number of cuts of each (25). A bad image is kept in
+//! Both file systems are checked at the same time. `MQBLK_POWER_CUTS` is the number of cuts of each (10). A bad image is kept in
 //! target/tmp/power-cuts.
 
 use std::collections::HashMap;

@@ -82,9 +82,9 @@ impl FioLoop {
     fn passes(&self, guest: &mut impl Shell, more: u32) -> Result<()> {
         let name = &self.name;
         let script = format!(
-            "passes() {{ cat /run/{name}.passes 2>/dev/null || echo 0; }}
-             wanted=$(($(passes) + {more}))
-             until [ $(passes) -ge $wanted ]; do
+            "passes() {{ count=0; ! [ -e /run/{name}.passes ] || read -r count </run/{name}.passes; }}
+             passes; wanted=$((count + {more}))
+             until passes; [ $count -ge $wanted ]; do
                  if [ -e /run/jobs/{name}.status ]; then cat /run/jobs/{name}.out; exit 1; fi
                  sleep 0.1
              done"

@@ -271,7 +271,7 @@ fn an_edited_configuration_is_applied() {
     assert_eq!(others, [(told.to_owned(), false, None)]);
     assert_eq!(
         values(&daemon, "d", &["iops", "poll", "queue-map", "depth", "queues"]),
-        [Value::Null, json!("auto"), json!("0:1,1:1"), json!(9), json!(2)]
+        [Value::Null, json!("adaptive"), json!("0:1,1:1"), json!(9), json!(2)]
     );
     assert_eq!(controllers(&daemon), named(&[("c", &["c:0:0"])]));
     // A value that cannot be used is an error of that line, and the others are applied.
@@ -282,7 +282,7 @@ fn an_edited_configuration_is_applied() {
     assert!(error.as_ref().unwrap().contains("poll: found \"sometimes\""), "{changes:?}");
     assert_eq!(
         (values(&daemon, "c", &["poll"]), values(&daemon, "c:0:0", &["depth"])),
-        (vec![json!("auto")], vec![json!(8)])
+        (vec![json!("adaptive")], vec![json!(8)])
     );
 }
 

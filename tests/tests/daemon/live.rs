@@ -137,7 +137,7 @@ fn what_cannot_be_changed_is_said_and_changes_nothing() {
             "disk.set",
             "blk",
             json!({ "depth": 7, "poll": "sometimes" }),
-            "poll: found \"sometimes\", expected off, auto, static",
+            "poll: found \"sometimes\", expected off, adaptive, adaptive:<max us>",
         ),
         (
             "disk.set",

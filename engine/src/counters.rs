@@ -159,7 +159,7 @@ pub struct Polling {
     pub reason: PollReason,
     /// For how long it is polled at most, if nothing comes, in nanoseconds; `None`: for ever.
     pub window_ns: Option<u64>,
-    /// While requests come, its ring is looked at by a timer of so many nanoseconds; `None`: it is polled all the time, or armed.
+    /// While requests come, its ring is checked by a timer of so many nanoseconds; `None`: it is polled all the time, or armed.
     pub timer_ns: Option<u64>,
 }
 

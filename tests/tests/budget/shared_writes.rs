@@ -109,7 +109,7 @@ fn judge(mode: &str, requests: u32) {
 #[cfg_attr(debug_assertions, ignore = "the program is a release build, as the budget's: cargo test --release")]
 fn workers_write_no_cache_line_in_common() {
     // Each of 32 units is set up by stores to the same lines.
-    for (mode, requests) in [("plain", 400), ("tracked", 400), ("packed", 400), ("scsi32", 1600)] {
+    for (mode, requests) in [("plain", 800), ("tracked", 800), ("packed", 800), ("scsi32", 3200)] {
         judge(mode, requests);
     }
 }

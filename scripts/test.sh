@@ -2,7 +2,7 @@
 # Runs the tests and prints a summary:  scripts/test.sh [long] [fast] [guest] [xen] [crash] [ceph] [hour] [deb] [libvirt] [soak]
 #                                       scripts/test.sh again        those that failed in the last run
 #
-# "long": with the tests of virtual machines that are left out otherwise (#[ignore = "long: ..."]), so that `make test` takes about 40 minutes on two cores.
+# "long": with the tests of virtual machines that are left out otherwise (#[ignore = "long: ..."]), so that `make test` takes about 32 minutes on two cores.
 #
 # The last line is "N passed, M failed" over all test programs; the exit code is 0 only if none failed. The full output of each run is
 # kept in target/test-logs, the tests that failed in target/test-logs/failed.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mqblk_admin::model::{PollingStat, Stat};
+use mqblk_admin::model::{PollingStat, QueueStat, Stat};
 use serde::Serialize;
 
 use super::subject::Subject;
@@ -181,7 +181,7 @@ fn without_requests(evidence: &Evidence<'_>) -> Option<Finding> {
 
 fn queue_full(evidence: &Evidence<'_>) -> Vec<Finding> {
     let full = evidence.queues.iter().filter_map(|queue| {
-        let slots = evidence.subject.queues.iter().find(|it| (&it.role, it.queue) == (&queue.role, queue.queue))?.load.slots;
+        let slots = stat_of(evidence, queue)?.load.slots;
         let size = queue.rates?.queue_size;
         (slots > 0 && size >= slots as f64 * FULL / 100.0).then(|| {
             let sentence = format!(
@@ -274,6 +274,11 @@ fn used_queues<'a>(evidence: &'a Evidence<'_>) -> impl Iterator<Item = &'a Queue
     evidence.queues.iter().copied().filter(is_used)
 }
 
+/// Returns the last sample of a queue.
+fn stat_of<'a>(evidence: &Evidence<'a>, queue: &QueueRates) -> Option<&'a QueueStat> {
+    evidence.subject.queues.iter().find(|it| (&it.role, it.queue) == (&queue.role, queue.queue))
+}
+
 /// Returns the requests a second that a worker has of each device, the most first.
 fn requests_of_worker(report: &Report, worker: u32) -> Vec<(&str, f64)> {
     let disks = report.disks.iter().map(|disk| (disk.id.as_str(), &disk.queues));
@@ -360,9 +365,9 @@ fn one_worker(evidence: &Evidence<'_>) -> Vec<Finding> {
     )]
 }
 
-/// Returns a sentence on how most of the queues that the guest uses are polled now, and why; empty if none is set up.
+/// Returns a sentence on how most of the queues that the guest uses are polled now, and why; empty if it uses none.
 fn poll_window(evidence: &Evidence<'_>) -> String {
-    let states: Vec<_> = evidence.subject.queues.iter().filter_map(|queue| queue.polling.as_ref()).collect();
+    let states: Vec<_> = used_queues(evidence).filter_map(|queue| stat_of(evidence, queue)?.polling.as_ref()).collect();
     let often = |state: &&PollingStat| states.iter().filter(|other| other.reason == state.reason).count();
     let Some(PollingStat { reason, window_ns, timer_ns }) = states.iter().copied().max_by_key(often) else {
         return String::new();

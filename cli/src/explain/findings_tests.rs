@@ -297,6 +297,14 @@ fn polling_that_gains_nothing_is_named() {
         let text = sentence(&stat(vec![disk]), "kicked");
         assert!(text.ends_with(&format!(" The window now: {want}")), "{text}");
     }
+    // Queues that the guest does not use have no say.
+    let mut partly_used = disk("vm1", &[(0, off), (0, IDLE), (0, IDLE)]);
+    for (queue, reason) in partly_used.queues.iter_mut().zip(["expected", "quiet", "quiet"]) {
+        let (reason, window_ns) = (reason.to_owned(), Some(20_000));
+        queue.polling = Some(PollingStat { reason, window_ns, timer_ns: None });
+    }
+    let text = sentence(&stat(vec![partly_used]), "kicked");
+    assert!(text.ends_with("20 us, because requests come soon."), "{text}");
     let hit = Work { kicks: 20, poll_percent: 23, ..EASY };
     assert!(!kinds(&stat(vec![disk("vm1", &[(0, hit)])])).contains(&"poll-missed"));
 }

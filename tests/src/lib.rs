@@ -27,3 +27,8 @@ pub mod stepped;
 pub mod stepped_scsi;
 pub mod unprivileged;
 pub mod xen;
+
+/// Returns how many times as often a test repeats what it does: in a long run as `MQBLK_REPETITIONS` says, else once.
+pub fn repetitions() -> u32 {
+    std::env::var("MQBLK_REPETITIONS").map_or(1, |text| text.parse().expect("MQBLK_REPETITIONS: a number"))
+}

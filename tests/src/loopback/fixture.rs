@@ -188,8 +188,7 @@ impl LoopbackFixture {
 
     /// Scales a number of repetitions to the speed of this machine, and to a long run (`MQBLK_REPETITIONS`: so many times as often).
     pub fn repetitions(&self, count: u32) -> u32 {
-        let times = std::env::var("MQBLK_REPETITIONS").map_or(1, |text| text.parse().expect("MQBLK_REPETITIONS"));
-        (count * times / self.slowness).max(3)
+        (count * crate::repetitions() / self.slowness).max(3)
     }
 
     /// Returns all cases, or every third on a slow machine.

@@ -193,8 +193,8 @@ fn send(
 
 /// Runs a soak with one policy. `windows`, in nanoseconds, are the gaps to stay close to.
 fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool, packed: bool) {
-    let times: u64 = std::env::var("MQBLK_REPETITIONS").map_or(1, |text| text.parse().expect("MQBLK_REPETITIONS"));
-    let (count, policy) = (count * times, poll.parse::<PollPolicy>().expect("a policy"));
+    let count = count * u64::from(mqblk_tests::repetitions());
+    let policy: PollPolicy = poll.parse().expect("a policy");
     let ends = Arc::new(Ends::default());
     let seen = Arc::clone(&ends);
     let late = move |inner| -> AnyChannel {

@@ -215,7 +215,7 @@ where
         let QueueState { idle, kick, phase, on_broken, detach, waker, merges, .. } = *self;
         worker.channels.set_merges(slot, merges);
         worker.mailbox.redirect(&waker, slot, generation);
-        let runner = Box::new(QueueRunner::from_idle(idle, worker.sleep_ns, worker.clock.now()));
+        let runner = Box::new(QueueRunner::from_idle(idle, worker.clock.now()));
         let (watch, dirty, frozen, on_drained) = (generation, false, false, None);
         let attached = AttachedQueue {
             runner,

@@ -14,6 +14,7 @@ use crate::poll::{PollPolicy, PollReason, PollState, TIMER_PERIOD};
 use crate::poll_list::IdleResult;
 use crate::request::{AnyCompletion, AnyRequest};
 use crate::route::{SubmitContext, ToDisks, ToOnlyDisk};
+use crate::sleep_cost;
 use crate::tags::{TagTable, Timestamps};
 
 mod ended;
@@ -124,8 +125,6 @@ pub(crate) struct QueueRunner<Q: GuestQueue> {
     /// Since when requests have been in flight; [`NOT_BUSY`] if none are.
     busy_since: Ticks,
     options: RunnerOptions,
-    /// What it costs its worker to sleep and be woken, in nanoseconds.
-    sleep_ns: u64,
     /// A publish has disarmed the queue, and its worker does not know yet that it is to be polled again.
     resumed: bool,
     /// Why the ring was found to be broken.
@@ -153,8 +152,8 @@ pub(crate) struct IdleQueue<Q> {
 }
 
 impl<Q: GuestQueue<Context = UringContext> + 'static> QueueRunner<Q> {
-    /// Returns the runner of a queue. `sleep_ns`: what it costs its worker to sleep and be woken.
-    pub(crate) fn new(queue: Q, options: RunnerOptions, sleep_ns: u64, now: Ticks) -> QueueRunner<Q> {
+    /// Returns the runner of a queue.
+    pub(crate) fn new(queue: Q, options: RunnerOptions, now: Ticks) -> QueueRunner<Q> {
         let depth = queue.depth();
         QueueRunner {
             queue,
@@ -166,19 +165,18 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> QueueRunner<Q> {
             ended: EndedRequests::NONE,
             ended_before: Vec::with_capacity(depth.into()),
             calls: CallCoalescer::new(options.coalesce),
-            poll: PollState::new(options.poll, sleep_ns, now),
+            poll: PollState::new(options.poll, sleep_cost::get(), now),
             busy_since: NOT_BUSY,
             options,
-            sleep_ns,
             resumed: false,
             why_broken: "",
         }
     }
 
     /// Returns the runner of a queue that has come from another worker, whose clock is not comparable.
-    pub(crate) fn from_idle(idle: IdleQueue<Q>, sleep_ns: u64, now: Ticks) -> QueueRunner<Q> {
+    pub(crate) fn from_idle(idle: IdleQueue<Q>, now: Ticks) -> QueueRunner<Q> {
         let IdleQueue { queue, counters, latency, per_disk, has_first, options } = idle;
-        let runner = QueueRunner::new(queue, options, sleep_ns, now);
+        let runner = QueueRunner::new(queue, options, now);
         let calls = CallCoalescer::resume(options.coalesce, counters.requests);
         QueueRunner { counters, latency, per_disk, has_first, calls, ..runner }
     }
@@ -362,7 +360,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         self.send_due_call(Ticks(u64::MAX));
         self.calls = CallCoalescer::resume(coalesce, self.counters.requests);
         self.counters.poll_ns += self.poll.empty_poll_ns();
-        self.poll = PollState::new(poll, self.sleep_ns, now);
+        self.poll = PollState::new(poll, sleep_cost::get(), now);
         self.options = RunnerOptions { poll, coalesce };
         self.queue.disarm();
     }

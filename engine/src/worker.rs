@@ -19,7 +19,6 @@ use crate::queue_options::QueueDisk;
 use crate::request::{AnyCompletion, AnyRequest, QUEUE_SLOTS};
 use crate::route::{SubmitContext, ToDisks, ToOnlyDisk};
 use crate::runner::{AnyQueue, PullResult};
-use crate::sleep_cost;
 
 mod attached_queue;
 mod attaching;
@@ -70,8 +69,6 @@ pub(crate) struct Worker {
     dirty: Vec<u16>,
     /// Slots of queues with a deferred call, and when it is due.
     deferred_calls: Vec<(u16, Ticks)>,
-    /// What it costs to sleep and be woken, in nanoseconds.
-    pub(crate) sleep_ns: u64,
     offers: CpuOffers,
     /// A window of a polled queue is open. Where none is, the worker sleeps in a moment, or its CPU is its own.
     offers_cpu: bool,
@@ -106,7 +103,6 @@ impl Worker {
             leaving: false,
             dirty: Vec::with_capacity(256),
             deferred_calls: Vec::with_capacity(256),
-            sleep_ns: sleep_cost::get(),
             offers: CpuOffers::new(),
             offers_cpu: false,
             counters: WorkerStats::default(),

@@ -48,7 +48,7 @@ impl Worker {
         };
         let now = self.clock.now();
         let settings = RunnerOptions { poll: options.poll, coalesce: options.coalesce };
-        let mut runner = Box::new(QueueRunner::new(queue, settings, self.sleep_ns, now));
+        let mut runner = Box::new(QueueRunner::new(queue, settings, now));
         options.disks.iter().for_each(|disk| runner.opened(disk.slot));
         let phase = if options.paused { Phase::Paused } else { Phase::Running };
         let attached = AttachedQueue {

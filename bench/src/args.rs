@@ -105,7 +105,7 @@ pub struct BenchArgs {
 
     /// A published table to reproduce and to print in its form; what is given beside it overrides its own choice
     #[arg(long, value_name = "NAME", value_parser = experiment_parser())]
-    pub experiment: Option<&'static dyn Experiment>,
+    pub experiment: Option<&'static Experiment>,
 
     /// What to do: read, write, rw, randread, randwrite, randrw, trim, randtrim [default: randread]
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -253,7 +253,7 @@ fn interface_parser() -> impl TypedValueParser<Value = &'static InterfaceDefinit
 }
 
 /// Returns the parser of `--experiment`.
-fn experiment_parser() -> impl TypedValueParser<Value = &'static dyn Experiment> {
-    PossibleValuesParser::new(experiment::all().map(|one| one.possible_value()))
-        .try_map(|name| experiment::find(&name).ok_or("no such experiment"))
+fn experiment_parser() -> impl TypedValueParser<Value = &'static Experiment> {
+    PossibleValuesParser::new(experiment::ALL.iter().map(Experiment::possible_value))
+        .try_map(|name| Experiment::find(&name).ok_or("no such experiment"))
 }

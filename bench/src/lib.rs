@@ -7,7 +7,7 @@
 //!         -> target: connect, or start a server
 //!         -> run: one measurement over a guest interface (interface/)
 //!            streams (which job works where), worker (a thread with its queues), pattern (the next block), verification
-//!      -> report (rows), machine (where they were measured), table (for people), experiment (the form of a published table)
+//!      -> report (rows), machine (where they were measured), table (for people), experiment (published tables)
 //!      -> output: the JSON after each run, the tables at the end
 //! ```
 #![forbid(unsafe_code)]
@@ -29,7 +29,6 @@ mod plan;
 pub mod plot;
 mod preflight;
 mod progress;
-mod published;
 mod report;
 pub mod reproduce;
 mod run;
@@ -88,6 +87,12 @@ fn fail(why: &str, code: u8) -> ExitCode {
     // Standard error may be closed.
     let _ = writeln!(std::io::stderr(), "mqblk: bench: {}", one_line(why));
     ExitCode::from(code)
+}
+
+/// Returns text with its first letter in upper case.
+fn capitalised(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
 }
 
 /// Returns `text` with control characters escaped: file names may hold them.

@@ -166,19 +166,21 @@ fn check(path: &Path) -> io::Result<Place> {
 }
 
 /// Makes a file beside `path`.
-fn temporary(path: &Path) -> io::Result<tempfile::NamedTempFile> {
+///
+/// # Errors
+/// When the folder cannot be written.
+pub(crate) fn temporary(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // As any file that is made; the umask is applied. What is there keeps its own.
     let mode = path.metadata().map_or(0o666, |found| found.permissions().mode());
-    tempfile::Builder::new()
-        .prefix(".mqblk-bench.")
-        .suffix(".json")
-        .permissions(Permissions::from_mode(mode))
-        .tempfile_in(folder)
+    tempfile::Builder::new().prefix(".mqblk-bench.").permissions(Permissions::from_mode(mode)).tempfile_in(folder)
 }
 
 /// Replaces the file at `path` by one that `write` has written completely.
-fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+///
+/// # Errors
+/// When it cannot be written. What was there before is still there.
+pub(crate) fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let mut file = temporary(path)?;
     write(file.as_file_mut())?;
     file.persist(path)?;

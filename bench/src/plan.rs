@@ -10,7 +10,7 @@ use mqblk_core::ByteLen;
 
 use crate::BenchError;
 use crate::args::{BenchArgs, ClientMode, Descriptors, Distribution, IoSizes, Rw, Verify};
-use crate::defaults::Defaults;
+use crate::defaults;
 use crate::experiment::Experiment;
 use crate::interface::Interface;
 use crate::interrupt::Interrupt;
@@ -97,7 +97,7 @@ pub struct Plan {
     /// At least one.
     pub combinations: Vec<Combination>,
     /// The experiment whose table is printed.
-    pub experiment: Option<&'static dyn Experiment>,
+    pub experiment: Option<&'static Experiment>,
     /// How the client waits for completions.
     pub client: ClientMode,
     /// Share of reads of a mixed load, in percent.
@@ -154,8 +154,8 @@ impl Plan {
     /// # Errors
     /// [`BenchError::Usage`], naming the option.
     pub fn new(args: &BenchArgs) -> Result<Plan, BenchError> {
-        let defaults = args.experiment.map_or_else(Defaults::default, Experiment::defaults);
-        let args = &defaults.apply(args);
+        let (args, fills) = defaults::complete(args);
+        let args = &args;
         if args.rw.iter().any(|rw| rw.writes()) && !args.allow_write {
             let text =
                 "--rw: found a benchmark that writes, expected --allow-write with it: it destroys what is on the disk";
@@ -192,7 +192,7 @@ impl Plan {
         let mut targets = plan_targets(args, &**interface)?;
         let mut queues = args.queues.clone();
         if let Some(experiment) = args.experiment {
-            targets = experiment.columns(&queues, targets)?;
+            targets = (experiment.columns)(&queues, &targets)?;
             if let (Some(_), Some(workers)) = (&args.server_cpus, targets.iter().find_map(|target| target.workers)) {
                 let expected = format!("none: the experiment has {workers} workers and other numbers of them");
                 return Err(BenchError::option("server-cpus", "CPUs", expected));
@@ -224,7 +224,7 @@ impl Plan {
             distribution: args.random_distribution,
             fsync: args.fsync,
             seed: args.seed,
-            fill: args.fill || defaults.fill && in_memory,
+            fill: args.fill || fills && in_memory,
             verify: args.verify,
             pin: args.pin.clone().map(|list| list.0).unwrap_or_default(),
             server_cpus: args.server_cpus.clone().map(|list| list.0).unwrap_or_default(),

@@ -5,7 +5,6 @@ mod summary;
 
 use serde::Serialize;
 
-use crate::experiment::Experiment;
 use crate::interface::IoOp;
 use crate::machine::{self, Machine, ServerInfo};
 use crate::merges::MergeRates;
@@ -18,7 +17,7 @@ pub(crate) use summary::{LatencySummary, OpSummary, RateSummary, RunValues};
 
 /// One target under one combination. The serialized keys are an interface: they do not change.
 #[derive(Clone, Debug, Serialize)]
-pub struct ResultRow {
+pub(crate) struct ResultRow {
     /// Guest interface.
     pub interface: &'static str,
     /// Storage backend, `unknown` for a running server.
@@ -146,7 +145,7 @@ pub struct ResultRow {
 
 impl ResultRow {
     /// Creates the row of the runs of a target, at least one.
-    pub fn new(plan: &Plan, target: &Target, combination: &Combination, results: &[RunResult]) -> ResultRow {
+    pub(crate) fn new(plan: &Plan, target: &Target, combination: &Combination, results: &[RunResult]) -> ResultRow {
         let iops: Vec<f64> = results.iter().map(RunResult::iops).collect();
         let (iops_mean, iops_stderr) = mean_and_stderr(&iops);
         let requests = results.iter().map(|result| result.ios).sum::<u64>().max(1) as f64;
@@ -217,7 +216,7 @@ impl ResultRow {
             kicks_per_io: per_request(results.iter().map(|result| result.kicks).sum::<u64>() as f64),
             calls_per_io: per_request(results.iter().map(|result| result.calls).sum::<u64>() as f64),
             errors: results.iter().map(|result| result.errors).sum(),
-            experiment: plan.experiment.map(Experiment::name),
+            experiment: plan.experiment.map(|experiment| experiment.option),
             column: target.column.clone(),
             rate_iops: combination.rate_iops,
             rate: combination.rate_iops.map(|rate| RateSummary::new(results, rate, combination.jobs)),
@@ -243,7 +242,7 @@ impl ResultRow {
 #[cfg(test)]
 impl ResultRow {
     /// Creates a row for tests: the given I/Os per second, the rest invented.
-    pub fn example(bs: u64, column: &str, iops: f64) -> ResultRow {
+    pub(crate) fn example(bs: u64, column: &str, iops: f64) -> ResultRow {
         ResultRow {
             interface: "virtio-blk",
             storage: "file".into(),

@@ -52,7 +52,7 @@ pub(crate) fn run(plan: &Plan) -> Result<u64, BenchError> {
 fn tables(plan: &Plan, rows: &[Vec<ResultRow>], partial: &[ResultRow]) -> String {
     let mut text = match (plan.experiment, rows) {
         (_, []) => String::new(),
-        (Some(experiment), rows) => experiment.render(plan, rows),
+        (Some(experiment), rows) => experiment.text(plan, &rows.concat()),
         (None, rows) => table(plan, rows),
     };
     if !partial.is_empty() {

@@ -113,7 +113,7 @@ const ARRANGEMENTS: &[Arrangement] = &[
         command: "plot",
         short: &[
             ("results", "Files that mqblk bench --json wrote"),
-            ("output", "Picture to write: .svg or .png"),
+            ("output", "Picture to write: FILE.svg"),
             ("x", "What goes to the right: bs, queues, ..."),
             ("y", "What goes up: iops, bandwidth, latency, ..."),
             ("panels", "A panel for each value of this key"),

@@ -139,7 +139,7 @@ pub fn run(interfaces: Interfaces) -> ExitCode {
         Command::Serve(args) => serve::run(*args, given, interfaces, log),
         Command::Bench(args) => mqblk_bench::run(*args),
         Command::Reproduce(args) => mqblk_bench::reproduce::run(&args),
-        Command::Plot(args) => mqblk_bench::plot::run(args),
+        Command::Plot(args) => mqblk_bench::plot::run(&args),
         Command::Stat(args) => stat::run(args),
         Command::Top(args) => top::run(&args),
         Command::Explain(args) => explain::run(&args),

@@ -1,83 +1,219 @@
-//! Published tables that can be reproduced: what they measure, and how they are printed.
+//! Published experiments. An experiment is a plan (options, and the columns that its targets make) and what is said of its rows: tables with
+//! the document's values beside ours, claims, a picture. `mqblk bench --experiment` measures one with any options and prints its tables;
+//! `mqblk reproduce` measures all with options of its own, and says what the claims come to.
 //!
-//! An experiment chooses defaults, makes the table's columns of the targets, and prints the rows. They are measured like those
-//! of any benchmark. A new experiment is a file here and a line in [`all`], or, if it is about one interface, in that
-//! interface's folder and definition.
+//! A new experiment is a file here and a line in [`ALL`].
 
-mod block_size;
+mod block_sizes;
+mod claim;
+mod command;
+mod estimate;
 mod polling;
+mod published;
+mod scsi_targets;
+mod tables;
+#[cfg(test)]
+pub(crate) mod tests;
 mod virtio_queues;
+mod xen_queues;
+
+use std::path::PathBuf;
 
 use clap::builder::PossibleValue;
 
 use crate::BenchError;
-use crate::defaults::Defaults;
-use crate::interface::TABLE;
-use crate::plan::{Plan, Target};
+use crate::plan::{Plan, Target, TargetSource};
+use crate::plot::Figure;
 use crate::report::ResultRow;
-use crate::table::block_size;
+use crate::table::{block_size, summary};
 
-/// A published table.
-pub trait Experiment: std::fmt::Debug + Sync {
-    /// Returns the name on the command line and in the results.
-    fn name(&self) -> &'static str;
+pub(crate) use claim::{Claim, ClaimResult, Outcome, sentence};
+pub(crate) use command::{BenchCommand, parse_options, shell_word};
+pub(crate) use tables::ResultTable;
 
-    /// Returns what it shows, in a line.
-    fn about(&self) -> &'static str;
+use claim::needs_cores;
+use estimate::{MeasuredMean, RatioEstimate, digits};
 
-    /// Returns the defaults of options.
-    fn defaults(&self) -> Defaults;
+/// The columns of an experiment, each a target of its own; or why its options make none.
+pub(crate) type Columns = Result<Vec<Target>, BenchError>;
 
-    /// Returns the columns for `--queues` and the targets of the command line, each a target of its own. The others are
-    /// compared to the first.
-    ///
-    /// # Errors
-    /// [`BenchError::Usage`] when the table cannot be made of these.
-    fn columns(&self, queues: &[u16], targets: Vec<Target>) -> Result<Vec<Target>, BenchError>;
-
-    /// Returns the text to print. `groups`: the columns of one combination each, in the order of [`columns`](Self::columns).
-    fn render(&self, plan: &Plan, groups: &[Vec<ResultRow>]) -> String;
+/// A published experiment.
+#[derive(Debug)]
+pub struct Experiment {
+    /// Name for `mqblk reproduce`, and of its result files.
+    pub(crate) name: &'static str,
+    /// Name for `--experiment`, and in result rows.
+    pub(crate) option: &'static str,
+    /// What it shows, in a line.
+    pub(crate) about: &'static str,
+    /// The document, as `docs/references.md` cites it.
+    pub(crate) document: &'static str,
+    /// True if `mqblk reproduce` measures it on a file on a real disk.
+    pub(crate) needs_disk: bool,
+    /// Options that hold where the command line has none.
+    pub(crate) defaults: &'static str,
+    /// Makes the columns for `--queues` and the targets of the command line, each a target of its own.
+    pub(crate) columns: fn(&[u16], &[Target]) -> Columns,
+    /// Makes the commands of `mqblk reproduce`.
+    pub(crate) commands: fn(&ExperimentScale) -> Vec<BenchCommand>,
+    /// Makes the tables of rows: measured and published values beside each other. Without rows a table may be empty.
+    pub(crate) tables: fn(&[ResultRow]) -> Vec<ResultTable>,
+    /// Compares rows to what the document shows, its main effect first, on a machine with so many cores.
+    pub(crate) claims: fn(&[ResultRow], usize) -> Vec<Claim>,
+    /// Makes the picture of rows, with the published values in grey.
+    pub(crate) figure: fn(&[ResultRow]) -> Figure,
+    /// Sentences on how to read it, and what it is not.
+    pub(crate) notes: &'static [&'static str],
 }
 
-impl dyn Experiment {
-    /// Returns the experiment as the help lists it.
-    pub fn possible_value(&self) -> PossibleValue {
-        PossibleValue::new(self.name()).help(format!("{} ({})", self.about(), self.defaults()))
+/// All experiments, in the order in which they are run.
+pub(crate) static ALL: [Experiment; 5] = [
+    xen_queues::EXPERIMENT,
+    virtio_queues::EXPERIMENT,
+    block_sizes::EXPERIMENT,
+    scsi_targets::EXPERIMENT,
+    polling::EXPERIMENT,
+];
+
+impl Experiment {
+    /// Returns the experiment of this name; either of both.
+    pub(crate) fn find(name: &str) -> Option<&'static Experiment> {
+        ALL.iter().find(|one| one.name == name || one.option == name)
+    }
+
+    /// Returns the experiment as the help of `--experiment` lists it.
+    pub(crate) fn possible_value(&self) -> PossibleValue {
+        let value = PossibleValue::new(self.option).help(format!("{} ({})", self.about, self.defaults));
+        if self.name == self.option { value } else { value.alias(self.name) }
+    }
+
+    /// Returns what `mqblk bench --experiment` prints of rows, at least one.
+    pub(crate) fn text(&self, plan: &Plan, rows: &[ResultRow]) -> String {
+        let tables = (self.tables)(rows);
+        let tables = tables.iter().filter(|table| !table.rows.is_empty());
+        let tables: String = tables.map(|table| format!("\n{}", table.text())).collect();
+        format!("{}\n{tables}", summary(plan, settings(plan, rows)))
     }
 }
 
-/// Returns all experiments: those for any interface, then those about one.
-pub(crate) fn all() -> impl Iterator<Item = &'static dyn Experiment> {
-    const ANY: &[&dyn Experiment] =
-        &[&block_size::BlockSizeExperiment, &virtio_queues::VirtioQueuesExperiment, &polling::PollingExperiment];
-    ANY.iter().chain(TABLE.iter().flat_map(|interface| interface.experiments)).copied()
+/// How much `mqblk reproduce` measures, and where.
+#[derive(Clone, Debug)]
+pub(crate) struct ExperimentScale {
+    /// Few runs of a fraction of a second.
+    pub quick: bool,
+    /// Runs of each row, if they were chosen.
+    pub runs: Option<u16>,
+    /// Seconds of each run, if they were chosen.
+    pub runtime: Option<f64>,
+    /// The file on a real disk.
+    pub image: PathBuf,
 }
 
-/// Returns the experiment of this name.
-pub(crate) fn find(name: &str) -> Option<&'static dyn Experiment> {
-    all().find(|one| one.name() == name)
+impl ExperimentScale {
+    /// Returns the options of the length of runs: `full` and `quick` are seconds and numbers of runs.
+    fn length(&self, full: (f64, u16), quick: (f64, u16)) -> String {
+        let (seconds, runs) = if self.quick { quick } else { full };
+        let (seconds, runs) = (self.runtime.unwrap_or(seconds), self.runs.unwrap_or(runs));
+        format!("--runtime {seconds} --warmup {} --runs {runs}", (seconds / 4.0 * 1000.0).round() / 1000.0)
+    }
 }
 
 /// Returns in words what all rows were measured with.
-pub(crate) fn common_settings(groups: &[Vec<ResultRow>]) -> Vec<String> {
-    let rows = || groups.iter().flatten();
-    let one = &groups[0][0];
+fn settings(plan: &Plan, rows: &[ResultRow]) -> Vec<String> {
+    let one = &rows[0];
     let mut words = vec![format!("target {}", one.target)];
-    if rows().all(|row| row.poll == one.poll || row.poll == "unknown") {
-        words.push(format!("poll {}", one.poll));
+    let mut same = |name: &str, value: &dyn Fn(&ResultRow) -> Option<String>| {
+        let known = value(one).filter(|known| {
+            rows.iter().all(|row| matches!(value(row), Some(own) if own == *known || own == "unknown"))
+        });
+        words.extend(known.map(|known| format!("{name} {known}")));
+    };
+    same("poll", &|row| Some(row.poll.clone()));
+    same("rw", &|row| Some(row.rw.to_owned()));
+    same("bs", &|row| (row.bs != row.bs_max).then(|| block_size(row)));
+    same("iodepth", &|row| row.targets.map(|_| row.iodepth.to_string()));
+    same("batch", &|row| Some(row.batch.to_string()));
+    same("steer", &|row| row.steer.map(str::to_owned));
+    same("grants", &|row| row.grants.clone());
+    same("ring order", &|row| row.ring_order.map(|order| order.to_string()));
+    same("abi", &|row| row.abi.filter(|abi| *abi != "x86_64").map(str::to_owned));
+    words.push(format!("errors {}", rows.iter().map(|row| row.errors).sum::<u64>()));
+    if plan.fill {
+        words.push("filled before".into());
     }
-    if rows().all(|row| row.rw == one.rw) {
-        words.push(format!("rw {}", one.rw));
-    }
-    if one.bs != one.bs_max && rows().all(|row| (row.bs, row.bs_max) == (one.bs, one.bs_max)) {
-        words.push(format!("bs {}", block_size(one)));
-    }
-    if one.targets.is_some() && rows().all(|row| row.iodepth == one.iodepth) {
-        words.push(format!("iodepth {}", one.iodepth));
-    }
-    if rows().all(|row| row.batch == one.batch) {
-        words.push(format!("batch {}", one.batch));
-    }
-    words.push(format!("errors {}", rows().map(|row| row.errors).sum::<u64>()));
     words
+}
+
+/// Returns what tells a target's columns from those of the others, if there are several.
+fn prefix(targets: &[Target], target: &Target) -> String {
+    match &target.source {
+        _ if targets.len() < 2 => String::new(),
+        TargetSource::Disk { .. } => {
+            let grants = target.grants.as_ref().map_or(String::new(), |grants| format!(" grants {grants}"));
+            format!("{} poll {}{grants}, ", target.label, target.poll)
+        }
+        _ => format!("{}, ", target.label),
+    }
+}
+
+/// Returns `1 queue` or `8 queues`.
+fn queue_count(queues: u16) -> String {
+    if queues == 1 { "1 queue".into() } else { format!("{queues} queues") }
+}
+
+/// Returns a row's load in words.
+fn load(row: &ResultRow) -> String {
+    let ResultRow { rw, jobs, iodepth, batch, .. } = row;
+    format!("{rw} bs {}, jobs {jobs}, iodepth {iodepth}, batch {batch}", block_size(row))
+}
+
+/// Returns the rows of each value of `of`, in the order of the rows.
+fn groups<T: PartialEq>(rows: &[ResultRow], of: impl Fn(&ResultRow) -> T) -> Vec<Vec<&ResultRow>> {
+    let mut groups: Vec<(T, Vec<&ResultRow>)> = vec![];
+    for row in rows {
+        let value = of(row);
+        match groups.iter_mut().find(|(own, _)| *own == value) {
+            Some((_, rows)) => rows.push(row),
+            None => groups.push((value, vec![row])),
+        }
+    }
+    groups.into_iter().map(|(_, rows)| rows).collect()
+}
+
+/// Returns the ratio of the IOPS of two rows.
+fn iops_ratio(value: Option<&ResultRow>, base: Option<&ResultRow>) -> Option<RatioEstimate> {
+    RatioEstimate::of(&[(MeasuredMean::iops(value?), MeasuredMean::iops(base?))])
+}
+
+/// Returns a claim about the IOPS of two rows.
+fn iops_claim(
+    what: impl Into<String>,
+    published: f64,
+    value: Option<&ResultRow>,
+    base: Option<&ResultRow>,
+    obstacle: Option<String>,
+) -> Claim {
+    let failed = [value, base].into_iter().flatten().map(|row| row.errors).sum();
+    Claim { what: what.into(), published, measured: iops_ratio(value, base), obstacle, failed }
+}
+
+/// Returns a ratio as a cell.
+fn ratio_cell(ratio: Option<f64>) -> String {
+    ratio.filter(|ratio| ratio.is_finite()).map_or_else(|| "-".into(), digits)
+}
+
+/// Returns a measured ratio as a cell, with its 95 % confidence interval.
+fn estimate_cell(ratio: Option<RatioEstimate>) -> String {
+    ratio.map_or_else(|| "-".into(), |ratio| ratio.to_string().trim_start_matches('x').to_owned())
+}
+
+/// Returns the standard error of a row's IOPS in percent.
+fn error_cell(row: &ResultRow) -> String {
+    let share = (row.iops_mean > 0.0 && row.runs > 1).then(|| row.iops_stderr / row.iops_mean * 100.0);
+    share.map_or_else(|| "-".into(), |percent| format!("± {percent:.2}%"))
+}
+
+/// Returns CPU time for an I/O as a cell.
+fn cpu_cell(us: Option<f64>) -> String {
+    us.map_or_else(|| "-".into(), |us| format!("{us:.2}"))
 }

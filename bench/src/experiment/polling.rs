@@ -2,112 +2,50 @@
 //! window of 50 us in 2020: fio's sync engine reads 4 KiB blocks at random from null_blk. There the window gave 68.5 thousand IOPS
 //! instead of 43.2 thousand. Here also with storage that takes 10, 30 and 100 us, and with the other policies.
 
-use mqblk_core::ByteLen;
-
-use super::{Experiment, common_settings};
-use crate::BenchError;
-use crate::args::{BlockSizes, Rw};
-use crate::defaults::Defaults;
-use crate::grid::{Heading, format_grid, or_dash, ratio, three_digits};
-use crate::plan::{Plan, Target, TargetSource, null_latency, value_of};
+use super::published::{POLLING, PublishedPolling};
+use super::{
+    BenchCommand, Claim, Columns, Experiment, ResultTable, cpu_cell, error_cell, estimate_cell, groups, iops_claim,
+    iops_ratio, load, needs_cores, ratio_cell,
+};
+use crate::grid::three_digits;
+use crate::plan::{Target, TargetSource, null_latency, value_of};
+use crate::plot::{AxisChoice, Figure, Metric, PlotGroup, PublishedSeries, RowFilter, RowKey};
 use crate::report::ResultRow;
-use crate::table::summary;
 
-/// The experiment.
-#[derive(Debug)]
-pub(super) struct PollingExperiment;
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "polling",
+    option: "polling",
+    about: "IOPS, latency and CPU time of one request at a time, by poll policy and by what the storage takes",
+    document: "vhost_user_block polling, 2020",
+    needs_disk: false,
+    defaults: "--disk storage=null,size=1T --rw randread --bs 4k --iodepth 1 --queues 1 --runtime 1 --warmup 0.25",
+    columns,
+    commands: |scale| vec![BenchCommand::new(&format!("--experiment polling {}", scale.length((0.8, 5), (0.2, 3))))],
+    tables,
+    claims,
+    figure,
+    notes: &[
+        "In the document fio is in a guest, and a request costs exits of the virtual machine, which polling saves; here the client is a process, and polling \
+         saves what it takes to wake a thread.",
+        "adaptive:200, auto and busy are not in the document. A policy that polls beyond its window on slow storage costs CPU time for nothing: \
+         see the CPU time at 100 us.",
+    ],
+};
 
 /// Policies, the one that the others are compared to first.
-const POLICIES: [&str; 5] = ["off", "static:50", "adaptive:200", "auto", "busy"];
+pub(super) const POLICIES: [&str; 5] = ["off", "static:50", "adaptive:200", "auto", "busy"];
 /// Microseconds that the storage takes for a request.
-const LATENCIES: [u64; 4] = [0, 10, 30, 100];
+pub(super) const LATENCIES: [u64; 4] = [0, 10, 30, 100];
 
-impl Experiment for PollingExperiment {
-    fn name(&self) -> &'static str {
-        "polling"
-    }
-
-    fn about(&self) -> &'static str {
-        "IOPS, latency and CPU time of one request at a time, by poll policy and by what the storage takes"
-    }
-
-    fn defaults(&self) -> Defaults {
-        Defaults {
-            disk: Some("storage=null,size=1T"),
-            rw: Rw::Randread,
-            bs: Ok(BlockSizes(vec![ByteLen(4096)])),
-            iodepth: 1,
-            queues: &[1],
-            runtime: 1.0,
-            warmup: 0.25,
-            ..Defaults::default()
-        }
-    }
-
-    fn columns(&self, queues: &[u16], targets: Vec<Target>) -> Result<Vec<Target>, BenchError> {
-        let with_latencies = targets.iter().flat_map(at_latencies).collect::<Vec<_>>();
-        let with_policies = with_latencies.iter().flat_map(by_policies);
-        Ok(with_policies
-            .flat_map(|target| queues.iter().map(move |queues| Target { queues: Some(*queues), ..target.clone() }))
-            .map(|target| Target { column: Some(heading(&target)), ..target })
-            .collect())
-    }
-
-    fn render(&self, plan: &Plan, groups: &[Vec<ResultRow>]) -> String {
-        let mut text = format!("{}\n", summary(plan, common_settings(groups)));
-        let names = [
-            "storage",
-            "poll",
-            "IOPS",
-            "+/-",
-            "ratio",
-            "lat us: mean",
-            "p50",
-            "p99",
-            "p99.9",
-            "CPU us/IO: server",
-            "client",
-        ];
-        let headings: Vec<Heading> = names
-            .iter()
-            .map(|text| Heading { text: (*text).into(), number: !matches!(*text, "storage" | "poll") })
-            .collect();
-        for group in groups {
-            let line = |row: &ResultRow| {
-                let first = group.iter().find(|other| storage(other) == storage(row) && other.queues == row.queues);
-                vec![
-                    storage(row),
-                    row.poll.clone(),
-                    format!("{:.0}", row.iops_mean),
-                    format!("{:.0}", row.iops_stderr),
-                    or_dash(first.map(|first| first.iops_median), |first| ratio(row.iops_median, first)),
-                    three_digits(row.lat_us.mean),
-                    three_digits(row.lat_us.p50),
-                    three_digits(row.lat_us.p99),
-                    three_digits(row.lat_us.p999),
-                    or_dash(row.server_cpu_us_per_io, |us| format!("{us:.2}")),
-                    format!("{:.2}", row.client_cpu_us_per_io),
-                ]
-            };
-            text.push_str(&format!("\n{}", format_grid(&headings, &group.iter().map(line).collect::<Vec<_>>())));
-        }
-        text
-    }
-}
-
-/// Returns what the storage of a row is: its latency, or the label of its target.
-fn storage(row: &ResultRow) -> String {
-    match row.storage_latency_us {
-        Some(us) => format!("null, {us} us"),
-        None => row.target.clone(),
-    }
-}
-
-fn heading(target: &Target) -> String {
-    match target.latency_us {
-        Some(us) => format!("{us} us, poll {}", target.poll),
-        None => format!("{}, poll {}", target.label, target.poll),
-    }
+/// Returns a column for each target, latency, policy and number of queues.
+fn columns(queues: &[u16], targets: &[Target]) -> Columns {
+    let all = targets.iter().flat_map(at_latencies).flat_map(by_policies);
+    let column = |target: Target| {
+        let storage = target.latency_us.map_or_else(|| target.label.clone(), |us| format!("{us} us"));
+        let name = format!("{storage}, poll {}", target.poll);
+        queues.iter().map(move |queues| Target { column: Some(name.clone()), queues: Some(*queues), ..target.clone() })
+    };
+    Ok(all.flat_map(|target| column(target).collect::<Vec<_>>()).collect())
 }
 
 /// Returns a null disk with each latency; any other target, and one with a latency of its own, as it is.
@@ -132,13 +70,13 @@ fn at_latencies(target: &Target) -> Vec<Target> {
 }
 
 /// Returns a served disk with each policy; one whose policy was chosen, and a running server, as it is.
-fn by_policies(target: &Target) -> Vec<Target> {
-    let chosen = match &target.source {
-        TargetSource::Disk { spec, poll, .. } => poll.is_some() || value_of(spec, "poll").is_some(),
-        _ => true,
+fn by_policies(target: Target) -> Vec<Target> {
+    let is_open = match &target.source {
+        TargetSource::Disk { spec, poll, .. } => poll.is_none() && value_of(spec, "poll").is_none(),
+        _ => false,
     };
-    if chosen {
-        return vec![target.clone()];
+    if !is_open {
+        return vec![target];
     }
     let with = |policy: &str| {
         let mut own = target.clone();
@@ -151,51 +89,125 @@ fn by_policies(target: &Target) -> Vec<Target> {
     POLICIES.map(with).to_vec()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tests::args;
+fn find<'a>(rows: &'a [ResultRow], latency: u64, poll: &str) -> Option<&'a ResultRow> {
+    rows.iter().find(|row| row.storage_latency_us == Some(latency) && row.poll == poll)
+}
 
-    fn plan(line: &str) -> Plan {
-        Plan::new(&args(&format!("--experiment polling {line}")).unwrap()).unwrap()
+/// Returns what the storage of a row is: its latency, or the label of its target.
+fn storage(row: &ResultRow) -> String {
+    row.storage_latency_us.map_or_else(|| row.target.clone(), |us| format!("null, {us} us"))
+}
+
+fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
+    const HEADINGS: [&str; 12] = [
+        "storage",
+        "poll",
+        "IOPS",
+        "error",
+        "ratio (95 %)",
+        "2020",
+        "mean us",
+        "p50",
+        "p99",
+        "p99.9",
+        "server CPU us/IO",
+        "client CPU us/IO",
+    ];
+    let mut tables = vec![];
+    for group in groups(rows, |row| (load(row), row.queues)) {
+        let is_published = load(group[0]) == "randread bs 4K, jobs 1, iodepth 1, batch 1";
+        let mut table = ResultTable::new(load(group[0]), 2, &HEADINGS);
+        for row in &group {
+            let first = group.iter().find(|other| storage(other) == storage(row)).copied();
+            let is_first = first.is_some_and(|first| std::ptr::eq(first, *row));
+            let published =
+                POLLING.iter().find(|run| is_published && row.storage_latency_us == Some(0) && run.poll == row.poll);
+            table.rows.push(vec![
+                storage(row),
+                row.poll.clone(),
+                format!("{:.0}", row.iops_mean),
+                error_cell(row),
+                if is_first { "1.00".into() } else { estimate_cell(iops_ratio(Some(row), first)) },
+                ratio_cell(published.map(|run| run.iops / POLLING[0].iops)),
+                three_digits(row.lat_us.mean),
+                three_digits(row.lat_us.p50),
+                three_digits(row.lat_us.p99),
+                three_digits(row.lat_us.p999),
+                cpu_cell(row.server_cpu_us_per_io),
+                cpu_cell(Some(row.client_cpu_us_per_io)),
+            ]);
+        }
+        tables.push(table);
     }
+    tables.extend(latencies(rows));
+    tables
+}
 
-    #[test]
-    fn every_policy_meets_every_latency_unless_they_are_chosen() {
-        let own = plan("");
-        assert_eq!(own.targets.len(), POLICIES.len() * LATENCIES.len());
-        let TargetSource::Disk { spec, poll, .. } = &own.targets[6].source else { panic!("a disk") };
-        assert_eq!((spec.as_str(), poll.as_deref()), ("storage=null,size=1T,latency-us=10", Some("static:50")));
-        assert_eq!((own.targets[6].label.as_str(), own.targets[6].latency_us), (spec.as_str(), Some(10)));
-        let columns =
-            |line: &str| plan(line).targets.iter().map(|target| target.column.clone().unwrap()).collect::<Vec<_>>();
-        assert_eq!(
-            columns("--poll off,busy --disk storage=null,size=1G,latency-us=5"),
-            ["5 us, poll off", "5 us, poll busy"]
-        );
-        assert_eq!(columns("--poll busy --disk path=a --label a"), ["a, poll busy"]);
-        assert_eq!(columns("--socket s"), ["s, poll unknown"]);
+/// Returns the table of the document's latencies, if both of its policies were measured.
+fn latencies(rows: &[ResultRow]) -> Option<ResultTable> {
+    let [off, polled] = POLLING;
+    let [own_off, own_polled] = [find(rows, 0, off.poll)?, find(rows, 0, polled.poll)?];
+    let mut table = ResultTable::new(
+        "Latency with static:50 as a ratio to off, storage that takes 0 us",
+        1,
+        &["", "here", "2020", "2020: off (us)", "2020: static:50 (us)"],
+    );
+    type Here<'a> = &'a dyn Fn(&ResultRow) -> Option<f64>;
+    type There<'a> = &'a dyn Fn(&PublishedPolling) -> Option<f64>;
+    let mut add = |name: String, here: Here, there: There| {
+        let ratio = |[off, polled]: [Option<f64>; 2]| ratio_cell(off.zip(polled).map(|(off, polled)| polled / off));
+        let document = [there(&off), there(&polled)];
+        let mut row = vec![name, ratio([here(own_off), here(own_polled)]), ratio(document)];
+        row.extend(document.map(cpu_cell));
+        table.rows.push(row);
+    };
+    add("mean".into(), &|row| Some(row.lat_us.mean), &|run| Some(run.mean_us));
+    for at in [1.0, 50.0, 90.0, 99.0, 99.9, 99.99] {
+        let find = |points: &[(f64, f64)]| points.iter().find(|point| point.0 == at).map(|point| point.1);
+        add(format!("p{at}"), &|row| find(&row.percentiles), &|run| find(&run.percentiles));
     }
+    let per_io = |run: &PublishedPolling| run.client_cpu_percent / 100.0 / (run.iops * 1e3) * 1e6;
+    add("client CPU for an I/O".into(), &|row| Some(row.client_cpu_us_per_io), &|run| Some(per_io(run)));
+    Some(table)
+}
 
-    #[test]
-    fn a_policy_is_compared_on_the_same_storage() {
-        let row = |us: u64, poll: &str, iops: f64| ResultRow {
-            storage_latency_us: Some(us),
-            poll: poll.into(),
-            ..ResultRow::example(4096, "", iops)
-        };
-        let group = vec![
-            row(0, "off", 43_200.0),
-            row(0, "static:50", 68_500.0),
-            row(10, "off", 1000.0),
-            row(10, "busy", 2000.0),
-        ];
-        let text = PollingExperiment.render(&plan(""), &[group]);
-        let ratios: Vec<&str> = text
-            .lines()
-            .filter(|line| line.starts_with("null"))
-            .map(|line| line.split_whitespace().nth(6).unwrap())
-            .collect();
-        assert_eq!(ratios, ["1.00", "1.59", "1.00", "2.00"], "{text}");
+fn claims(rows: &[ResultRow], cores: usize) -> Vec<Claim> {
+    let [off, polled] = POLLING;
+    vec![iops_claim(
+        "IOPS of static:50 over off on storage that takes 0 us",
+        polled.iops / off.iops,
+        find(rows, 0, polled.poll),
+        find(rows, 0, off.poll),
+        needs_cores(2, "a client and a worker that polls", cores),
+    )]
+}
+
+fn figure(rows: &[ResultRow]) -> Figure {
+    let [off, polled] = POLLING;
+    let group = |metric: Metric, x: Option<RowKey>, scale: AxisChoice| PlotGroup {
+        metrics: vec![metric],
+        x,
+        series: vec![RowKey::Poll],
+        scale,
+        ..PlotGroup::default()
+    };
+    let against_latency = |metric: Metric| group(metric, Some(RowKey::Latency), AxisChoice::Log);
+    let published = vec![("0".to_owned(), polled.iops / off.iops, 0.0)];
+    let gain = PlotGroup {
+        ratio: vec![RowFilter::new(RowKey::Poll, off.poll)],
+        references: vec![PublishedSeries { name: "2020: static:50".into(), points: published, only: None }],
+        ..against_latency(Metric::Iops)
+    };
+    let rows = Figure::rows(rows);
+    let fast = rows.iter().filter(|row| row.number(RowKey::Latency) == Some(0)).cloned().collect();
+    Figure {
+        title: "Polling: IOPS of one request at a time, as a ratio to poll off",
+        subtitle: "virtio-blk, null storage with a latency, 4K random reads, 1 job, iodepth 1, a client that sleeps; the distribution: storage that takes 0 us",
+        groups: vec![
+            (rows.clone(), gain),
+            (rows.clone(), against_latency(Metric::Mean)),
+            (rows, against_latency(Metric::Cpu)),
+            (fast, group(Metric::Cdf, None, AxisChoice::Linear)),
+        ],
     }
 }

@@ -2,182 +2,167 @@
 //! multi-queue patches of QEMU's virtio-blk were sent with in 2016: a guest of 4 virtual CPUs, null_blk, with and without
 //! "dataplane", a thread that serves the virtqueues. There 4 queues gave 16 percent more with it and 30 percent more without.
 
-use mqblk_core::ByteLen;
-
-use super::{Experiment, common_settings};
+use super::published::VIRTIO_QUEUES;
+use super::{
+    BenchCommand, Claim, Columns, Experiment, ResultTable, cpu_cell, error_cell, estimate_cell, groups, iops_claim,
+    iops_ratio, load, needs_cores, prefix, queue_count, ratio_cell,
+};
 use crate::BenchError;
-use crate::args::{BlockSizes, Rw};
-use crate::defaults::Defaults;
-use crate::grid::{Heading, format_grid, or_dash, ratio, three_digits};
-use crate::plan::{Plan, Target, TargetSource};
+use crate::plan::{Target, TargetSource};
+use crate::plot::{Figure, KeyValue, Metric, PlotGroup, PublishedSeries, RowFilter, RowKey};
 use crate::report::ResultRow;
-use crate::table::summary;
 
-/// The experiment.
-#[derive(Debug)]
-pub(super) struct VirtioQueuesExperiment;
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "virtio-queues",
+    option: "virtio-queues",
+    about: "IOPS with 1 virtqueue and with --queues, with a worker for each queue (dataplane) and with one for all (no-dataplane)",
+    document: "virtio-blk multiqueue, 2016",
+    needs_disk: false,
+    defaults: "--disk storage=null,size=1T --rw randread --bs 4k --iodepth 32 --queues 4 --jobs 4 --runtime 2 --warmup 0.5",
+    columns,
+    commands: |scale| {
+        // The document has an error, so there are at least 5 runs.
+        let length = scale.length((1.0, 7), (0.3, 5));
+        vec![BenchCommand::new(&format!("--experiment virtio-queues --queues 4 {length}"))]
+    },
+    tables,
+    claims,
+    figure,
+    notes: &[
+        "This is the half with mqblk's userspace driver in the place of a guest. The half in a real guest, beside QEMU's own devices, is scripts/guest-benchmarks.sh.",
+        "The document does not show its fio job; here it is 4K random reads, 4 jobs, iodepth 32. Both rows without multi-queue have the same settings here \
+         (one queue, one worker): what they differ by is what equal things differ by.",
+    ],
+};
 
-/// Jobs: one for each virtual CPU of the document's guest.
-const JOBS: u16 = 4;
+/// The document's words, at the end of a column's name: a worker for each queue, and one for all.
+const DATAPLANE: [&str; 2] = ["dataplane", "no-dataplane"];
 
-impl Experiment for VirtioQueuesExperiment {
-    fn name(&self) -> &'static str {
-        "virtio-queues"
-    }
-
-    fn about(&self) -> &'static str {
-        "IOPS with 1 virtqueue and with --queues, with a worker for each queue (dataplane) and with one for all (no-dataplane)"
-    }
-
-    fn defaults(&self) -> Defaults {
-        Defaults {
-            disk: Some("storage=null,size=1T"),
-            rw: Rw::Randread,
-            bs: Ok(BlockSizes(vec![ByteLen(4096)])),
-            iodepth: 32,
-            queues: &[4],
-            jobs: Some(JOBS),
-            runtime: 2.0,
-            warmup: 0.5,
-            ..Defaults::default()
+fn columns(queues: &[u16], targets: &[Target]) -> Columns {
+    let mut columns = vec![];
+    for target in targets {
+        if !matches!(target.source, TargetSource::Disk { .. }) {
+            let expected = "--disk KEY=VALUE,... with it: the workers of a running server do not change";
+            return Err(BenchError::option("experiment", "virtio-queues without a disk", expected));
         }
-    }
-
-    fn columns(&self, queues: &[u16], targets: Vec<Target>) -> Result<Vec<Target>, BenchError> {
-        let several = targets.len() > 1;
-        let mut columns = vec![];
-        for target in &targets {
-            if !matches!(target.source, TargetSource::Disk { .. }) {
-                let expected = "--disk KEY=VALUE,... with it: the workers of a running server do not change";
-                return Err(BenchError::option("experiment", "virtio-queues without a disk", expected));
-            }
-            if let Some(workers) = target.workers {
-                return Err(BenchError::option("server-workers", workers, "none: the experiment sets it"));
-            }
-            let own = if several { format!("{} poll {}, ", target.label, target.poll) } else { String::new() };
-            let column = |name: String, queues: u16, workers: u16| Target {
-                column: Some(format!("{own}{name}")),
+        if let Some(workers) = target.workers {
+            return Err(BenchError::option("server-workers", workers, "none: the experiment sets it"));
+        }
+        let own = prefix(targets, target);
+        // With one queue the same settings twice, as the document has them: two rows whose difference is that of equals.
+        for queues in queues.iter().copied().filter(|queues| *queues > 1).chain([1]) {
+            columns.extend(DATAPLANE.map(|word| Target {
+                column: Some(format!("{own}{}-{word}", queue_count(queues).replace(' ', "-"))),
                 queues: Some(queues),
-                workers: Some(workers),
+                workers: Some(if word == DATAPLANE[0] { queues } else { 1 }),
                 ..target.clone()
+            }));
+        }
+    }
+    Ok(columns)
+}
+
+fn is_plain(row: &ResultRow) -> bool {
+    row.column.as_deref().is_some_and(|name| name.ends_with(DATAPLANE[1]))
+}
+
+/// Returns the document's ratio of 4 queues to 1, and its standard error.
+fn published(word: &str) -> (f64, f64) {
+    let find = |queues: u16| VIRTIO_QUEUES.iter().find(|(own, count, ..)| (*own, *count) == (word, queues));
+    let [many, one] = [find(4), find(1)].map(|row| row.map_or((1.0, 0.0), |(_, _, iops, error)| (*iops, *error)));
+    let ratio = many.0 / one.0;
+    (ratio, ratio * (many.1 / 100.0).hypot(one.1 / 100.0))
+}
+
+fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
+    const HEADINGS: [&str; 10] = [
+        "Name",
+        "Queues",
+        "Workers",
+        "IOPS",
+        "Error",
+        "mq / no-mq (95 %)",
+        "2016",
+        "CPU us/IO of the server",
+        "kicks/IO",
+        "calls/IO",
+    ];
+    let mut tables = vec![];
+    for group in groups(rows, load) {
+        let mut table = ResultTable::new(load(group[0]), 1, &HEADINGS);
+        for row in &group {
+            let is_same = |other: &&&ResultRow| {
+                other.queues == 1
+                    && (&other.target, &other.poll, is_plain(other)) == (&row.target, &row.poll, is_plain(row))
             };
-            for &queues in queues.iter().filter(|queues| **queues > 1) {
-                columns.push(column(format!("{queues}-queues-dataplane"), queues, queues));
-                columns.push(column(format!("{queues}-queues-no-dataplane"), queues, 1));
-            }
-            // The same settings twice, as the document has them: two rows whose difference is that of equals.
-            columns.push(column("1-queue-dataplane".into(), 1, 1));
-            columns.push(column("1-queue-no-dataplane".into(), 1, 1));
+            let one = group.iter().find(is_same).copied().filter(|_| row.queues > 1);
+            let document = (row.queues == 4).then(|| published(DATAPLANE[usize::from(is_plain(row))]).0);
+            table.rows.push(vec![
+                row.column.clone().unwrap_or_default(),
+                row.queues.to_string(),
+                row.server_workers.map_or("-".into(), |workers| workers.to_string()),
+                format!("{:.1}", row.iops_mean),
+                error_cell(row),
+                estimate_cell(iops_ratio(one.map(|_| *row), one)),
+                ratio_cell(document),
+                cpu_cell(row.server_cpu_us_per_io),
+                format!("{:.3}", row.kicks_per_io),
+                format!("{:.3}", row.calls_per_io),
+            ]);
         }
-        Ok(columns)
+        tables.push(table);
     }
-
-    fn render(&self, plan: &Plan, groups: &[Vec<ResultRow>]) -> String {
-        let mut text = format!("{}\n", summary(plan, common_settings(groups)));
-        let headings = ["Name", "Queues", "Workers", "IOPS", "Error", "mq / no-mq", "CPU us/IO of the server"];
-        let headings: Vec<Heading> =
-            headings.iter().map(|text| Heading { text: (*text).into(), number: *text != "Name" }).collect();
-        for group in groups {
-            let load = &group[0];
-            let (rw, jobs, iodepth, batch) = (load.rw, load.jobs, load.iodepth, load.batch);
-            let bs = crate::table::block_size(load);
-            text.push_str(&format!("\n{rw} bs {bs}, jobs {jobs}, iodepth {iodepth}, batch {batch}\n"));
-            let line = |row: &ResultRow| {
-                let one = one_queue(group, row).filter(|one| one.queues != row.queues);
-                vec![
-                    row.column.clone().unwrap_or_default(),
-                    row.queues.to_string(),
-                    row.server_workers.map_or("-".into(), |workers| workers.to_string()),
-                    format!("{:.1}", row.iops_mean),
-                    format!("± {}", percent(row.iops_stderr, row.iops_mean)),
-                    or_dash(one.map(|one| one.iops_median), |one| ratio(row.iops_median, one)),
-                    or_dash(row.server_cpu_us_per_io, three_digits),
-                ]
-            };
-            text.push_str(&format_grid(&headings, &group.iter().map(line).collect::<Vec<_>>()));
-        }
-        text
+    let mut document =
+        ResultTable::new("The document's rows: virtio-blk multiqueue, 2016", 1, &["Name", "IOPS", "Error"]);
+    for (word, queues, iops, error) in VIRTIO_QUEUES {
+        let name = format!("v4-smp-4-{word}{}", if queues == 1 { "-no-mq" } else { "" });
+        document.rows.push(vec![name, format!("{iops:.1}"), format!("± {error:.2}%")]);
     }
+    tables.push(document);
+    tables
 }
 
-/// Returns the row with one queue that `row` is compared to.
-fn one_queue<'a>(group: &'a [ResultRow], row: &ResultRow) -> Option<&'a ResultRow> {
-    let is_plain = |row: &ResultRow| row.column.as_deref().is_some_and(|name| name.ends_with("no-dataplane"));
-    let same =
-        |other: &ResultRow| (&other.target, &other.poll, is_plain(other)) == (&row.target, &row.poll, is_plain(row));
-    group.iter().find(|other| other.queues == 1 && same(other))
+fn claims(rows: &[ResultRow], cores: usize) -> Vec<Claim> {
+    let claim = |what: &str, word: &str, obstacle: Option<String>| {
+        let find = |name: String| rows.iter().find(|row| row.column.as_ref() == Some(&name));
+        iops_claim(what, published(word).0, find(format!("4-queues-{word}")), find(format!("1-queue-{word}")), obstacle)
+    };
+    vec![
+        claim(
+            "IOPS of 4 queues over 1 with a worker for each (dataplane)",
+            DATAPLANE[0],
+            needs_cores(8, "4 jobs and 4 workers", cores),
+        ),
+        claim(
+            "IOPS of 4 queues over 1 with one worker (no dataplane)",
+            DATAPLANE[1],
+            needs_cores(5, "4 jobs and a worker", cores),
+        ),
+    ]
 }
 
-/// Returns the standard error as a share of the mean, as the document has it.
-fn percent(error: f64, mean: f64) -> String {
-    // In a short run no I/O may have completed.
-    or_dash((mean > 0.0).then(|| error / mean * 100.0), |percent| format!("{percent:.2}%"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tests::args;
-
-    fn plan(line: &str) -> Result<Plan, BenchError> {
-        Plan::new(&args(&format!("--experiment virtio-queues {line}")).unwrap())
+fn figure(rows: &[ResultRow]) -> Figure {
+    let plain: Vec<bool> = rows.iter().map(is_plain).collect();
+    let mut rows = Figure::rows(rows);
+    // The bars of a worker for each queue, and of one for all.
+    for (row, is_plain) in rows.iter_mut().zip(plain) {
+        row.keys[RowKey::Column as usize] = KeyValue::Text(DATAPLANE[usize::from(is_plain)].to_owned());
     }
-
-    #[test]
-    fn the_columns_are_the_documents_rows() {
-        let columns: Vec<(String, u16, u16)> = plan("")
-            .unwrap()
-            .targets
-            .iter()
-            .map(|target| (target.column.clone().unwrap(), target.queues.unwrap(), target.workers.unwrap()))
-            .collect();
-        let expected = [
-            ("4-queues-dataplane", 4, 4),
-            ("4-queues-no-dataplane", 4, 1),
-            ("1-queue-dataplane", 1, 1),
-            ("1-queue-no-dataplane", 1, 1),
-        ];
-        assert_eq!(columns, expected.map(|(name, queues, workers)| (name.to_owned(), queues, workers)));
-    }
-
-    #[test]
-    fn what_it_sets_itself_is_refused() {
-        for (line, want) in [
-            ("--server-workers 2", "--server-workers: found 2, expected none: the experiment sets it"),
-            ("--server-cpus 0", "--server-cpus: found CPUs, expected none: the experiment has 4 workers"),
-            ("--socket s", "--experiment: found virtio-queues without a disk, expected --disk"),
-        ] {
-            let error = plan(line).unwrap_err().to_string();
-            assert!(error.starts_with(want), "{error}");
-        }
-    }
-
-    #[test]
-    fn the_table_has_the_documents_form() {
-        let row = |column: &str, queues: u16, workers: u16, iops: f64, error: f64| ResultRow {
-            queues,
-            server_workers: Some(workers),
-            jobs: JOBS,
-            iops_stderr: iops * error,
-            ..ResultRow::example(4096, column, iops)
-        };
-        let group = vec![
-            row("4-queues-dataplane", 4, 4, 13_326_598.0, 0.0631),
-            row("4-queues-no-dataplane", 4, 1, 18_108_611.6, 0.0153),
-            row("1-queue-dataplane", 1, 1, 11_483_568.0, 0.0342),
-            row("1-queue-no-dataplane", 1, 1, 13_951_225.6, 0.0781),
-        ];
-        let text = VirtioQueuesExperiment.render(&plan("").unwrap(), &[group]);
-        let expected = "\
-target disk, poll default, rw read, batch 1, errors 0, client sleeps, 3 runs of 2 s
-
-read bs 4K, jobs 4, iodepth 32, batch 1
-Name                   Queues  Workers        IOPS    Error  mq / no-mq  CPU us/IO of the server
-4-queues-dataplane          4        4  13326598.0  ± 6.31%        1.16                     1.50
-4-queues-no-dataplane       4        1  18108611.6  ± 1.53%        1.30                     1.50
-1-queue-dataplane           1        1  11483568.0  ± 3.42%           -                     1.50
-1-queue-no-dataplane        1        1  13951225.6  ± 7.81%           -                     1.50
-";
-        assert_eq!(text, expected);
+    let points = DATAPLANE.map(|word| {
+        let (ratio, error) = published(word);
+        (word.to_owned(), ratio, error)
+    });
+    let group = PlotGroup {
+        metrics: vec![Metric::Iops],
+        x: Some(RowKey::Column),
+        series: vec![RowKey::Queues],
+        ratio: vec![RowFilter::new(RowKey::Queues, "1")],
+        references: vec![PublishedSeries { name: "2016: 4 queues".into(), points: points.to_vec(), only: None }],
+        ..PlotGroup::default()
+    };
+    Figure {
+        title: "Virtqueues of a virtio-blk disk: IOPS as a ratio to one queue",
+        subtitle: "virtio-blk, null storage, 4K random reads, 4 jobs, iodepth 32; dataplane: a worker for each queue",
+        groups: vec![(rows, group)],
     }
 }

@@ -1,5 +1,5 @@
 //! Guest interfaces. An interface is a folder here and a line in [`TABLE`]: its options, its targets, the servers that are started
-//! for it, its experiments, and the driver that loads it. Nothing outside the folder names it.
+//! for it, and the driver that loads it. Nothing outside the folder names it.
 
 mod device;
 mod options;
@@ -20,7 +20,6 @@ use mqblk_driver::DriverError;
 
 use crate::BenchError;
 use crate::args::BenchArgs;
-use crate::experiment::Experiment;
 use crate::plan::{Combination, DeviceName, DiskKeys, Plan, Target, TargetSource};
 use crate::run::{RunInput, RunResult};
 use crate::target::{PreparedServer, ServedDisk};
@@ -46,14 +45,10 @@ pub struct InterfaceDefinition {
     augment: fn(Command) -> Command,
     /// Reads its options.
     parse: fn(&ArgMatches) -> Result<Arc<dyn Interface>, clap::Error>,
-    /// Its options where none is given.
-    pub options: fn() -> Arc<dyn Interface>,
     /// Its options that name a running target, as an error lists them.
     pub running: &'static str,
     /// Keys of a disk that say where it is served. The benchmark sets them.
     address_keys: &'static [&'static str],
-    /// Published tables about it.
-    pub experiments: &'static [&'static dyn Experiment],
 }
 
 impl InterfaceDefinition {
@@ -95,11 +90,6 @@ pub trait Interface: Any + Debug + Send + Sync {
 
     /// Returns these options, completed by `defaults`, which are of the same interface.
     fn with_defaults(&self, defaults: &dyn Interface) -> Arc<dyn Interface>;
-
-    /// Returns these options as the help of an experiment shows them.
-    fn default_options(&self) -> DefaultOptions {
-        DefaultOptions::default()
-    }
 
     /// Checks its own options, and those of all interfaces that it does not take.
     ///
@@ -198,15 +188,6 @@ pub(crate) trait Connector: Interface {
         endpoint: &Self::Endpoint,
         timeout: Duration,
     ) -> Result<Self::Device, DriverError>;
-}
-
-/// Options as an experiment's help shows them.
-#[derive(Debug, Default)]
-pub struct DefaultOptions {
-    /// Which disks: shown after the interface.
-    pub disks: String,
-    /// How queues are set up: shown after the queues and jobs.
-    pub queues: String,
 }
 
 /// One of the variants in which a target is measured.

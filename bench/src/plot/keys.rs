@@ -1,106 +1,121 @@
-//! The keys of rows: which vary, which are constant, and how both are named.
+//! The keys of rows: what they are called, which vary, and which follow from others.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use clap::ValueEnum;
 use mqblk_core::ByteLen;
+use mqblk_core::settings::parse_size;
 
 use super::rows::PlotRow;
-use crate::args::IoSizes;
 
-/// A key of a row that says how it was measured. The order is that of the names of series.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum RowKey {
-    /// The target's label.
-    Target,
-    /// What was done: read, randwrite, ...
-    Rw,
-    /// The operation of a time series: reads or writes alone.
-    Op,
-    /// Bytes of a request.
-    Bs,
-    /// Targets of a controller.
-    Targets,
-    /// Logical units of each target.
-    Luns,
-    /// Queues.
-    Queues,
-    /// Jobs.
-    Jobs,
-    /// Requests in flight of each job.
-    Iodepth,
-    /// Requests submitted and waited for at once.
-    Batch,
-    /// I/Os per second that each job starts.
-    RateIops,
-    /// Writes after which a job flushes.
-    Fsync,
-    /// Which blocks a random load prefers.
-    Distribution,
-    /// The queue that a command of a controller is put on.
-    Steer,
-    /// The server's poll policy.
-    Poll,
-    /// Request merging in the server.
-    Merge,
-    /// What the server does with granted pages.
-    Grants,
-    /// Whose the granted pages are that it keeps.
-    GrantsPool,
-    /// Pages of a ring, as a power of two's exponent.
-    RingOrder,
-    /// Layout of a ring's requests.
-    Abi,
-    /// Worker threads of the server.
-    Workers,
-    /// Storage backend.
-    Storage,
-    /// Microseconds that the storage takes, if that is set.
-    Latency,
-    /// Guest interface.
-    Interface,
-    /// Name of the experiment.
+/// A key of a row that says how it was measured, in the order in which keys are named: an index of [`KEYS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum RowKey {
     Experiment,
-    /// The run of a time series.
+    Interface,
+    Target,
+    Storage,
+    Rw,
+    Op,
+    Bs,
+    Targets,
+    Luns,
+    Queues,
+    Iodepth,
+    Jobs,
+    Batch,
+    RateIops,
+    Fsync,
+    Latency,
+    Workers,
+    RingOrder,
+    Distribution,
+    Steer,
+    Poll,
+    Merge,
+    Grants,
+    GrantsPool,
+    Abi,
     Run,
-    /// Result file.
     File,
-    /// Number of the measurement among equal ones of the same file.
-    #[value(skip)]
     Repeat,
+    Column,
 }
 
-/// All keys, in the order of the names of series.
-pub(super) const ROW_KEYS: [RowKey; 28] = [
-    RowKey::Target,
-    RowKey::Rw,
-    RowKey::Op,
-    RowKey::Bs,
-    RowKey::Targets,
-    RowKey::Luns,
-    RowKey::Queues,
-    RowKey::Jobs,
-    RowKey::Iodepth,
-    RowKey::Batch,
-    RowKey::RateIops,
-    RowKey::Fsync,
-    RowKey::Distribution,
-    RowKey::Steer,
-    RowKey::Poll,
-    RowKey::Merge,
-    RowKey::Grants,
-    RowKey::GrantsPool,
-    RowKey::RingOrder,
-    RowKey::Abi,
-    RowKey::Workers,
-    RowKey::Storage,
-    RowKey::Latency,
-    RowKey::Interface,
-    RowKey::Experiment,
-    RowKey::Run,
-    RowKey::File,
-    RowKey::Repeat,
+use KeyFormat::{Count, CountOr1, Counted, Own, Text, TextIfAny};
+use RowKey::{
+    Abi, Batch, Bs, Column, Distribution, Experiment, File, Fsync, Grants, GrantsPool, Interface, Iodepth, Jobs,
+    Latency, Luns, Merge, Op, Poll, Queues, RateIops, Repeat, RingOrder, Run, Rw, Steer, Storage, Target, Targets,
+    Workers,
+};
+
+/// What a row has under a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KeyFormat {
+    /// A string.
+    Text,
+    /// A string, or [`UNKNOWN`] where it is absent or null.
+    TextIfAny,
+    /// A whole number, at least this.
+    Count(u64),
+    /// A whole number, 1 where it is absent or null.
+    CountOr1,
+    /// A whole number, or [`UNKNOWN`] where it is absent or null.
+    Counted,
+    /// Not in a file; numbers if true.
+    Own(bool),
+}
+
+/// What a key is called: (key, on the command line, in a result file, what is there, title of its axis, and a value with its key).
+type KeyWords = (RowKey, &'static str, &'static str, KeyFormat, &'static str, &'static str);
+
+/// All keys. Of numbers the first that varies is the axis, and of those that follow from each other the first is kept.
+pub(super) const KEYS: [KeyWords; 29] = [
+    (Experiment, "experiment", "experiment", TextIfAny, "experiment", "{}"),
+    (Interface, "interface", "interface", Text, "guest interface", "{}"),
+    (Target, "target", "target", Text, "target", "{}"),
+    (Storage, "storage", "storage", Text, "storage", "storage {}"),
+    (Rw, "rw", "rw", Text, "load", "{}"),
+    (Op, "op", "", Own(false), "operation", "{}s"),
+    (Bs, "bs", "bs", Count(1), "block size (bytes)", "bs {}"),
+    (Targets, "targets", "targets", CountOr1, "targets", "{} target(s)"),
+    (Luns, "luns", "luns", CountOr1, "logical units of each target", "{} LUN(s) each"),
+    (Queues, "queues", "queues", Count(1), "queues", "{} queue(s)"),
+    (Iodepth, "iodepth", "iodepth", Count(1), "iodepth (requests in flight of each job)", "iodepth {}"),
+    (Jobs, "jobs", "jobs", Count(1), "jobs", "{} job(s)"),
+    (Batch, "batch", "batch", Count(0), "batch (requests submitted at once)", "batch {}"),
+    (RateIops, "rate-iops", "rate_iops", Counted, "rate-iops (I/Os that each job starts in a second)", "rate-iops {}"),
+    (Fsync, "fsync", "fsync", Counted, "fsync (writes before a flush)", "fsync {}"),
+    (Latency, "latency", "storage_latency_us", Counted, "latency of the storage (us)", "storage latency {} us"),
+    (Workers, "workers", "server_workers", Counted, "workers of the server", "{} worker(s)"),
+    (
+        RingOrder,
+        "ring-order",
+        "ring_order",
+        Counted,
+        "ring order (pages of a ring, as a power of two)",
+        "ring order {}",
+    ),
+    (
+        Distribution,
+        "distribution",
+        "random_distribution",
+        TextIfAny,
+        "distribution of random blocks",
+        "distribution {}",
+    ),
+    (Steer, "steer", "steer", TextIfAny, "queue steering", "steer {}"),
+    (Poll, "poll", "poll", Text, "poll policy", "poll {}"),
+    (Merge, "merge", "merge", Text, "request merging", "merge {}"),
+    (Grants, "grants", "grants", TextIfAny, "use of grants", "grants {}"),
+    (GrantsPool, "grants-pool", "grants_pool", TextIfAny, "pools of granted pages", "pool {}"),
+    (Abi, "abi", "abi", TextIfAny, "layout of requests", "abi {}"),
+    (Run, "run", "", Own(true), "run", "run {}"),
+    (File, "file", "", Own(false), "result file", "{}"),
+    // Of equal rows of a file.
+    (Repeat, "", "", Own(true), "measurement", "#{}"),
+    // An experiment's name for what is compared. It follows from other keys, so that only experiments draw it.
+    (Column, "", "column", TextIfAny, "row of the document's table", "{}"),
 ];
 
 /// What a row says of a key that it does not have.
@@ -108,77 +123,58 @@ pub(super) const UNKNOWN: &str = "unknown";
 
 /// Value of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum KeyValue {
+pub(crate) enum KeyValue {
     /// A count, or bytes.
     Number(u64),
     /// Anything else.
     Text(String),
 }
 
-impl RowKey {
-    /// Returns true if its values are numbers, which have positions on an axis.
-    pub(super) fn is_numeric(self) -> bool {
-        matches!(
-            self,
-            RowKey::Bs
-                | RowKey::Targets
-                | RowKey::Luns
-                | RowKey::Queues
-                | RowKey::Jobs
-                | RowKey::Iodepth
-                | RowKey::Batch
-                | RowKey::RateIops
-                | RowKey::Fsync
-                | RowKey::RingOrder
-                | RowKey::Workers
-                | RowKey::Latency
-                | RowKey::Run
-        )
+impl KeyValue {
+    /// Returns the value of a key that a row lacks.
+    pub(super) fn unknown() -> KeyValue {
+        KeyValue::Text(UNKNOWN.to_owned())
     }
 
-    /// Returns its value in `row`; 1 for [`RowKey::Repeat`], which a row does not have.
-    pub(super) fn value(self, row: &PlotRow) -> KeyValue {
-        let text = |text: &str| KeyValue::Text(text.to_owned());
-        let number = |number: Option<u64>| number.map_or(KeyValue::Text(UNKNOWN.to_owned()), KeyValue::Number);
+    /// Returns true if a user means this value by `text`.
+    pub(super) fn is(&self, text: &str) -> bool {
         match self {
-            RowKey::Target => text(&row.target),
-            RowKey::Rw => text(&row.rw),
-            RowKey::Op => text(&row.op),
-            RowKey::Bs if row.bs_max > row.bs => {
-                KeyValue::Text(IoSizes { min: ByteLen(row.bs), max: ByteLen(row.bs_max) }.to_string())
-            }
-            RowKey::Bs => KeyValue::Number(row.bs),
-            RowKey::Targets => KeyValue::Number(row.targets),
-            RowKey::Luns => KeyValue::Number(row.luns),
-            RowKey::Queues => KeyValue::Number(row.queues),
-            RowKey::Jobs => KeyValue::Number(row.jobs),
-            RowKey::Iodepth => KeyValue::Number(row.iodepth),
-            RowKey::Batch => KeyValue::Number(row.batch),
-            RowKey::RateIops => number(row.rate_iops),
-            RowKey::Fsync => number(row.fsync),
-            RowKey::Distribution => text(&row.distribution),
-            RowKey::Steer => text(&row.steer),
-            RowKey::Poll => text(&row.poll),
-            RowKey::Merge => text(&row.merge),
-            RowKey::Grants => text(&row.grants),
-            RowKey::GrantsPool => text(&row.grants_pool),
-            RowKey::RingOrder => number(row.ring_order),
-            RowKey::Abi => text(&row.abi),
-            RowKey::Workers => number(row.workers),
-            RowKey::Storage => text(&row.storage),
-            RowKey::Latency => number(row.storage_latency),
-            RowKey::Interface => text(&row.interface),
-            RowKey::Experiment => text(row.experiment.as_deref().unwrap_or("no experiment")),
-            RowKey::Run => number(row.run),
-            RowKey::File => text(&row.file),
-            RowKey::Repeat => KeyValue::Number(1),
+            KeyValue::Number(number) => parse_size(text).is_some_and(|size| size.0 == *number),
+            KeyValue::Text(own) => own == text,
         }
+    }
+}
+
+impl RowKey {
+    /// Returns all keys but those that only the program uses.
+    pub(super) fn all() -> impl Iterator<Item = RowKey> {
+        KEYS.iter().map(|words| words.0).filter(|key| *key != Column)
+    }
+
+    /// Returns the numeric keys.
+    pub(super) fn numbers() -> impl Iterator<Item = RowKey> {
+        RowKey::all().filter(|key| key.is_numeric() && *key != Repeat)
+    }
+
+    /// Returns the key of this name on the command line.
+    pub(super) fn find(name: &str) -> Option<RowKey> {
+        RowKey::all().find(|key| !name.is_empty() && key.name() == name)
+    }
+
+    /// Returns its name on the command line.
+    pub(super) fn name(self) -> &'static str {
+        KEYS[self as usize].1
+    }
+
+    /// Returns true if its values are numbers, which have positions on an axis.
+    pub(super) fn is_numeric(self) -> bool {
+        matches!(KEYS[self as usize].3, Count(_) | CountOr1 | Counted | Own(true)) && self != Repeat
     }
 
     /// Returns a value as a label of an axis that names the key.
     pub(super) fn tick(self, value: &KeyValue) -> String {
         match (self, value) {
-            (RowKey::Bs, KeyValue::Number(bytes)) => ByteLen(*bytes).to_string(),
+            (Bs, KeyValue::Number(bytes)) => ByteLen(*bytes).to_string(),
             (_, KeyValue::Number(number)) => number.to_string(),
             (_, KeyValue::Text(text)) => text.clone(),
         }
@@ -187,89 +183,25 @@ impl RowKey {
     /// Returns a value with its key: `8 jobs`, `iodepth 32`, `bs 4K`.
     pub(super) fn phrase(self, value: &KeyValue) -> String {
         let tick = self.tick(value);
-        let count = |one: &str, many: &str| format!("{tick} {}", if tick == "1" { one } else { many });
-        match self {
-            RowKey::Target | RowKey::Experiment | RowKey::File | RowKey::Interface | RowKey::Rw => tick,
-            RowKey::Op => format!("{tick}s"),
-            RowKey::Bs => format!("bs {tick}"),
-            RowKey::Targets => count("target", "targets"),
-            RowKey::Luns if tick == "1" => "1 LUN each".into(),
-            RowKey::Luns => format!("{tick} LUNs each"),
-            RowKey::Queues => count("queue", "queues"),
-            RowKey::Jobs => count("job", "jobs"),
-            RowKey::Iodepth => format!("iodepth {tick}"),
-            RowKey::Batch => format!("batch {tick}"),
-            RowKey::RateIops => format!("rate-iops {tick}"),
-            RowKey::Fsync => format!("fsync {tick}"),
-            RowKey::Distribution => format!("distribution {tick}"),
-            RowKey::Steer => format!("steer {tick}"),
-            RowKey::Poll => format!("poll {tick}"),
-            RowKey::Merge => format!("merge {tick}"),
-            RowKey::Grants => format!("grants {tick}"),
-            RowKey::GrantsPool => format!("pool {tick}"),
-            RowKey::RingOrder => format!("ring order {tick}"),
-            RowKey::Abi => format!("abi {tick}"),
-            RowKey::Workers => count("worker", "workers"),
-            RowKey::Storage => format!("storage {tick}"),
-            RowKey::Latency => format!("storage latency {tick} us"),
-            RowKey::Run => format!("run {tick}"),
-            RowKey::Repeat => format!("#{tick}"),
-        }
+        let plural = if tick == "1" { "" } else { "s" };
+        KEYS[self as usize].5.replace("(s)", plural).replace("{}", &tick)
     }
 
     /// Returns the title of its axis.
     pub(super) fn title(self) -> &'static str {
-        match self {
-            RowKey::Target => "target",
-            RowKey::Rw => "load",
-            RowKey::Op => "operation",
-            RowKey::Bs => "block size (bytes)",
-            RowKey::Targets => "targets",
-            RowKey::Luns => "logical units of each target",
-            RowKey::Queues => "queues",
-            RowKey::Jobs => "jobs",
-            RowKey::Iodepth => "iodepth (requests in flight of each job)",
-            RowKey::Batch => "batch (requests submitted at once)",
-            RowKey::RateIops => "rate-iops (I/Os that each job starts in a second)",
-            RowKey::Fsync => "fsync (writes before a flush)",
-            RowKey::Distribution => "distribution of random blocks",
-            RowKey::Steer => "queue steering",
-            RowKey::Poll => "poll policy",
-            RowKey::Merge => "request merging",
-            RowKey::Grants => "use of grants",
-            RowKey::GrantsPool => "pools of granted pages",
-            RowKey::RingOrder => "ring order (pages of a ring, as a power of two)",
-            RowKey::Abi => "layout of requests",
-            RowKey::Workers => "workers of the server",
-            RowKey::Storage => "storage",
-            RowKey::Latency => "latency of the storage (us)",
-            RowKey::Interface => "guest interface",
-            RowKey::Experiment => "experiment",
-            RowKey::Run => "run",
-            RowKey::File => "result file",
-            RowKey::Repeat => "measurement",
-        }
+        KEYS[self as usize].4
     }
 
     /// Returns its name in a heading.
     pub(super) fn subject(self) -> &'static str {
-        match self {
-            RowKey::Bs => "block size",
-            RowKey::Iodepth => "iodepth",
-            RowKey::Batch => "batch",
-            RowKey::RateIops => "rate-iops",
-            RowKey::Fsync => "fsync",
-            RowKey::RingOrder => "ring order",
-            RowKey::Latency => "latency of the storage",
-            other => other.title(),
-        }
+        self.title().split(" (").next().unwrap_or_default()
     }
 }
 
 impl fmt::Display for RowKey {
     /// Writes its name on the command line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.to_possible_value().as_ref().map_or("repeat", |value| value.get_name()))
+        f.write_str(self.name())
     }
 }
 
@@ -277,10 +209,10 @@ impl fmt::Display for RowKey {
 pub(super) struct RowTable {
     /// The rows.
     pub rows: Vec<PlotRow>,
-    /// For each of [`ROW_KEYS`]: its values; numbers ascend, text is in the order of the files.
+    /// For each key: its values; numbers ascend, text is in the order of the files.
     levels: Vec<Vec<KeyValue>>,
-    /// For each row, for each of [`ROW_KEYS`]: index of its value in `levels`.
-    codes: Vec<[usize; ROW_KEYS.len()]>,
+    /// For each row, for each key: index of its value in `levels`.
+    codes: Vec<[usize; KEYS.len()]>,
     /// What all targets' labels have, and their names leave out; may be empty.
     pub same_in_targets: String,
 }
@@ -289,20 +221,23 @@ impl RowTable {
     /// Creates a table of at least one row.
     pub(super) fn new(mut rows: Vec<PlotRow>) -> RowTable {
         let same_in_targets = shorten_targets(&mut rows);
-        let codes = vec![[0; ROW_KEYS.len()]; rows.len()];
-        let mut table = RowTable { codes, levels: vec![], rows, same_in_targets };
-        let repeats = repeats(&table.rows);
-        for (at, key) in ROW_KEYS.into_iter().enumerate() {
-            let values: Vec<KeyValue> = match key {
-                RowKey::Repeat => repeats.iter().map(|count| KeyValue::Number(*count)).collect(),
-                key => table.rows.iter().map(|row| key.value(row)).collect(),
-            };
-            let levels = levels(&values);
+        // Of equal rows each has a number.
+        let mut seen: HashMap<Vec<KeyValue>, u64> = HashMap::new();
+        for row in &mut rows {
+            let count = seen.entry(row.keys.clone()).or_default();
+            *count += 1;
+            row.keys[Repeat as usize] = KeyValue::Number(*count);
+        }
+        let mut table = RowTable { codes: vec![[0; KEYS.len()]; rows.len()], levels: vec![], rows, same_in_targets };
+        for at in 0..KEYS.len() {
+            let values = || table.rows.iter().map(|row| &row.keys[at]);
+            let mut known = HashSet::new();
+            let mut levels: Vec<KeyValue> = values().filter(|value| known.insert(*value)).cloned().collect();
+            // The sort is stable: text keeps its order.
+            levels.sort_by_key(|value| if let KeyValue::Number(number) = value { *number } else { 0 });
             let indices: HashMap<&KeyValue, usize> =
-                levels.iter().enumerate().map(|(index, value)| (value, index)).collect();
-            for (codes, value) in table.codes.iter_mut().zip(&values) {
-                codes[at] = indices[value];
-            }
+                levels.iter().enumerate().map(|(index, level)| (level, index)).collect();
+            table.codes.iter_mut().zip(&table.rows).for_each(|(codes, row)| codes[at] = indices[&row.keys[at]]);
             table.levels.push(levels);
         }
         table
@@ -311,6 +246,11 @@ impl RowTable {
     /// Returns the values of `key`.
     pub(super) fn levels(&self, key: RowKey) -> &[KeyValue] {
         &self.levels[key as usize]
+    }
+
+    /// Returns the values of `key` as a user writes them.
+    pub(super) fn ticks(&self, key: RowKey) -> String {
+        self.levels(key).iter().map(|level| key.tick(level)).collect::<Vec<_>>().join(" ")
     }
 
     /// Returns true if `key` has more than one value.
@@ -328,6 +268,14 @@ impl RowTable {
         keys.iter().map(|key| self.code(row, *key)).collect()
     }
 
+    /// Returns the different codes of `keys` in all rows, ascending.
+    pub(super) fn identities(&self, keys: &[RowKey]) -> Vec<Vec<usize>> {
+        let mut all: Vec<Vec<usize>> = (0..self.rows.len()).map(|row| self.identity(row, keys)).collect();
+        all.sort();
+        all.dedup();
+        all
+    }
+
     /// Returns true if rows that agree in `keys` agree in `key` too.
     pub(super) fn is_determined(&self, key: RowKey, keys: &[RowKey]) -> bool {
         let mut seen = HashMap::new();
@@ -335,7 +283,7 @@ impl RowTable {
             .all(|row| *seen.entry(self.identity(row, keys)).or_insert(self.code(row, key)) == self.code(row, key))
     }
 
-    /// Returns the name of a series with these values of `keys`.
+    /// Returns the name of what has these values of `keys`.
     pub(super) fn name(&self, keys: &[RowKey], identity: &[usize]) -> String {
         let phrases = keys.iter().zip(identity).map(|(key, code)| key.phrase(&self.levels(*key)[*code]));
         phrases.collect::<Vec<_>>().join(", ")
@@ -344,52 +292,30 @@ impl RowTable {
 
 /// Shortens labels of targets that are settings of disks: what all have is left out, and returned. Names stay different and not empty.
 fn shorten_targets(rows: &mut [PlotRow]) -> String {
-    // A key of its own says the latency.
-    for row in rows.iter_mut().filter(|row| row.storage_latency.is_some() && row.target.starts_with("storage=")) {
-        let pairs: Vec<&str> = row.target.split(',').filter(|pair| !pair.starts_with("latency-us=")).collect();
-        row.target = pairs.join(",");
-    }
-    let mut labels: Vec<String> = rows.iter().map(|row| row.target.clone()).collect();
-    labels.sort();
-    labels.dedup();
     let pairs = |label: &str| label.split(',').map(str::to_owned).collect::<Vec<String>>();
+    let without = |label: &str, left_out: &dyn Fn(&String) -> bool| {
+        pairs(label).into_iter().filter(|pair| !left_out(pair)).collect::<Vec<_>>().join(",")
+    };
+    // A key of its own says the latency.
+    for row in rows.iter_mut().filter(|row| row.number(Latency).is_some() && row.text(Target).starts_with("storage=")) {
+        let label = without(row.text(Target), &|pair| pair.starts_with("latency-us="));
+        row.keys[Target as usize] = KeyValue::Text(label);
+    }
+    let labels: HashSet<String> = rows.iter().map(|row| row.text(Target).to_owned()).collect();
     let is_settings = |label: &String| label.split(',').all(|pair| pair.contains('='));
     if labels.len() < 2 || !labels.iter().all(is_settings) {
         return String::new();
     }
-    let mut same = pairs(&labels[0]);
+    let mut same = pairs(rows[0].text(Target));
     same.retain(|pair| labels.iter().all(|label| pairs(label).contains(pair)));
-    let short =
-        |label: &str| pairs(label).into_iter().filter(|pair| !same.contains(pair)).collect::<Vec<_>>().join(",");
-    let mut names: Vec<String> = labels.iter().map(|label| short(label)).collect();
-    names.sort();
-    names.dedup();
-    if same.is_empty() || names.len() < labels.len() || names.iter().any(String::is_empty) {
+    let short = |label: &str| without(label, &|pair| same.contains(pair));
+    let names: HashSet<String> = labels.iter().map(|label| short(label)).collect();
+    if same.is_empty() || names.len() < labels.len() || names.contains("") {
         return String::new();
     }
-    rows.iter_mut().for_each(|row| row.target = short(&row.target));
+    for row in rows {
+        let name = short(row.text(Target));
+        row.keys[Target as usize] = KeyValue::Text(name);
+    }
     same.join(",")
-}
-
-fn levels(values: &[KeyValue]) -> Vec<KeyValue> {
-    let mut seen = HashSet::new();
-    let mut levels: Vec<KeyValue> = values.iter().filter(|value| seen.insert(*value)).cloned().collect();
-    levels.sort_by_key(|value| match value {
-        KeyValue::Number(number) => *number,
-        // The sort is stable: text keeps its order.
-        KeyValue::Text(_) => 0,
-    });
-    levels
-}
-
-/// Returns for each row its number among the rows with equal keys, from 1.
-fn repeats(rows: &[PlotRow]) -> Vec<u64> {
-    let mut seen = HashMap::new();
-    let identity = |row: &PlotRow| ROW_KEYS.iter().map(|key| key.tick(&key.value(row))).collect::<Vec<_>>();
-    let mut next = |row| {
-        let count = seen.entry(identity(row)).or_insert(0);
-        *count += 1;
-        *count
-    };
-    rows.iter().map(&mut next).collect()
 }

@@ -9,7 +9,7 @@ use super::rows::PlotRow;
 
 /// The metric of a vertical axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Metric {
+pub(crate) enum Metric {
     /// Requests per second, with their standard error
     Iops,
     /// MiB per second, with their standard error
@@ -24,10 +24,13 @@ pub(super) enum Metric {
     Percentiles,
     /// Share of the requests that took at most so long, a curve for each row
     Cdf,
-    /// IOPS over time: `iops` with `--x time`
+    /// Mean latency, in the pictures of experiments.
+    #[value(skip)]
+    Mean,
+    /// IOPS over time: `iops` with `--x time`.
     #[value(skip)]
     IopsSeries,
-    /// Latency over time, mean and greatest: `latency` with `--x time`
+    /// Latency over time, mean and greatest: `latency` with `--x time`.
     #[value(skip)]
     LatencySeries,
 }
@@ -44,48 +47,39 @@ pub(super) struct MetricValue {
 }
 
 impl Metric {
+    /// Returns the title of its axis, its name in a heading, what stands behind a value that has no unit of its own, and how its
+    /// numbers are written.
+    fn words(self) -> (&'static str, &'static str, &'static str, Quantity) {
+        match self {
+            Metric::Iops | Metric::IopsSeries => ("IOPS", "IOPS", " IOPS", Quantity::Count),
+            Metric::Bandwidth => ("bandwidth (MiB/s)", "bandwidth", " MiB/s", Quantity::Count),
+            Metric::Latency | Metric::LatencySeries => ("latency", "latency", "", Quantity::Micros),
+            Metric::Cpu => ("server CPU per request", "server CPU per request", "", Quantity::Micros),
+            Metric::Merges => ("merged requests", "merged requests", " of the requests", Quantity::Percent),
+            Metric::Percentiles => ("latency", "latency percentiles", "", Quantity::Micros),
+            Metric::Cdf => ("share of requests", "distribution of the latency", "", Quantity::Percent),
+            Metric::Mean => ("mean latency", "mean latency", "", Quantity::Micros),
+        }
+    }
+
     /// Returns the title of its axis, with the unit.
     pub(super) fn title(self) -> &'static str {
-        match self {
-            Metric::Iops | Metric::IopsSeries => "IOPS",
-            Metric::Bandwidth => "bandwidth (MiB/s)",
-            Metric::Latency | Metric::Percentiles | Metric::LatencySeries => "latency",
-            Metric::Cpu => "server CPU per request",
-            Metric::Merges => "merged requests",
-            Metric::Cdf => "share of requests",
-        }
+        self.words().0
     }
 
     /// Returns its name in a heading.
     pub(super) fn subject(self) -> &'static str {
-        match self {
-            Metric::Iops | Metric::IopsSeries => "IOPS",
-            Metric::Bandwidth => "bandwidth",
-            Metric::Latency | Metric::LatencySeries => "latency",
-            Metric::Cpu => "server CPU per request",
-            Metric::Merges => "merged requests",
-            Metric::Percentiles => "latency percentiles",
-            Metric::Cdf => "distribution of the latency",
-        }
+        self.words().1
     }
 
     /// Returns what stands behind a value that has no unit of its own.
     pub(super) fn unit(self) -> &'static str {
-        match self {
-            Metric::Iops | Metric::IopsSeries => " IOPS",
-            Metric::Bandwidth => " MiB/s",
-            Metric::Merges => " of the requests",
-            Metric::Latency | Metric::Cpu | Metric::Percentiles | Metric::Cdf | Metric::LatencySeries => "",
-        }
+        self.words().2
     }
 
     /// Returns how its numbers are written.
     pub(super) fn quantity(self) -> Quantity {
-        match self {
-            Metric::Iops | Metric::Bandwidth | Metric::IopsSeries => Quantity::Count,
-            Metric::Latency | Metric::Cpu | Metric::Percentiles | Metric::LatencySeries => Quantity::Micros,
-            Metric::Merges | Metric::Cdf => Quantity::Percent,
-        }
+        self.words().3
     }
 
     /// Returns true if it has a standard error.
@@ -98,11 +92,6 @@ impl Metric {
         matches!(self, Metric::Percentiles | Metric::Cdf)
     }
 
-    /// Returns true if it is a time series.
-    pub(super) fn is_series(self) -> bool {
-        matches!(self, Metric::IopsSeries | Metric::LatencySeries)
-    }
-
     /// Returns its time series, if it has one.
     pub(super) fn over_time(self) -> Option<Metric> {
         match self {
@@ -110,6 +99,11 @@ impl Metric {
             Metric::Latency => Some(Metric::LatencySeries),
             _ => None,
         }
+    }
+
+    /// Returns true if it is a time series.
+    pub(super) fn is_series(self) -> bool {
+        matches!(self, Metric::IopsSeries | Metric::LatencySeries)
     }
 
     /// Returns the names of its solid and its dashed line, if it has both.
@@ -121,9 +115,14 @@ impl Metric {
         }
     }
 
-    /// Returns true if its axis may be logarithmic.
-    pub(super) fn log(self) -> bool {
-        matches!(self, Metric::Latency | Metric::Percentiles | Metric::LatencySeries)
+    /// Returns how many times the least value the greatest has to be, so that the axis becomes logarithmic; `None`: never.
+    pub(super) fn log_span(self) -> Option<f64> {
+        match self {
+            // Their tail matters.
+            Metric::Percentiles => Some(10.0),
+            Metric::Latency | Metric::LatencySeries => Some(100.0),
+            _ => None,
+        }
     }
 
     /// Returns the keys that it needs and that a row may lack.
@@ -140,16 +139,17 @@ impl Metric {
         self.is_distribution() || self.of(row).is_some()
     }
 
-    /// Returns its value in `row`; `None` if the row lacks it, and for percentiles and time series, which are many.
+    /// Returns its value in `row`; `None` if the row lacks it, and for distributions and time series, which are many.
     pub(super) fn of(self, row: &PlotRow) -> Option<MetricValue> {
-        let plain = |value: f64| MetricValue { value, error: 0.0, dashed: None };
         const MIB: f64 = (1 << 20) as f64;
+        let plain = |value: f64| MetricValue { value, error: 0.0, dashed: None };
         match self {
             Metric::Iops => Some(MetricValue { error: row.iops.1, ..plain(row.iops.0) }),
             Metric::Bandwidth => Some(MetricValue { error: row.bandwidth.1 / MIB, ..plain(row.bandwidth.0 / MIB) }),
             Metric::Latency => Some(MetricValue { dashed: Some(row.latency.1), ..plain(row.latency.0) }),
+            Metric::Mean => row.mean_latency.map(plain),
             Metric::Cpu => row.server_cpu.map(plain),
-            Metric::Merges => row.merged_percent().map(plain),
+            Metric::Merges => row.merged_percent.map(plain),
             Metric::Percentiles | Metric::Cdf | Metric::IopsSeries | Metric::LatencySeries => None,
         }
     }
@@ -163,6 +163,6 @@ impl fmt::Display for Metric {
             Metric::LatencySeries => Metric::Latency,
             other => *other,
         };
-        f.write_str(named.to_possible_value().as_ref().map_or("", |value| value.get_name()))
+        f.write_str(named.to_possible_value().as_ref().map_or(self.title(), |value| value.get_name()))
     }
 }

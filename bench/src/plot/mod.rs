@@ -1,45 +1,38 @@
-//! `mqblk plot`: pictures of result files.
+//! `mqblk plot`: pictures of result files, and those of experiments.
 //!
 //! ```text
 //! rows (read and check the files; series: a row for each run) -> keys (the values of each key) -> select (axis, series, panels: what varies)
-//!      -> build (a chart: samples, axes, titles) -> layout, panel, markers (a scene: positions and colours)
-//!      -> render (SVG, PNG) -> a temporary file, renamed
+//!      -> chart (samples, axes, titles) -> svg (positions and colours) -> a temporary file, renamed
 //! ```
 
 mod axis;
-mod build;
 mod chart;
-pub(crate) mod figure;
 mod keys;
-mod layout;
-mod markers;
 mod metric;
-mod panel;
-mod ratio;
-mod render;
 mod rows;
-mod scene;
 mod select;
 mod series;
+mod svg;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use render::markup_text;
-use std::fs::Permissions;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use mqblk_core::settings::parse_size;
 
-use keys::{RowKey, RowTable};
-use metric::Metric;
-use ratio::{AxisChoice, ChartOptions};
-use rows::PlotRow;
-use select::PlotSelection;
+use chart::Chart;
+use keys::RowTable;
+
+pub(crate) use chart::size_label;
+pub(crate) use keys::{KeyValue, RowKey};
+pub(crate) use metric::Metric;
+pub(crate) use rows::PlotRow;
+pub(crate) use select::{AxisChoice, PlotGroup, PublishedSeries};
+pub(crate) use svg::markup_text;
+
+use crate::report::ResultRow;
 
 /// The options of `mqblk plot`.
 #[derive(Clone, Debug, clap::Args)]
@@ -52,7 +45,7 @@ share a panel, one of the keys gets panels of its own.
 Examples:
   mqblk plot sizes.json -o sizes.svg
       of a file with --bs 512,4k,64k --queues 1,2: IOPS against block size, a line for each number of queues
-  mqblk plot sizes.json -o sizes.png --y iops,latency,cpu --x queues --panels rw
+  mqblk plot sizes.json -o metrics.svg --y iops,latency,cpu --x queues --panels rw
       three metrics one below the other against queues, reads beside writes
   mqblk plot sizes.json -o gain.svg --ratio queues=1 --scale log
       what more queues gain: IOPS as a ratio to one queue
@@ -65,7 +58,7 @@ pub struct PlotArgs {
     #[arg(value_name = "RESULT.json", required = true)]
     results: Vec<PathBuf>,
 
-    /// Picture to write; its extension says the format: .svg or .png
+    /// Picture to write: FILE.svg
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
@@ -78,15 +71,15 @@ pub struct PlotArgs {
     y: Vec<Metric>,
 
     /// Give each value of this key (one of those of --x) a panel of its own
-    #[arg(long, value_enum, value_name = "KEY", hide_possible_values = true)]
+    #[arg(long, value_name = "KEY", hide_possible_values = true, value_parser = key_parser())]
     panels: Option<RowKey>,
 
     /// Draw only rows with these values, for example bs=4k,64k; may be repeated
-    #[arg(long, value_name = "KEY=VALUE,...", value_parser = parse_filter)]
+    #[arg(long, value_name = "KEY=VALUE,...", value_parser = RowFilter::parse)]
     only: Vec<RowFilter>,
 
     /// Draw ratios to the rows with this value, for example queues=1; what else is drawn agrees
-    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_filter)]
+    #[arg(long, value_name = "KEY=VALUE", value_parser = RowFilter::parse)]
     ratio: Option<RowFilter>,
 
     /// Scale of the vertical axes
@@ -110,21 +103,57 @@ enum PlotAxis {
 /// The word for [`PlotAxis::Time`].
 const TIME: &str = "time";
 
+/// Returns the names of all keys on the command line.
+fn key_names() -> impl Iterator<Item = &'static str> {
+    RowKey::all().map(RowKey::name).filter(|name| !name.is_empty())
+}
+
+fn key_parser() -> impl TypedValueParser<Value = RowKey> {
+    PossibleValuesParser::new(key_names()).try_map(|name| RowKey::find(&name).ok_or("no such key"))
+}
+
 /// Returns the parser of `--x`.
 fn axis_parser() -> impl TypedValueParser<Value = PlotAxis> {
-    let keys = RowKey::value_variants().iter().filter_map(RowKey::to_possible_value);
-    let time = PossibleValue::new(TIME).help("Time from the start of the measurement, a line for each run");
+    let keys = RowKey::all().filter(|key| !key.name().is_empty());
+    let keys = keys.map(|key| PossibleValue::new(key.name()).help(key.title()));
+    let time = PossibleValue::new(TIME).help("time from the start of the measurement, a line for each run");
     PossibleValuesParser::new(keys.chain([time])).try_map(|name| match name.as_str() {
         TIME => Ok(PlotAxis::Time),
-        key => RowKey::from_str(key, false).map(PlotAxis::Key),
+        key => RowKey::find(key).map(PlotAxis::Key).ok_or("no such key"),
     })
 }
 
 /// A filter: the values of a key that are drawn.
-#[derive(Clone, Debug)]
-struct RowFilter {
-    key: RowKey,
-    values: Vec<String>,
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RowFilter {
+    /// The key.
+    pub key: RowKey,
+    /// Its values as a user writes them.
+    pub values: Vec<String>,
+}
+
+impl RowFilter {
+    /// Creates a filter of one value.
+    pub(crate) fn new(key: RowKey, value: impl Into<String>) -> RowFilter {
+        RowFilter { key, values: vec![value.into()] }
+    }
+
+    fn parse(text: &str) -> Result<RowFilter, String> {
+        let (name, values) = text.split_once('=').ok_or("expected KEY=VALUE,... such as bs=4k,64k")?;
+        let key = RowKey::find(name).ok_or_else(|| {
+            format!("found key {name:?}, expected one of {}", key_names().collect::<Vec<_>>().join(", "))
+        })?;
+        // A target may have commas in its label.
+        match key.is_numeric() {
+            true => Ok(RowFilter { key, values: values.split(',').map(str::to_owned).collect() }),
+            false => Ok(RowFilter::new(key, values)),
+        }
+    }
+
+    /// Returns true if a row has one of the values.
+    pub(crate) fn passes(&self, row: &PlotRow) -> bool {
+        self.values.iter().any(|value| row.key(self.key).is(value))
+    }
 }
 
 /// Why no picture was written.
@@ -145,16 +174,9 @@ impl PlotError {
     }
 }
 
-/// Format of a picture.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PictureFormat {
-    Svg,
-    Png,
-}
-
 /// Draws the picture. Exit code 0; 1 when it cannot be written; 2 when the options or a result file cannot be used.
-pub fn run(args: PlotArgs) -> ExitCode {
-    let (why, code) = match plot(&args) {
+pub fn run(args: &PlotArgs) -> ExitCode {
+    let (why, code) = match plot(args) {
         Ok(()) => return ExitCode::SUCCESS,
         Err(error @ PlotError::Input(_)) => (error.to_string(), 2),
         Err(error @ PlotError::Output(_)) => (error.to_string(), 1),
@@ -165,7 +187,9 @@ pub fn run(args: PlotArgs) -> ExitCode {
 }
 
 fn plot(args: &PlotArgs) -> Result<(), PlotError> {
-    let format = picture_format(&args.output)?;
+    if args.output.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("svg")) {
+        return Err(PlotError::option("output", args.output.display(), "a file name that ends in .svg"));
+    }
     let mut rows = read(&args.results)?;
     if args.x == Some(PlotAxis::Time) {
         if let Some(filter) = &args.ratio {
@@ -173,50 +197,21 @@ fn plot(args: &PlotArgs) -> Result<(), PlotError> {
         }
         rows = series::of_each_run(rows)?;
     }
-    let table = RowTable::new(filter_rows(rows, &args.only)?);
-    let selections = select::select(&table, args)?;
-    if let Some(filter) = &args.ratio {
-        check_ratio(&table, &selections, filter)?;
-    }
-    let title = args.title.as_deref().map(rows::label);
-    let options = ChartOptions { title, ratio: args.ratio.clone(), scale: args.scale };
-    let chart = build::chart(&table, &selections, &options);
-    let font = scene::Font::new();
-    let scene = layout::scene(&chart, &font);
-    let failed = |why: String| PlotError::Output(format!("{}: {why}", args.output.display()));
-    let bytes = match format {
-        PictureFormat::Svg => render::svg(&scene).into_bytes(),
-        PictureFormat::Png => render::png(&scene, &font).map_err(failed)?,
-    };
-    write(&args.output, &bytes).map_err(|error| failed(error.to_string()))
+    let chart = chart(filter_rows(rows, &args.only)?, args)?;
+    let failed = |error: std::io::Error| PlotError::Output(format!("{}: {error}", args.output.display()));
+    crate::output::replace(&args.output, |file| file.write_all(svg::svg(&chart).as_bytes())).map_err(failed)
 }
 
-/// Checks that ratios can be drawn to the rows of `filter`.
-fn check_ratio(table: &RowTable, selections: &[PlotSelection], filter: &RowFilter) -> Result<(), PlotError> {
-    let has = |value: &String| table.rows.iter().any(|row| has_value(row, filter.key, value));
-    if let Some(value) = filter.values.iter().find(|value| !has(value)) {
-        let levels: Vec<String> = table.levels(filter.key).iter().map(|level| filter.key.tick(level)).collect();
-        return Err(PlotError::option(
-            "ratio",
-            format!("{}={value}", filter.key),
-            format!("one of {}", levels.join(" ")),
-        ));
-    }
-    let key = Some(filter.key);
-    if !selections.iter().any(|one| one.x == key || one.panels == key || one.series.contains(&filter.key)) {
-        let expected = "a key that is drawn: one that varies, and does not follow from another";
-        return Err(PlotError::option("ratio", filter.key, expected));
-    }
-    Ok(())
-}
-
-fn picture_format(output: &Path) -> Result<PictureFormat, PlotError> {
-    let extension = output.extension().map(|extension| extension.to_string_lossy().to_lowercase());
-    match extension.as_deref() {
-        Some("svg") => Ok(PictureFormat::Svg),
-        Some("png") => Ok(PictureFormat::Png),
-        _ => Err(PlotError::option("output", output.display(), "a file name that ends in .svg or .png")),
-    }
+/// Returns what is drawn of rows, at least one.
+fn chart(rows: Vec<PlotRow>, args: &PlotArgs) -> Result<Chart, PlotError> {
+    let table = RowTable::new(rows);
+    let groups = select::select(&table, args)?;
+    Ok(Chart {
+        title: args.title.as_deref().map_or_else(|| chart::heading(&groups), rows::label),
+        subtitle: select::constants(&table, &groups),
+        groups: groups.iter().map(|group| chart::panel_group(&table, group)).collect(),
+        caption: chart::caption(&groups.iter().map(|group| (&table, group)).collect::<Vec<_>>()),
+    })
 }
 
 /// Reads the rows of all files.
@@ -230,45 +225,23 @@ fn read(paths: &[PathBuf]) -> Result<Vec<PlotRow>, PlotError> {
         let name = if same == 1 { short(path) } else { path.display().to_string() };
         rows.extend(rows::read(path, &rows::label(&name))?);
         if rows.len() > rows::MAX_ROWS {
-            let expected = format!("at most {} in all files together", rows::MAX_ROWS);
-            return Err(PlotError::Input(format!(
-                "{}: found {} rows, expected {expected}",
-                path.display(),
-                rows.len()
-            )));
+            let (path, found, most) = (path.display(), rows.len(), rows::MAX_ROWS);
+            let text = format!("{path}: found {found} rows, expected at most {most} in all files together");
+            return Err(PlotError::Input(text));
         }
     }
     Ok(rows)
 }
 
-fn parse_filter(text: &str) -> Result<RowFilter, String> {
-    let (name, values) = text.split_once('=').ok_or("expected KEY=VALUE,... such as bs=4k,64k")?;
-    let key = RowKey::from_str(name, false).map_err(|_| {
-        let names: Vec<String> =
-            keys::ROW_KEYS.iter().filter(|key| **key != RowKey::Repeat).map(RowKey::to_string).collect();
-        format!("found key {name:?}, expected one of {}", names.join(", "))
-    })?;
-    // A target may have commas in its label.
-    let values =
-        if key.is_numeric() { values.split(',').map(str::to_owned).collect() } else { vec![values.to_owned()] };
-    Ok(RowFilter { key, values })
-}
-
 /// Returns the rows that pass all filters. Filters of the same key add up.
 fn filter_rows(rows: Vec<PlotRow>, only: &[RowFilter]) -> Result<Vec<PlotRow>, PlotError> {
     for RowFilter { key, values } in only {
-        for value in values {
-            if !rows.iter().any(|row| has_value(row, *key, value)) {
-                let table = RowTable::new(rows);
-                let found: Vec<String> = table.levels(*key).iter().map(|level| key.tick(level)).collect();
-                return Err(PlotError::option("only", format!("{key}={value}"), format!("one of {}", found.join(" "))));
-            }
+        if let Some(value) = values.iter().find(|value| !rows.iter().any(|row| row.key(*key).is(value))) {
+            let found = RowTable::new(rows).ticks(*key);
+            return Err(PlotError::option("only", format!("{key}={value}"), format!("one of {found}")));
         }
     }
-    let passes = |row: &PlotRow, key: RowKey| {
-        let mut same = only.iter().filter(|only| only.key == key);
-        same.any(|only| only.values.iter().any(|value| has_value(row, key, value)))
-    };
+    let passes = |row: &PlotRow, key: RowKey| only.iter().any(|filter| filter.key == key && filter.passes(row));
     let rows: Vec<PlotRow> = rows.into_iter().filter(|row| only.iter().all(|only| passes(row, only.key))).collect();
     match rows.is_empty() {
         true => Err(PlotError::Input("--only: found no row that has all these values, expected at least one".into())),
@@ -276,19 +249,38 @@ fn filter_rows(rows: Vec<PlotRow>, only: &[RowFilter]) -> Result<Vec<PlotRow>, P
     }
 }
 
-fn has_value(row: &PlotRow, key: RowKey, value: &str) -> bool {
-    match key.value(row) {
-        keys::KeyValue::Number(number) => parse_size(value).is_some_and(|size| size.0 == number),
-        keys::KeyValue::Text(text) => text == value,
-    }
+/// A picture whose groups are given, not selected: that of an experiment.
+#[derive(Debug)]
+pub(crate) struct Figure {
+    /// Title.
+    pub title: &'static str,
+    /// What all of it was measured with.
+    pub subtitle: &'static str,
+    /// What is drawn of which rows, from top to bottom. Groups without rows are left out.
+    pub groups: Vec<(Vec<PlotRow>, PlotGroup)>,
 }
 
-/// Writes the file as a whole or not at all.
-fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // The permissions of a created file: what the umask leaves.
-    let permissions = Permissions::from_mode(0o666);
-    let mut file = tempfile::Builder::new().prefix(".mqblk-plot-").permissions(permissions).tempfile_in(folder)?;
-    file.write_all(bytes)?;
-    file.persist(path).map(drop).map_err(|error| error.error)
+impl Figure {
+    /// Returns measured rows as they are drawn.
+    pub(crate) fn rows(rows: &[ResultRow]) -> Vec<PlotRow> {
+        let read = |text: Vec<u8>| rows::parse(&text, "");
+        let text = serde_json::to_vec(rows).map_err(|error| error.to_string());
+        if rows.is_empty() { vec![] } else { text.and_then(read).expect("a row is what a result file has") }
+    }
+
+    /// Returns the picture as SVG.
+    pub(crate) fn svg(self) -> String {
+        let groups = self.groups.into_iter().filter(|(rows, _)| !rows.is_empty());
+        let groups: Vec<(RowTable, PlotGroup)> = groups.map(|(rows, group)| (RowTable::new(rows), group)).collect();
+        let mut caption = chart::caption(&groups.iter().map(|(table, group)| (table, group)).collect::<Vec<_>>());
+        if groups.is_empty() {
+            caption.push("Nothing was measured.".into());
+        }
+        svg::svg(&Chart {
+            title: self.title.to_owned(),
+            subtitle: self.subtitle.to_owned(),
+            groups: groups.iter().map(|(table, group)| chart::panel_group(table, group)).collect(),
+            caption,
+        })
+    }
 }

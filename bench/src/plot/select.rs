@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::keys::{KeyValue, ROW_KEYS, RowKey, RowTable, UNKNOWN};
+use super::keys::{KeyValue, RowKey, RowTable, UNKNOWN};
 use super::metric::Metric;
-use super::{PlotArgs, PlotAxis, PlotError};
+use super::{PlotArgs, PlotAxis, PlotError, RowFilter};
 
 /// Most series in a panel before one of their keys gets panels of its own: the number of colours that need no dots.
 const MAX_SERIES_UNSPLIT: usize = 7;
@@ -13,52 +13,101 @@ pub(super) const MAX_SERIES: usize = 14;
 /// Most names along an axis.
 const MAX_BARS: usize = 24;
 /// Most panels in a picture.
-pub(super) const MAX_PANELS: usize = 24;
+const MAX_PANELS: usize = 24;
 
-/// Numeric keys: the first that varies is the axis, and of those that follow from each other the first one is kept.
-const NUMBERS: [RowKey; 13] = [
-    RowKey::Bs,
-    RowKey::Targets,
-    RowKey::Luns,
-    RowKey::Queues,
-    RowKey::Iodepth,
-    RowKey::Jobs,
-    RowKey::Batch,
-    RowKey::RateIops,
-    RowKey::Fsync,
-    RowKey::Latency,
-    RowKey::Workers,
-    RowKey::RingOrder,
-    RowKey::Run,
-];
+/// Scale of the vertical axes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum AxisChoice {
+    /// Logarithmic for latencies that span more than two decades, else from 0
+    #[default]
+    Auto,
+    /// From 0
+    Linear,
+    /// Logarithmic, but for bars and where a value is 0
+    Log,
+}
 
-/// What to draw: metrics against one key, or percentiles or time series, which have an axis of their own.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct PlotSelection {
+/// Panels with one legend: metrics against one key, or distributions or time series, which have an axis of their own.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct PlotGroup {
     /// Metrics, from top to bottom.
     pub metrics: Vec<Metric>,
-    /// Key of the horizontal axis; `None` for percentiles and time series.
+    /// Key of the horizontal axis; `None` for distributions and time series.
     pub x: Option<RowKey>,
     /// Keys whose values make the series of a panel.
     pub series: Vec<RowKey>,
-    /// Key whose values make the panels.
-    pub panels: Option<RowKey>,
+    /// Keys whose values make the panels of a metric.
+    pub panels: Vec<RowKey>,
+    /// Values are ratios to those of the row that passes all of these and agrees in everything else that is drawn; none: values as they are.
+    pub ratio: Vec<RowFilter>,
+    /// Scale of the vertical axes.
+    pub scale: AxisChoice,
+    /// Series in grey, from elsewhere.
+    pub references: Vec<PublishedSeries>,
+}
+
+/// A series of published values.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PublishedSeries {
+    /// Its name.
+    pub name: String,
+    /// Label on the horizontal axis, value and its standard error.
+    pub points: Vec<(String, f64, f64)>,
+    /// The rows whose panels it is in; `None`: all.
+    pub only: Option<RowFilter>,
+}
+
+impl PlotGroup {
+    /// Returns all keys that are drawn.
+    pub(super) fn keys(&self) -> impl Iterator<Item = RowKey> + '_ {
+        self.x.into_iter().chain(self.series.iter().copied()).chain(self.panels.iter().copied())
+    }
 }
 
 /// Selects what to draw of `table`.
 ///
 /// # Errors
 /// When the options request what the rows do not have, or more than can be read.
-pub(super) fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotSelection>, PlotError> {
-    let given = match args.x {
-        Some(PlotAxis::Time) => return over_time(table, args).map(|selection| vec![selection]),
-        Some(PlotAxis::Key(key)) => Some(key),
-        None => None,
+pub(super) fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotGroup>, PlotError> {
+    let mut groups = match args.x {
+        Some(PlotAxis::Time) => vec![over_time(table, args)?],
+        Some(PlotAxis::Key(key)) => against(table, args, Some(key))?,
+        None => against(table, args, None)?,
     };
+    let panels = groups.iter().map(|group| group.metrics.len() * table.identities(&group.panels).len()).sum::<usize>();
+    if panels > MAX_PANELS {
+        let expected = format!("at most {MAX_PANELS}: fewer with --y, --panels, or fewer rows with --only");
+        return Err(PlotError::Input(format!("found {panels} panels to draw, expected {expected}")));
+    }
+    if let Some(filter) = &args.ratio {
+        check_ratio(table, &groups, filter)?;
+        groups.iter_mut().for_each(|group| group.ratio = vec![filter.clone()]);
+    }
+    Ok(groups)
+}
+
+/// Checks that ratios can be drawn to the rows of `filter`.
+fn check_ratio(table: &RowTable, groups: &[PlotGroup], filter: &RowFilter) -> Result<(), PlotError> {
+    let RowFilter { key, values } = filter;
+    if let Some(value) = values.iter().find(|value| !table.levels(*key).iter().any(|level| level.is(value))) {
+        let expected = format!("one of {}", table.ticks(*key));
+        return Err(PlotError::option("ratio", format!("{key}={value}"), expected));
+    }
+    if !groups.iter().any(|group| group.keys().any(|drawn| drawn == *key)) {
+        let expected = "a key that is drawn: one that varies, and does not follow from another";
+        return Err(PlotError::option("ratio", key, expected));
+    }
+    Ok(())
+}
+
+/// Selects metrics against a key, and distributions.
+fn against(table: &RowTable, args: &PlotArgs, given: Option<RowKey>) -> Result<Vec<PlotGroup>, PlotError> {
     let x = given.unwrap_or_else(|| axis(table));
     let metrics = match args.y.as_slice() {
         // IOPS of mixed sizes do not compare.
-        [] if x.is_numeric() && table.rows.iter().any(|row| row.bs_max > row.bs) => vec![Metric::Bandwidth],
+        [] if x.is_numeric() && table.rows.iter().any(|row| row.number(RowKey::Bs).is_none()) => {
+            vec![Metric::Bandwidth]
+        }
         [] if x.is_numeric() => vec![Metric::Iops],
         [] if table.rows.len() == 1 => vec![Metric::Percentiles],
         [] => vec![Metric::Iops, Metric::Percentiles],
@@ -68,67 +117,46 @@ pub(super) fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotSelect
         let keys = metric.keys();
         return Err(PlotError::Input(format!("--y {metric}: found no row with {keys}, expected at least one")));
     }
-    let against_x: Vec<Metric> = metrics.iter().copied().filter(|metric| !metric.is_distribution()).collect();
-    let mut selections = vec![];
-    if !against_x.is_empty() {
-        selections.push(selection(table, args, against_x, Some(x))?);
+    let (distributions, values): (Vec<Metric>, Vec<Metric>) =
+        metrics.iter().partition(|metric| metric.is_distribution());
+    let mut groups = vec![];
+    if !values.is_empty() {
+        groups.push(group(table, args, values, Some(x))?);
     } else if let Some(x) = given {
-        return Err(PlotError::option(
-            "x",
-            x,
-            format!("no --x with --y {} alone, which has an axis of its own", metrics[0]),
-        ));
+        let expected = format!("no --x with --y {} alone, which has an axis of its own", metrics[0]);
+        return Err(PlotError::option("x", x, expected));
     }
-    for metric in metrics.iter().filter(|metric| metric.is_distribution()) {
-        selections.push(selection(table, args, vec![*metric], None)?);
+    for metric in distributions {
+        groups.push(group(table, args, vec![metric], None)?);
     }
     if metrics[0].is_distribution() {
-        selections.reverse();
+        groups.reverse();
     }
-    check_panels(table, &selections)?;
-    Ok(selections)
+    Ok(groups)
+}
+
+/// Selects the time series of all rows. They share one axis.
+fn over_time(table: &RowTable, args: &PlotArgs) -> Result<PlotGroup, PlotError> {
+    let given = if args.y.is_empty() { vec![Metric::Iops] } else { once_each(&args.y) };
+    let series =
+        |metric: Metric| metric.over_time().ok_or(PlotError::option("y", metric, "iops or latency with --x time"));
+    let metrics = given.into_iter().map(series).collect::<Result<Vec<_>, _>>()?;
+    group(table, args, metrics, None)
 }
 
 fn once_each(metrics: &[Metric]) -> Vec<Metric> {
     metrics.iter().enumerate().filter(|(at, metric)| !metrics[..*at].contains(metric)).map(|(_, m)| *m).collect()
 }
 
-fn check_panels(table: &RowTable, selections: &[PlotSelection]) -> Result<(), PlotError> {
-    let count =
-        |selection: &PlotSelection| selection.metrics.len() * selection.panels.map_or(1, |key| table.levels(key).len());
-    let panels = selections.iter().map(count).sum::<usize>();
-    if panels > MAX_PANELS {
-        let expected = format!("at most {MAX_PANELS}: fewer with --y, --panels, or fewer rows with --only");
-        return Err(PlotError::Input(format!("found {panels} panels to draw, expected {expected}")));
-    }
-    Ok(())
-}
-
-/// Selects the time series of all rows. They share one axis.
-fn over_time(table: &RowTable, args: &PlotArgs) -> Result<PlotSelection, PlotError> {
-    let given = if args.y.is_empty() { vec![Metric::Iops] } else { once_each(&args.y) };
-    let series =
-        |metric: Metric| metric.over_time().ok_or(PlotError::option("y", metric, "iops or latency with --x time"));
-    let metrics = given.into_iter().map(series).collect::<Result<Vec<_>, _>>()?;
-    let selection = selection(table, args, metrics, None)?;
-    check_panels(table, std::slice::from_ref(&selection))?;
-    Ok(selection)
-}
-
-/// Returns the key of the horizontal axis: the first number with at least three values, else with two; else the first name that
-/// varies.
+/// Returns the key of the horizontal axis: the first number with at least three values, else with two; else the target, or the
+/// first name that varies.
 fn axis(table: &RowTable) -> RowKey {
-    let with = |least: usize| NUMBERS.into_iter().find(move |key| table.levels(*key).len() >= least);
-    let names = || ROW_KEYS.into_iter().find(|key| !key.is_numeric() && table.varies(*key));
-    with(3).or_else(|| with(2)).or_else(names).unwrap_or(RowKey::Target)
+    let with = |least: usize| RowKey::numbers().find(move |key| table.levels(*key).len() >= least);
+    let mut names = std::iter::once(RowKey::Target).chain(RowKey::all().filter(|key| !key.is_numeric()));
+    with(3).or_else(|| with(2)).or_else(|| names.find(|key| table.varies(*key))).unwrap_or(RowKey::Target)
 }
 
-fn selection(
-    table: &RowTable,
-    args: &PlotArgs,
-    metrics: Vec<Metric>,
-    x: Option<RowKey>,
-) -> Result<PlotSelection, PlotError> {
+fn group(table: &RowTable, args: &PlotArgs, metrics: Vec<Metric>, x: Option<RowKey>) -> Result<PlotGroup, PlotError> {
     let mut series = distinguishing(table, x, args.panels);
     let panels = match args.panels {
         Some(key) if Some(key) == x => {
@@ -138,152 +166,77 @@ fn selection(
         None => panel_key(table, &series),
     };
     series.retain(|key| Some(*key) != panels);
-    let selection = PlotSelection { metrics, x, series, panels };
-    let bars = x.filter(|x| !x.is_numeric()).map_or(0, |x| table.levels(x).len());
-    if bars > MAX_BARS {
-        let x = selection.x.expect("bars are over a key");
+    if let Some(x) = x.filter(|x| !x.is_numeric() && table.levels(*x).len() > MAX_BARS) {
+        let found = table.levels(x).len();
         let expected = format!("at most {MAX_BARS}: another --x, or fewer rows with --only");
-        return Err(PlotError::Input(format!("--x {x}: found {bars} values to draw bars for, expected {expected}")));
+        return Err(PlotError::Input(format!("--x {x}: found {found} values to draw bars for, expected {expected}")));
     }
-    let found = names(table, &selection.series);
+    let found = table.identities(&series).len();
     if found > MAX_SERIES {
         let expected = format!("at most {MAX_SERIES}: choose others with --x or --panels, or fewer rows with --only");
-        let what = selection.metrics[0];
+        let what = metrics[0];
         return Err(PlotError::Input(format!("--y {what}: found {found} series in a panel, expected {expected}")));
     }
-    Ok(selection)
-}
-
-/// Returns the number of series that `keys` make.
-fn names(table: &RowTable, keys: &[RowKey]) -> usize {
-    (0..table.rows.len()).map(|row| table.identity(row, keys)).collect::<BTreeSet<_>>().len()
+    let panels = panels.into_iter().collect();
+    Ok(PlotGroup { metrics, x, series, panels, scale: args.scale, ..PlotGroup::default() })
 }
 
 /// Returns the keys that distinguish rows with the same `x`. A number that follows from others (as many jobs as queues) is left
 /// out, and a name that follows from names; `wanted` is kept wherever it varies.
 fn distinguishing(table: &RowTable, x: Option<RowKey>, wanted: Option<RowKey>) -> Vec<RowKey> {
     let mut kept: Vec<RowKey> = wanted.into_iter().filter(|key| table.varies(*key)).collect();
-    // Numbers first: of numbers that follow from each other, the first one is kept.
-    let free = |key: &RowKey| Some(*key) != x && Some(*key) != wanted && table.varies(*key);
-    for key in NUMBERS.into_iter().filter(free) {
-        let numbers: Vec<RowKey> = kept.iter().copied().chain(x).filter(|key| key.is_numeric()).collect();
-        if !table.is_determined(key, &numbers) {
+    let is_free = |key: &RowKey| Some(*key) != x && Some(*key) != wanted && table.varies(*key);
+    let known = |kept: &[RowKey], numeric: bool| -> Vec<RowKey> {
+        kept.iter().copied().chain(x).filter(|key| key.is_numeric() == numeric).collect()
+    };
+    for key in RowKey::numbers().filter(is_free) {
+        if !table.is_determined(key, &known(&kept, true)) {
             kept.push(key);
         }
     }
-    for key in ROW_KEYS.into_iter().filter(|key| !key.is_numeric()).filter(free) {
+    let others = RowKey::all().filter(|key| !key.is_numeric() && *key != RowKey::Target);
+    for key in std::iter::once(RowKey::Target).chain(others).filter(is_free) {
         let follows = match key {
             // Only if nothing else distinguishes two rows.
-            RowKey::File | RowKey::Repeat => unique(table, &with(&kept, x)),
-            _ => table.is_determined(key, &names_of(&kept, x)),
+            RowKey::File | RowKey::Repeat => {
+                let all: Vec<RowKey> = kept.iter().copied().chain(x).collect();
+                table.identities(&all).len() == table.rows.len()
+            }
+            _ => table.is_determined(key, &known(&kept, false)),
         };
         if !follows {
             kept.push(key);
         }
     }
-    // In the order of ROW_KEYS, as series are named.
-    kept.sort_by_key(|key| *key as usize);
+    kept.sort();
     kept
 }
 
-fn with(kept: &[RowKey], x: Option<RowKey>) -> Vec<RowKey> {
-    kept.iter().copied().chain(x).collect()
-}
-
-fn names_of(kept: &[RowKey], x: Option<RowKey>) -> Vec<RowKey> {
-    with(kept, x).into_iter().filter(|key| !key.is_numeric()).collect()
-}
-
-fn unique(table: &RowTable, keys: &[RowKey]) -> bool {
-    names(table, keys) == table.rows.len()
-}
-
 /// Returns the key that gets panels of its own when `keys` make too many series: the one with the fewest panels that leaves few
-/// enough, or else that leaves the fewest series.
+/// enough, or else that leaves the fewest series. Of equal ones not what is usually compared.
 fn panel_key(table: &RowTable, keys: &[RowKey]) -> Option<RowKey> {
-    // Keys that are usually compared come last.
-    const ORDER: [RowKey; 16] = [
-        RowKey::Op,
-        RowKey::Run,
-        RowKey::Latency,
-        RowKey::Rw,
-        RowKey::Experiment,
-        RowKey::Interface,
-        RowKey::Bs,
-        RowKey::Batch,
-        RowKey::Iodepth,
-        RowKey::Jobs,
-        RowKey::Queues,
-        RowKey::Storage,
-        RowKey::Poll,
-        RowKey::Merge,
-        RowKey::Target,
-        RowKey::File,
-    ];
+    const COMPARED: [RowKey; 5] = [RowKey::Target, RowKey::Storage, RowKey::Poll, RowKey::Merge, RowKey::File];
     // Each panel of a single key would have one series.
-    if names(table, keys) <= MAX_SERIES_UNSPLIT || keys.len() < 2 {
+    if table.identities(keys).len() <= MAX_SERIES_UNSPLIT || keys.len() < 2 {
         return None;
     }
-    let rest = |key: RowKey| keys.iter().copied().filter(|other| *other != key).collect::<Vec<_>>();
-    let possible = ORDER.into_iter().filter(|key| keys.contains(key) && table.levels(*key).len() <= MAX_PANELS);
+    let possible = keys.iter().copied().filter(|key| table.levels(*key).len() <= MAX_PANELS);
     possible.min_by_key(|key| {
-        let left = names(table, &rest(*key));
-        if left <= MAX_SERIES_UNSPLIT { (0, table.levels(*key).len()) } else { (1, left) }
+        let rest: Vec<RowKey> = keys.iter().copied().filter(|other| other != key).collect();
+        let left = table.identities(&rest).len();
+        let is_compared = COMPARED.contains(key);
+        // Of numbers the load's rather than the device's.
+        let rank = (is_compared, matches!(key, RowKey::Queues | RowKey::Jobs));
+        if left <= MAX_SERIES_UNSPLIT { (0, table.levels(*key).len(), rank) } else { (1, left, rank) }
     })
 }
 
 /// Returns what is constant in all rows, the range of numbers that neither an axis nor a legend shows, and the names that go with what they
 /// show: nothing that varies is left out.
-pub(super) fn constants(table: &RowTable, selections: &[PlotSelection]) -> String {
-    const SAID: [RowKey; 25] = [
-        RowKey::Experiment,
-        RowKey::Interface,
-        RowKey::Target,
-        RowKey::Storage,
-        RowKey::Latency,
-        RowKey::Rw,
-        RowKey::Op,
-        RowKey::Bs,
-        RowKey::Targets,
-        RowKey::Luns,
-        RowKey::Queues,
-        RowKey::Jobs,
-        RowKey::Iodepth,
-        RowKey::Batch,
-        RowKey::RateIops,
-        RowKey::Fsync,
-        RowKey::Distribution,
-        RowKey::Steer,
-        RowKey::Workers,
-        RowKey::Poll,
-        RowKey::Merge,
-        RowKey::Grants,
-        RowKey::GrantsPool,
-        RowKey::RingOrder,
-        RowKey::Run,
-    ];
-    let drawn =
-        |key: &RowKey| selections.iter().any(|c| c.x == Some(*key) || c.series.contains(key) || c.panels == Some(*key));
-    let mut words: Vec<String> = vec![];
-    let abi = [RowKey::Abi].into_iter().filter(|key| table.varies(*key));
-    for key in SAID.into_iter().chain(abi).filter(|key| !drawn(key)) {
-        words.extend(match table.levels(key) {
-            // The load says it.
-            _ if key == RowKey::Op && table.rows.iter().all(|row| row.rw.ends_with(&row.op)) => None,
-            [_] if key == RowKey::Run && table.rows.iter().all(|row| row.runs == 1) => None,
-            [KeyValue::Text(text)] if text == UNKNOWN => None,
-            [KeyValue::Text(text)] if key == RowKey::Distribution && text == "random" => None,
-            [KeyValue::Number(1)] if matches!(key, RowKey::Batch | RowKey::Luns | RowKey::Targets) => None,
-            [_] if key == RowKey::Experiment && table.rows[0].experiment.is_none() => None,
-            // The label of a served disk says what its storage is.
-            [KeyValue::Text(storage)] if key == RowKey::Storage && says_storage(table, storage) => None,
-            [only] => Some(key.phrase(only)),
-            [first, .., last] if key.is_numeric() && levels_are_numbers(table, key) => {
-                Some(number_range(table, key, first, last))
-            }
-            _ => followed(table, key, &drawn),
-        });
-    }
+pub(super) fn constants(table: &RowTable, groups: &[PlotGroup]) -> String {
+    let is_drawn = |key: &RowKey| groups.iter().any(|group| group.keys().any(|drawn| drawn == *key));
+    let said = RowKey::all().filter(|key| !matches!(key, RowKey::File | RowKey::Repeat) && !is_drawn(key));
+    let mut words: Vec<String> = said.filter_map(|key| constant(table, key, &is_drawn)).collect();
     if !table.same_in_targets.is_empty() {
         words.push(format!("all targets {}", table.same_in_targets));
     }
@@ -295,42 +248,58 @@ pub(super) fn constants(table: &RowTable, selections: &[PlotSelection]) -> Strin
     match table.rows.iter().filter(|row| row.errors > 0).count() {
         0 => {}
         count => {
-            let what = if table.varies(RowKey::Run) || table.rows[0].run.is_some() { "time series" } else { "rows" };
+            let what = if table.rows[0].number(RowKey::Run).is_some() { "time series" } else { "rows" };
             words.push(format!("requests failed in {count} of {} {what}", table.rows.len()));
         }
     }
     words.join(", ")
 }
 
-fn levels_are_numbers(table: &RowTable, key: RowKey) -> bool {
-    table.levels(key).iter().all(|level| matches!(level, KeyValue::Number(_)))
+/// Returns what is said of a key that is not drawn.
+fn constant(table: &RowTable, key: RowKey, is_drawn: &dyn Fn(&RowKey) -> bool) -> Option<String> {
+    let rows = || table.rows.iter();
+    match table.levels(key) {
+        // The load says it.
+        _ if key == RowKey::Op && rows().all(|row| row.text(RowKey::Rw).ends_with(row.text(key))) => None,
+        [_] if key == RowKey::Run && rows().all(|row| row.runs == 1) => None,
+        [_] if key == RowKey::Abi => None,
+        [KeyValue::Text(text)] if text == UNKNOWN => None,
+        [KeyValue::Text(text)] if key == RowKey::Distribution && text == "random" => None,
+        [KeyValue::Number(1)] if matches!(key, RowKey::Batch | RowKey::Luns | RowKey::Targets) => None,
+        // The label of a served disk says what its storage is.
+        [KeyValue::Text(storage)] if key == RowKey::Storage && says_storage(table, storage) => None,
+        [only] => Some(key.phrase(only)),
+        levels if levels.iter().all(|level| matches!(level, KeyValue::Number(_))) => Some(number_range(table, key)),
+        _ => followed(table, key, is_drawn),
+    }
 }
 
 /// Returns true if every target's label has the storage in it.
 fn says_storage(table: &RowTable, storage: &str) -> bool {
-    let has = |row: &super::rows::PlotRow| {
-        row.target.contains(storage) || (storage == "file" && row.target.contains("path="))
-    };
-    table.rows.iter().all(has) || table.same_in_targets.contains(storage)
+    let says = |label: &str| label.contains(storage) || (storage == "file" && label.contains("path="));
+    table.rows.iter().all(|row| says(row.text(RowKey::Target))) || table.same_in_targets.contains(storage)
 }
 
-fn number_range(table: &RowTable, key: RowKey, first: &KeyValue, last: &KeyValue) -> String {
-    if key == RowKey::Jobs && table.rows.iter().all(|row| row.jobs == row.queues) {
-        return "1 job per queue".into();
+fn number_range(table: &RowTable, key: RowKey) -> String {
+    let is_product = |factors: &[RowKey]| {
+        let product = |row: &super::rows::PlotRow| factors.iter().map(|key| row.number(*key)).product::<Option<u64>>();
+        table.rows.iter().all(|row| row.number(RowKey::Jobs) == product(row))
+    };
+    match table.levels(key) {
+        _ if key == RowKey::Jobs && is_product(&[RowKey::Queues]) => "1 job per queue".into(),
+        _ if key == RowKey::Jobs && is_product(&[RowKey::Targets, RowKey::Luns]) => "1 job per LUN".into(),
+        [first, .., last] => key.phrase(&KeyValue::Text(format!("{} to {}", key.tick(first), key.tick(last)))),
+        _ => String::new(),
     }
-    if key == RowKey::Jobs && table.rows.iter().all(|row| row.jobs == row.targets * row.luns) {
-        return "1 job per LUN".into();
-    }
-    key.phrase(&KeyValue::Text(format!("{} to {}", key.tick(first), key.tick(last))))
 }
 
 /// Returns the values of a key that is not drawn since others that are say it, and which: `poll off or busy, with target`.
-fn followed(table: &RowTable, key: RowKey, drawn: &dyn Fn(&RowKey) -> bool) -> Option<String> {
+fn followed(table: &RowTable, key: RowKey, is_drawn: &dyn Fn(&RowKey) -> bool) -> Option<String> {
     const MOST: usize = 4;
     if matches!(key, RowKey::Experiment | RowKey::Target) {
         return None;
     }
-    let leader = ROW_KEYS.into_iter().filter(drawn).find(|leader| table.is_determined(key, &[*leader]));
+    let leader = RowKey::all().filter(is_drawn).find(|leader| table.is_determined(key, &[*leader]));
     let with = leader.map_or(String::new(), |leader| format!(", with {}", leader.subject()));
     let levels = table.levels(key);
     let shown: Vec<String> = levels.iter().take(MOST).map(|level| key.tick(level)).collect();

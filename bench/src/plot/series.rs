@@ -7,9 +7,9 @@ use serde_json::Value;
 use super::PlotError;
 use super::axis::{AxisScale, Quantity, measured};
 use super::chart::{HorizontalAxis, Sample, SeriesLine};
-use super::keys::RowTable;
+use super::keys::{KeyValue, RowKey, RowTable};
 use super::metric::Metric;
-use super::rows::{Fields, PlotRow, describe};
+use super::rows::{Fields, PlotRow};
 use crate::worker::MAX_INTERVALS;
 
 /// Most points of a line: about as many as it has pixels.
@@ -19,7 +19,7 @@ const OPERATIONS: [&str; 3] = ["read", "write", "trim"];
 
 /// The time series of one operation of a run.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct TimeSeries {
+pub(crate) struct OperationSeries {
     /// Number of the run, from 1.
     pub run: u64,
     /// Key of the operation: read, write or trim.
@@ -29,12 +29,12 @@ pub(super) struct TimeSeries {
     /// Length of an interval in milliseconds; the last one has its own.
     pub interval_ms: f64,
     /// Ascending.
-    pub points: Vec<SeriesPoint>,
+    pub points: Vec<SeriesInterval>,
 }
 
 /// An interval, or several together.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct SeriesPoint {
+pub(crate) struct SeriesInterval {
     /// Start and end in milliseconds from the start of the measurement.
     pub time_ms: (f64, f64),
     /// Requests that completed in it, per second.
@@ -45,47 +45,38 @@ pub(super) struct SeriesPoint {
 
 impl Fields<'_> {
     /// Returns the time series of all runs, if the file has some.
-    pub(super) fn series(&self) -> Result<Vec<TimeSeries>, String> {
+    pub(super) fn series(&self) -> Result<Vec<OperationSeries>, String> {
         const KEY: &str = "each_run";
-        if self.absent(KEY) {
+        if self.is_absent(KEY) {
             return Ok(vec![]);
         }
-        let runs = self.fields.get(KEY).and_then(Value::as_array).ok_or_else(|| self.wrong(KEY, "an array"))?;
+        let runs = self.0.get(KEY).and_then(Value::as_array).ok_or_else(|| self.wrong(KEY, "an array"))?;
         let mut found = vec![];
         for (at, run) in runs.iter().enumerate() {
-            let in_run = |why: String| format!("{KEY}[{at}].{why}");
-            let run = run
-                .as_object()
-                .ok_or_else(|| format!("{KEY}[{at}]: found {}, expected an object", describe(Some(run))))?;
-            let run = Fields { under: "", fields: run };
-            if run.absent("series") {
-                continue;
-            }
-            let fields = run.fields.get("series").and_then(Value::as_object);
-            let fields = fields
-                .ok_or_else(|| in_run(run.wrong("series", "an object with interval_ms, end_ms and operations")))?;
-            let series = Fields { under: "series.", fields };
-            let errors = if run.absent("errors") { 0 } else { run.count("errors", 0).map_err(in_run)? };
-            let interval_ms = series.measured("interval_ms").map_err(in_run)?;
-            for op in OPERATIONS.into_iter().filter(|op| !series.absent(op)) {
-                let points = series.points(op).map_err(in_run)?;
-                found.push(TimeSeries { run: at as u64 + 1, op, errors, interval_ms, points });
+            let run = Fields::of(run).map_err(|why| format!("{KEY}[{at}]: {why}"))?;
+            if let Some(value) = run.0.get("series").filter(|value| !value.is_null()) {
+                let in_run = |why: String| format!("{KEY}[{at}].{why}");
+                let errors = if run.is_absent("errors") { 0 } else { run.count("errors", 0).map_err(in_run)? };
+                let series = Fields::of(value).map_err(|why| in_run(format!("series: {why}")))?;
+                let in_series = |why: String| in_run(format!("series.{why}"));
+                let interval_ms = series.measured("interval_ms").map_err(in_series)?;
+                for op in OPERATIONS.into_iter().filter(|op| !series.is_absent(op)) {
+                    let points = series.points(op).map_err(in_series)?;
+                    found.push(OperationSeries { run: at as u64 + 1, op, errors, interval_ms, points });
+                }
             }
         }
         Ok(found)
     }
 
     /// Returns the points of an operation's series.
-    fn points(&self, op: &str) -> Result<Vec<SeriesPoint>, String> {
-        let values = self.fields.get(op).and_then(Value::as_array).filter(|values| values.len() <= MAX_INTERVALS);
+    fn points(&self, op: &str) -> Result<Vec<SeriesInterval>, String> {
+        let values = self.0.get(op).and_then(Value::as_array).filter(|values| values.len() <= MAX_INTERVALS);
         let values = values.ok_or_else(|| self.wrong(op, format!("an array of at most {MAX_INTERVALS}")))?;
-        let mut points: Vec<SeriesPoint> = vec![];
+        let mut points: Vec<SeriesInterval> = vec![];
         for (at, value) in values.iter().enumerate() {
-            let here = |why: String| format!("{}{op}[{at}].{why}", self.under);
-            let fields = value.as_object().ok_or_else(|| {
-                format!("{}{op}[{at}]: found {}, expected an object", self.under, describe(Some(value)))
-            })?;
-            let point = Fields { under: "", fields };
+            let point = Fields::of(value).map_err(|why| format!("{op}[{at}]: {why}"))?;
+            let here = |why: String| format!("{op}[{at}].{why}");
             let start = point.measured("start_ms").map_err(here)?;
             if let Some(before) = points.last_mut() {
                 if start <= before.time_ms.0 {
@@ -95,7 +86,7 @@ impl Fields<'_> {
             }
             let [mean, max] = [point.optional("mean_us").map_err(here)?, point.optional("max_us").map_err(here)?];
             let iops = point.measured("iops").map_err(here)?;
-            points.push(SeriesPoint { time_ms: (start, start), iops, latency: mean.zip(max) });
+            points.push(SeriesInterval { time_ms: (start, start), iops, latency: mean.zip(max) });
         }
         let end = self.measured("end_ms")?;
         if let Some(last) = points.last_mut() {
@@ -115,12 +106,12 @@ impl Fields<'_> {
 pub(super) fn of_each_run(rows: Vec<PlotRow>) -> Result<Vec<PlotRow>, PlotError> {
     let each = |row: PlotRow| {
         let all = row.series.clone();
-        all.into_iter().filter(|series| !series.points.is_empty()).map(move |series| PlotRow {
-            run: Some(series.run),
-            op: series.op.to_owned(),
-            errors: series.errors,
-            series: vec![series],
-            ..row.clone()
+        all.into_iter().filter(|series| !series.points.is_empty()).map(move |series| {
+            let mut own = PlotRow { errors: series.errors, ..row.clone() };
+            own.keys[RowKey::Run as usize] = KeyValue::Number(series.run);
+            own.keys[RowKey::Op as usize] = KeyValue::Text(series.op.to_owned());
+            own.series = vec![series];
+            own
         })
     };
     let rows: Vec<PlotRow> = rows.into_iter().flat_map(each).collect();
@@ -140,33 +131,28 @@ fn intervals_per_point(table: &RowTable) -> usize {
     longest.unwrap_or(0).div_ceil(MAX_POINTS).max(1)
 }
 
-/// Returns `count` points as one.
-fn as_one(points: &[SeriesPoint]) -> SeriesPoint {
-    let length = |point: &SeriesPoint| point.time_ms.1 - point.time_ms.0;
-    let requests = |point: &SeriesPoint| point.iops * length(point);
-    let sum = |value: &dyn Fn(&SeriesPoint) -> f64| points.iter().map(value).sum::<f64>();
+/// Returns intervals as one point.
+fn as_one(points: &[SeriesInterval]) -> SeriesInterval {
+    if let [only] = points {
+        return *only;
+    }
+    let length = |point: &SeriesInterval| point.time_ms.1 - point.time_ms.0;
+    let requests = |point: &SeriesInterval| point.iops * length(point);
+    let sum = |value: &dyn Fn(&SeriesInterval) -> f64| points.iter().map(value).sum::<f64>();
     let (time, all) = (sum(&length), sum(&requests));
-    let latencies = || points.iter().filter_map(|point| point.latency.map(|latency| (latency, requests(point))));
-    let mean = latencies().map(|((mean, _), requests)| mean * requests).sum::<f64>() / all;
-    let most = latencies().map(|((_, max), _)| max).reduce(f64::max);
-    match points {
-        [only] => *only,
-        _ => SeriesPoint {
-            time_ms: (points[0].time_ms.0, points[points.len() - 1].time_ms.1),
-            iops: if time > 0.0 { all / time } else { 0.0 },
-            latency: most.filter(|_| all > 0.0).map(|most| (mean, most)),
-        },
+    let mean = sum(&|point| point.latency.map_or(0.0, |latency| latency.0 * requests(point))) / all;
+    let most = points.iter().filter_map(|point| point.latency).map(|latency| latency.1).reduce(f64::max);
+    SeriesInterval {
+        time_ms: (points[0].time_ms.0, points[points.len() - 1].time_ms.1),
+        iops: if time > 0.0 { all / time } else { 0.0 },
+        latency: most.filter(|_| all > 0.0).map(|most| (mean, most)),
     }
 }
 
 /// Returns what a point is.
 pub(super) fn caption(table: &RowTable) -> String {
-    let lengths: BTreeSet<String> = table
-        .rows
-        .iter()
-        .flat_map(|row| &row.series)
-        .map(|series| measured(series.interval_ms * 1e3, Quantity::Micros))
-        .collect();
+    let series = table.rows.iter().flat_map(|row| &row.series);
+    let lengths: BTreeSet<String> = series.map(|one| measured(one.interval_ms * 1e3, Quantity::Micros)).collect();
     let lengths = lengths.into_iter().collect::<Vec<_>>().join(" or ");
     match intervals_per_point(table) {
         1 => format!("A point is an interval of {lengths}, at its middle."),
@@ -185,40 +171,33 @@ pub(super) fn axis(table: &RowTable) -> HorizontalAxis {
     HorizontalAxis { title: "time from the start of the measurement (s)".into(), ticks, bars: false }
 }
 
-/// Returns the lines of `rows`, each with the index of its series. A latency has a gap where nothing completed.
-pub(super) fn lines(
-    table: &RowTable,
-    metric: Metric,
-    rows: &mut dyn Iterator<Item = (usize, usize)>,
-) -> Vec<SeriesLine> {
+/// Returns the lines of a row. A latency has a gap where nothing completed.
+pub(super) fn lines(table: &RowTable, metric: Metric, row: usize, series: usize) -> Vec<SeriesLine> {
     let per_point = intervals_per_point(table);
+    let all = table.rows[row].series.iter().flat_map(|series| series.points.chunks(per_point).map(as_one));
+    let points: Vec<SeriesInterval> = all.collect();
     let mut lines = vec![];
-    for (row, series) in rows {
-        let points = table.rows[row].series.iter().flat_map(|series| series.points.chunks(per_point).map(as_one));
-        let points: Vec<SeriesPoint> = points.collect();
-        let mut line = |dashed: bool, what: &str, value: &dyn Fn(&SeriesPoint) -> Option<f64>| {
-            for part in points.chunk_by(|a, b| value(a).is_some() == value(b).is_some()) {
-                let sample = |point: &SeriesPoint| value(point).map(|value| sample(point, value, metric, what));
-                let samples: Vec<Sample> = part.iter().filter_map(sample).collect();
-                if !samples.is_empty() {
-                    lines.push(SeriesLine { series, dashed, samples });
-                }
-            }
+    let mut add = |dashed: bool, what: &str, value: &dyn Fn(&SeriesInterval) -> Option<f64>| {
+        let sample = |point: &SeriesInterval| {
+            let (y, (start, end)) = (value(point)?, point.time_ms);
+            let short = measured(y, metric.quantity());
+            let [from, to] = [start, end].map(|ms| measured(ms * 1e3, Quantity::Micros));
+            let label = format!("{from} to {to}: {what}{short}{}", metric.unit());
+            Some(Sample { x: (start + end) / 2e3, y, error: 0.0, short, label })
         };
-        match metric {
-            Metric::LatencySeries => {
-                line(false, "mean ", &|point| point.latency.map(|latency| latency.0));
-                line(true, "greatest ", &|point| point.latency.map(|latency| latency.1));
+        for part in points.chunk_by(|a, b| value(a).is_some() == value(b).is_some()) {
+            let samples: Vec<Sample> = part.iter().filter_map(sample).collect();
+            if !samples.is_empty() {
+                lines.push(SeriesLine { series, is_reference: false, dashed, samples });
             }
-            _ => line(false, "", &|point| Some(point.iops)),
         }
+    };
+    match metric {
+        Metric::LatencySeries => {
+            add(false, "mean ", &|point| point.latency.map(|latency| latency.0));
+            add(true, "greatest ", &|point| point.latency.map(|latency| latency.1));
+        }
+        _ => add(false, "", &|point| Some(point.iops)),
     }
     lines
-}
-
-fn sample(point: &SeriesPoint, value: f64, metric: Metric, what: &str) -> Sample {
-    let short = measured(value, metric.quantity());
-    let [start, end] = [point.time_ms.0, point.time_ms.1].map(|ms| measured(ms * 1e3, Quantity::Micros));
-    let label = format!("{start} to {end}: {what}{short}{}", metric.unit());
-    Sample { x: (point.time_ms.0 + point.time_ms.1) / 2e3, y: value, error: 0.0, short, label }
 }

@@ -7,7 +7,7 @@ use crate::worker::{Interval, TimeSeries};
 
 /// What completed in each interval of a run, by operation.
 #[derive(Clone, Debug, Serialize)]
-pub struct RunSeries {
+pub(crate) struct RunSeries {
     /// Length of an interval, in milliseconds. The last one ends with the measurement, and may be shorter or longer by less than half.
     pub interval_ms: f64,
     /// End of the last interval, in milliseconds from the start of the measurement.
@@ -24,7 +24,7 @@ pub struct RunSeries {
 
 /// An interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct SeriesPoint {
+pub(crate) struct SeriesPoint {
     /// Its start, in milliseconds from the start of the measurement.
     pub start_ms: f64,
     /// I/Os that completed in it, per second of its length.

@@ -11,7 +11,7 @@ use crate::worker::OpStats;
 
 /// Latency in microseconds.
 #[derive(Clone, Debug, Serialize)]
-pub struct LatencySummary {
+pub(crate) struct LatencySummary {
     /// Mean.
     pub mean: f64,
     /// Median.
@@ -28,7 +28,7 @@ pub struct LatencySummary {
 
 /// The I/Os of one operation, over all runs.
 #[derive(Clone, Debug, Serialize)]
-pub struct OpSummary {
+pub(crate) struct OpSummary {
     /// I/Os per second, mean over the runs.
     pub iops_mean: f64,
     /// Its standard error.
@@ -66,7 +66,7 @@ impl OpSummary {
 
 /// The values of one run.
 #[derive(Clone, Debug, Serialize)]
-pub struct RunValues {
+pub(crate) struct RunValues {
     /// When it began: RFC 3339, in UTC.
     pub date: String,
     /// Length of the measurement, in seconds.
@@ -110,7 +110,7 @@ impl RunValues {
 
 /// How well a rate was kept, over all runs.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct RateSummary {
+pub(crate) struct RateSummary {
     /// I/Os per second that all jobs together were to start.
     pub asked_iops: f64,
     /// I/Os that were started in the measured time.
@@ -138,7 +138,7 @@ impl RateSummary {
     }
 
     /// Returns true unless more than a hundredth of the I/Os were not started.
-    pub fn is_kept(&self) -> bool {
+    pub(crate) fn is_kept(&self) -> bool {
         self.unstarted <= (self.started + self.unstarted) / 100
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
-use super::experiments::{ALL, Reproduction};
+use crate::experiment::{ALL, Experiment};
 
 /// The options of `mqblk reproduce`.
 #[derive(Clone, Debug, clap::Args)]
@@ -30,7 +30,7 @@ Examples:
 pub struct ReproduceArgs {
     /// Experiments [default: all]
     #[arg(value_name = "EXPERIMENT", value_parser = experiment_parser())]
-    experiments: Vec<&'static dyn Reproduction>,
+    experiments: Vec<&'static Experiment>,
 
     /// Fewer and shorter runs: all in less than 3 minutes
     #[arg(long)]
@@ -67,17 +67,17 @@ pub struct ReproduceArgs {
 
 impl ReproduceArgs {
     /// Returns the experiments to measure, each once, in the order of [`ALL`].
-    pub(super) fn chosen(&self) -> Vec<&'static dyn Reproduction> {
-        let is_chosen = |one: &&dyn Reproduction| {
-            self.experiments.is_empty() || self.experiments.iter().any(|chosen| chosen.name() == one.name())
+    pub(super) fn chosen(&self) -> Vec<&'static Experiment> {
+        let is_chosen = |one: &&Experiment| {
+            self.experiments.is_empty() || self.experiments.iter().any(|chosen| chosen.name == one.name)
         };
-        ALL.into_iter().filter(|one| is_chosen(one)).collect()
+        ALL.iter().filter(is_chosen).collect()
     }
 }
 
-fn experiment_parser() -> impl TypedValueParser<Value = &'static dyn Reproduction> {
-    PossibleValuesParser::new(ALL.iter().map(|one| PossibleValue::new(one.name()).help(one.about())))
-        .try_map(|name| ALL.into_iter().find(|one| one.name() == name).ok_or("no such experiment"))
+fn experiment_parser() -> impl TypedValueParser<Value = &'static Experiment> {
+    PossibleValuesParser::new(ALL.iter().map(|one| PossibleValue::new(one.name).help(one.about)))
+        .try_map(|name| Experiment::find(&name).ok_or("no such experiment"))
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {

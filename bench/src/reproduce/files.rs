@@ -1,9 +1,7 @@
 //! The result files. Each is written under a temporary name and renamed, so that it is always whole.
 
 use std::collections::HashMap;
-use std::fs::Permissions;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -14,6 +12,8 @@ use super::machine::MachineDescription;
 use super::page;
 use super::result::{ExperimentResult, ResultDocument};
 use crate::BenchError;
+use crate::experiment::shell_word;
+use crate::output::{replace, temporary};
 use crate::report::ResultRow;
 
 /// Where results go.
@@ -62,9 +62,9 @@ impl ResultFiles {
             if path.is_dir() {
                 return Err(BenchError::option(option, format!("the folder {}", path.display()), "a file name"));
             }
-            tempfile::tempfile_in(folder_of(path)).map_err(|error| refused(option, path, error))?;
+            temporary(path).map_err(|error| refused(option, path, error))?;
         }
-        let words = std::env::args().skip(1).map(|word| super::command::shell_word(&word));
+        let words = std::env::args().skip(1).map(|word| shell_word(&word));
         let command = std::iter::once("mqblk".to_owned()).chain(words).collect::<Vec<_>>().join(" ");
         Ok(ResultFiles { out: args.out.clone(), report: args.report.clone(), json, command })
     }
@@ -74,11 +74,11 @@ impl ResultFiles {
     /// # Errors
     /// When one cannot be written.
     pub(super) fn write_experiment(&mut self, result: &ExperimentResult) -> Result<(), BenchError> {
-        let name = result.experiment.name();
+        let name = result.experiment.name;
         let of = |extension: &str| self.out.join(format!("{name}.{extension}"));
         write(&of("json"), &json(&result.rows)?)?;
         write(&of("csv"), &csv(&result.rows)?)?;
-        write(&of("svg"), &result.experiment.figure(&result.rows).svg())?;
+        write(&of("svg"), &(result.experiment.figure)(&result.rows).svg())?;
         write(&of("md"), &result.markdown())
     }
 
@@ -123,23 +123,10 @@ fn print(text: &str) -> Result<(), BenchError> {
     }
 }
 
-fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
 /// Writes a file as a whole or not at all.
 fn write(path: &Path, text: &str) -> Result<(), BenchError> {
-    let replace = || -> std::io::Result<()> {
-        // The permissions of a created file: what the umask leaves.
-        let permissions = Permissions::from_mode(0o666);
-        let mut file = tempfile::Builder::new()
-            .prefix(".mqblk-reproduce-")
-            .permissions(permissions)
-            .tempfile_in(folder_of(path))?;
-        file.write_all(text.as_bytes())?;
-        file.persist(path).map(drop).map_err(|error| error.error)
-    };
-    replace().map_err(|error| BenchError::Failed(format!("{}: {error}", path.display())))
+    let written = replace(path, |file| file.write_all(text.as_bytes()));
+    written.map_err(|error| BenchError::Failed(format!("{}: {error}", path.display())))
 }
 
 fn json(value: &impl Serialize) -> Result<String, BenchError> {
@@ -213,16 +200,5 @@ mod tests {
         }
         assert!(lines[1].contains("\"path=a,\"\"b\"\"\"") && !lines[0].contains("percentiles"), "{text}");
         assert_eq!(csv(&[]).unwrap(), "");
-    }
-
-    #[test]
-    fn a_file_is_replaced_as_a_whole() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a");
-        write(&path, "one").unwrap();
-        write(&path, "two").unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "two");
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
-        assert!(write(&folder.path().join("none/a"), "").is_err());
     }
 }

@@ -1,23 +1,18 @@
 //! `mqblk reproduce`: the published experiments on this machine, as ratios beside the published ones.
 //!
 //! ```text
-//! args -> experiments (which commands of `mqblk bench`, which tables, what is claimed): all checked before anything starts
-//!      -> session: the commands' plans, run by run; rows to results/ after each combination
-//!      -> claim, estimate: whether the rows show what the document shows -> table, files, page
+//! args -> the commands of the experiments (crate::experiment), all planned before anything starts
+//!      -> session: the plans, run by run; rows to results/ after each combination
+//!      -> result: tables, claims and what they come to -> files, page
 //! ```
 
 mod args;
-mod claim;
-mod command;
-mod estimate;
-mod experiments;
 mod files;
 mod machine;
 mod page;
 mod result;
 mod scratch;
 mod session;
-mod table;
 #[cfg(test)]
 mod tests;
 
@@ -27,7 +22,7 @@ use std::process::ExitCode;
 use mqblk_core::ByteLen;
 
 use crate::BenchError;
-use experiments::{ALL, ExperimentScale};
+use crate::experiment::{ALL, ExperimentScale};
 use files::ResultFiles;
 use machine::MachineDescription;
 use result::ExperimentResult;
@@ -60,8 +55,8 @@ fn fail(error: &BenchError, code: u8) -> ExitCode {
 
 fn list() -> ExitCode {
     let mut text = String::new();
-    for one in ALL {
-        text.push_str(&format!("{:<14} {}\n{:<14} document: {}\n", one.name(), one.about(), "", one.document()));
+    for one in &ALL {
+        text.push_str(&format!("{:<14} {}\n{:<14} document: {}\n", one.name, one.about, "", one.document));
     }
     match std::io::stdout().write_all(text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -72,7 +67,7 @@ fn list() -> ExitCode {
 /// Checks everything, then measures. Returns the exit code.
 fn reproduce(args: &ReproduceArgs) -> Result<u8, BenchError> {
     let chosen = args.chosen();
-    let needs_disk = chosen.iter().any(|one| one.needs_disk());
+    let needs_disk = chosen.iter().any(|one| one.needs_disk);
     let folder = args.folder.as_deref().unwrap_or(&args.out);
     let size = if args.quick { QUICK_SCRATCH } else { SCRATCH };
     let image = std::path::absolute(scratch::path(folder));
@@ -91,7 +86,7 @@ fn reproduce(args: &ReproduceArgs) -> Result<u8, BenchError> {
         if session.is_interrupted() {
             break;
         }
-        let result = session.measure(*one, machine.cores, &mut |result| files.write_experiment(result))?;
+        let result = session.measure(one, machine.cores, &mut |result| files.write_experiment(result))?;
         files.say(&result.text())?;
         results.push(result);
     }

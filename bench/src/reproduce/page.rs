@@ -1,8 +1,9 @@
 //! The report: one page of HTML that needs nothing besides itself.
 
-use super::claim::{ClaimResult, Outcome};
 use super::machine::MachineDescription;
-use super::result::{ExperimentResult, capitalised};
+use super::result::ExperimentResult;
+use crate::capitalised;
+use crate::experiment::{ClaimResult, Outcome};
 use crate::plot::markup_text;
 
 const STYLE: &str = "\
@@ -57,7 +58,7 @@ pub(super) fn page(machine: &MachineDescription, command: &str, results: &[Exper
 fn overview(result: &ExperimentResult) -> String {
     let outcome = result.claims().first().map_or(Outcome::NotMeasurable, |claim| claim.outcome);
     let outcome = if result.failure.is_some() { Outcome::NotMeasurable } else { outcome };
-    let name = result.experiment.name();
+    let name = result.experiment.name;
     format!("<li class=\"{}\"><a href=\"#{name}\">{name}</a>: <b>{}</b></li>\n", class(outcome), outcome.words())
 }
 
@@ -71,16 +72,16 @@ fn class(outcome: Outcome) -> &'static str {
 
 fn section(result: &ExperimentResult) -> String {
     let one = result.experiment;
-    let name = one.name();
+    let name = one.name;
     let claim = |ClaimResult { outcome, reason }: &ClaimResult| {
         let words = capitalised(outcome.words());
         format!("<li class=\"{}\"><b>{words}.</b> {}</li>\n", class(*outcome), markup_text(&capitalised(reason)))
     };
     let claims: String = result.claims().iter().map(claim).collect();
-    let tables = one.tables(&result.rows);
+    let tables = (one.tables)(&result.rows);
     let tables = tables.iter().filter(|table| !table.rows.is_empty());
     let tables: String = tables.map(|table| format!("<div class=\"scroll\">\n{}</div>\n", table.html())).collect();
-    let notes: String = one.notes().iter().map(|note| format!("<p>{}</p>\n", markup_text(note))).collect();
+    let notes: String = one.notes.iter().map(|note| format!("<p>{}</p>\n", markup_text(note))).collect();
     let commands: String =
         result.commands.iter().map(|command| format!("{}\n", markup_text(&command.to_string()))).collect();
     format!(
@@ -88,11 +89,11 @@ fn section(result: &ExperimentResult) -> String {
          <p><b>{sentence}</b></p>\n<div class=\"plot\">\n{svg}</div>\n<h3>What the document shows, and what is seen here</h3>\n\
          <ul class=\"claims\">\n{claims}</ul>\n<h3>Tables</h3>\n<div class=\"tables\">\n{tables}</div>\n\
          <h3>How to read it</h3>\n{notes}<h3>Commands</h3>\n<p>Each measures rows of the tables, and can be run by itself.</p>\n<pre>{commands}</pre>\n</section>\n",
-        about = markup_text(&capitalised(one.about())),
-        document = markup_text(one.document()),
+        about = markup_text(&capitalised(one.about)),
+        document = markup_text(one.document),
         complete = markup_text(&capitalised(&result.completeness())),
         sentence = markup_text(&result.sentence()),
-        svg = inline(&one.figure(&result.rows).svg()),
+        svg = inline(&(one.figure)(&result.rows).svg()),
     )
 }
 

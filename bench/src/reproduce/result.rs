@@ -2,16 +2,15 @@
 
 use serde::Serialize;
 
-use super::claim::{self, ClaimResult};
-use super::command::BenchCommand;
-use super::experiments::Reproduction;
+use crate::capitalised;
+use crate::experiment::{self, BenchCommand, Claim, ClaimResult, Experiment};
 use crate::report::ResultRow;
 
 /// The result of an experiment, also of an unfinished one.
 #[derive(Debug)]
 pub(super) struct ExperimentResult {
     /// The experiment.
-    pub experiment: &'static dyn Reproduction,
+    pub experiment: &'static Experiment,
     /// The commands whose rows these are.
     pub commands: Vec<BenchCommand>,
     /// How many rows there are when all was measured.
@@ -32,7 +31,7 @@ pub(super) struct ResultDocument<'a> {
     commands: Vec<String>,
     sentence: String,
     claims: Vec<ClaimResult>,
-    notes: Vec<&'static str>,
+    notes: &'static [&'static str],
     expected_rows: usize,
     failure: Option<&'a str>,
     rows: &'a [ResultRow],
@@ -41,18 +40,18 @@ pub(super) struct ResultDocument<'a> {
 impl ExperimentResult {
     /// Returns what came of each claim.
     pub(super) fn claims(&self) -> Vec<ClaimResult> {
-        self.experiment.claims(&self.rows, self.cores).iter().map(claim::Claim::result).collect()
+        (self.experiment.claims)(&self.rows, self.cores).iter().map(Claim::result).collect()
     }
 
     /// Returns the sentence at its end.
     pub(super) fn sentence(&self) -> String {
-        let name = self.experiment.name();
+        let name = self.experiment.name;
         match &self.failure {
             Some(why) if self.rows.len() < self.expected_rows => {
                 format!("{name}: not finished, with {} of {} rows: {why}.", self.rows.len(), self.expected_rows)
             }
             Some(why) => format!("{name}: not finished, with all rows, but not all of their runs: {why}."),
-            None => claim::sentence(name, &self.claims()),
+            None => experiment::sentence(name, &self.claims()),
         }
     }
 
@@ -72,8 +71,8 @@ impl ExperimentResult {
     pub(super) fn text(&self) -> String {
         let one = self.experiment;
         let mut text =
-            format!("\n== {}: {}\ndocument: {}; {}\n", one.name(), one.about(), one.document(), self.completeness());
-        for table in one.tables(&self.rows).iter().filter(|table| !table.rows.is_empty()) {
+            format!("\n== {}: {}\ndocument: {}; {}\n", one.name, one.about, one.document, self.completeness());
+        for table in (one.tables)(&self.rows).iter().filter(|table| !table.rows.is_empty()) {
             text.push_str(&format!("\n{}", table.text()));
         }
         text.push('\n');
@@ -81,7 +80,7 @@ impl ExperimentResult {
             text.push_str(&format!("- {}: {reason}\n", outcome.words()));
         }
         text.push('\n');
-        one.notes().iter().for_each(|note| text.push_str(&format!("{note}\n")));
+        one.notes.iter().for_each(|note| text.push_str(&format!("{note}\n")));
         text + "\n" + &self.sentence() + "\n"
     }
 
@@ -90,22 +89,22 @@ impl ExperimentResult {
         let one = self.experiment;
         let mut text = format!(
             "# {}\n\n{}.\n\nDocument: *{}*. {}.\n\n",
-            one.name(),
-            capitalised(one.about()),
-            one.document(),
+            one.name,
+            capitalised(one.about),
+            one.document,
             capitalised(&self.completeness())
         );
-        text.push_str(&format!("**{}**\n\n![{}]({}.svg)\n", self.sentence(), one.name(), one.name()));
+        text.push_str(&format!("**{}**\n\n![{}]({}.svg)\n", self.sentence(), one.name, one.name));
         text.push_str("\n## What the document shows, and what is seen here\n\n");
         for ClaimResult { outcome, reason } in self.claims() {
             text.push_str(&format!("- *{}*: {reason}\n", outcome.words()));
         }
         text.push_str("\n## Tables\n");
-        for table in one.tables(&self.rows).iter().filter(|table| !table.rows.is_empty()) {
+        for table in (one.tables)(&self.rows).iter().filter(|table| !table.rows.is_empty()) {
             text.push_str(&format!("\n{}", table.markdown()));
         }
         text.push_str("\n## How to read it\n\n");
-        one.notes().iter().for_each(|note| text.push_str(&format!("- {note}\n")));
+        one.notes.iter().for_each(|note| text.push_str(&format!("- {note}\n")));
         text.push_str("\n## Commands\n\n```sh\n");
         self.commands.iter().for_each(|command| text.push_str(&format!("{command}\n")));
         text + "```\n"
@@ -114,21 +113,15 @@ impl ExperimentResult {
     /// Returns it as a document for a program.
     pub(super) fn document(&self) -> ResultDocument<'_> {
         ResultDocument {
-            name: self.experiment.name(),
-            document: self.experiment.document(),
+            name: self.experiment.name,
+            document: self.experiment.document,
             commands: self.commands.iter().map(BenchCommand::to_string).collect(),
             sentence: self.sentence(),
             claims: self.claims(),
-            notes: self.experiment.notes(),
+            notes: self.experiment.notes,
             expected_rows: self.expected_rows,
             failure: self.failure.as_deref(),
             rows: &self.rows,
         }
     }
-}
-
-/// Returns text with its first letter in upper case.
-pub(super) fn capitalised(text: &str) -> String {
-    let mut chars = text.chars();
-    chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
 }

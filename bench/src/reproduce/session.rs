@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::ByteLen;
 
-use super::command::BenchCommand;
-use super::experiments::{ExperimentScale, Reproduction};
 use super::result::ExperimentResult;
 use crate::BenchError;
+use crate::experiment::{BenchCommand, Experiment, ExperimentScale};
 use crate::interrupt::Interrupt;
 use crate::plan::Plan;
 use crate::progress::ProgressDisplay;
@@ -51,7 +50,7 @@ impl ReproductionSession {
     /// # Errors
     /// [`BenchError`] when a command cannot be planned, or the system refuses to tell signals.
     pub(super) fn new(
-        experiments: &[&'static dyn Reproduction],
+        experiments: &[&'static Experiment],
         scale: &ExperimentScale,
     ) -> Result<ReproductionSession, BenchError> {
         let interrupt = Interrupt::default();
@@ -61,8 +60,8 @@ impl ReproductionSession {
             Ok((command, plan))
         };
         let planned = experiments.iter().map(|one| {
-            let commands = one.commands(scale).into_iter().map(plan).collect::<Result<_, _>>()?;
-            Ok(PlannedExperiment { name: one.name(), commands })
+            let commands = (one.commands)(scale).into_iter().map(plan).collect::<Result<_, _>>()?;
+            Ok(PlannedExperiment { name: one.name, commands })
         });
         let planned: Vec<PlannedExperiment> = planned.collect::<Result<_, BenchError>>()?;
         let plans = || planned.iter().flat_map(|one| &one.commands).map(|(_, plan)| plan);
@@ -108,14 +107,14 @@ impl ReproductionSession {
     /// When `write` fails. A failure of the measurement is part of the result.
     pub(super) fn measure(
         &mut self,
-        experiment: &'static dyn Reproduction,
+        experiment: &'static Experiment,
         cores: usize,
         write: WriteResult<'_>,
     ) -> Result<ExperimentResult, BenchError> {
-        let at = self.planned.iter().position(|planned| planned.name == experiment.name());
+        let at = self.planned.iter().position(|planned| planned.name == experiment.name);
         let planned = at
             .map(|at| self.planned.remove(at))
-            .ok_or_else(|| BenchError::Failed(format!("{} was measured already", experiment.name())))?;
+            .ok_or_else(|| BenchError::Failed(format!("{} was measured already", experiment.name)))?;
         let mut result = ExperimentResult {
             experiment,
             commands: planned.commands.iter().map(|(command, _)| command.clone()).collect(),

@@ -92,10 +92,11 @@ fn a_series_is_drawn_over_time() {
     }
     // Those of both files that have one.
     assert_eq!(
-        plot("with.json without.json -o out.png --x time --only op=read --only run=1"),
+        plot("with.json without.json -o reads.svg --x time --only op=read --only run=1"),
         (Some(0), String::new())
     );
-    assert!(std::fs::read(folder.path().join("out.png")).expect("the picture").starts_with(b"\x89PNG"));
+    let svg = std::fs::read_to_string(folder.path().join("reads.svg")).expect("the picture");
+    assert!(svg.contains("2 queues") && !svg.contains("run 2"), "{svg}");
     let (code, told) = plot("without.json -o none.svg --x time");
     assert_eq!((code, folder.path().join("none.svg").exists()), (Some(2), false));
     assert!(

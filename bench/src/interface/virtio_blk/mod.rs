@@ -22,10 +22,8 @@ pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
     options_after: "interface",
     augment: <VirtioBlk as clap::Args>::augment_args,
     parse: parse::<VirtioBlk>,
-    options: || Arc::new(VirtioBlk {}),
     running: vhost_user::RUNNING,
     address_keys: vhost_user::ADDRESS_KEYS,
-    experiments: &[],
 };
 
 /// Its options: none of its own.

@@ -2,7 +2,6 @@
 
 mod device;
 mod server;
-mod targets;
 
 use std::any::Any;
 use std::path::{Path, PathBuf};
@@ -13,9 +12,7 @@ use clap::ValueEnum;
 use mqblk_driver::DriverError;
 use mqblk_driver::virtio_scsi::SteeringPolicy;
 
-use super::{
-    Connector, DefaultOptions, DeviceDisk, Interface, InterfaceDefinition, InterfaceResults, parse, vhost_user,
-};
+use super::{Connector, DeviceDisk, Interface, InterfaceDefinition, InterfaceResults, parse, vhost_user};
 use crate::BenchError;
 use crate::plan::{Combination, Plan, Target, TargetSource};
 use crate::run::{RunInput, RunResult, measure_on, probe_on};
@@ -29,10 +26,8 @@ pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
     options_after: "bsrange",
     augment: <VirtioScsi as clap::Args>::augment_args,
     parse: parse::<VirtioScsi>,
-    options: || Arc::new(VirtioScsi::default()),
     running: vhost_user::RUNNING,
     address_keys: vhost_user::ADDRESS_KEYS,
-    experiments: &[&targets::TargetsExperiment],
 };
 
 /// Most logical units of a controller that are measured.
@@ -114,11 +109,6 @@ impl Interface for VirtioScsi {
             options.targets.clone_from(&defaults.targets);
         }
         Arc::new(options)
-    }
-
-    fn default_options(&self) -> DefaultOptions {
-        let targets: Vec<String> = counts(&self.targets).iter().map(u16::to_string).collect();
-        DefaultOptions { disks: format!(" --targets {}", targets.join(",")), queues: String::new() }
     }
 
     fn disk_counts(&self) -> Result<Vec<(u16, u16)>, BenchError> {

@@ -3,7 +3,6 @@
 mod device;
 mod options;
 mod server;
-mod xen_queues;
 
 use std::any::Any;
 use std::path::Path;
@@ -12,9 +11,7 @@ use std::time::Duration;
 
 use mqblk_driver::DriverError;
 
-use super::{
-    Connector, DefaultOptions, DeviceDisk, Interface, InterfaceDefinition, InterfaceResults, TargetVariant, parse,
-};
+use super::{Connector, DeviceDisk, Interface, InterfaceDefinition, InterfaceResults, TargetVariant, parse};
 use crate::BenchError;
 use crate::args::{BenchArgs, Descriptors};
 use crate::plan::{Combination, DeviceName, DiskKeys, MAX_DEPTH, Plan, Target, TargetSource, value_of};
@@ -31,10 +28,8 @@ pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
     options_after: "interface",
     augment: <XenOptions as clap::Args>::augment_args,
     parse: parse::<XenOptions>,
-    options: || Arc::new(XenOptions::default()),
     running: "--vdev NAME",
     address_keys: &["domid", "vdev"],
-    experiments: &[&xen_queues::XenQueuesExperiment],
 };
 
 impl Interface for XenOptions {
@@ -59,11 +54,6 @@ impl Interface for XenOptions {
         let defaults = (defaults as &dyn Any).downcast_ref::<XenOptions>();
         let ring_order = self.ring_order.or(defaults.and_then(|defaults| defaults.ring_order));
         Arc::new(XenOptions { ring_order, ..self.clone() })
-    }
-
-    fn default_options(&self) -> DefaultOptions {
-        let queues = self.ring_order.map_or(String::new(), |order| format!(" --ring-order {order}"));
-        DefaultOptions { disks: String::new(), queues }
     }
 
     fn check(&self, args: &BenchArgs) -> Result<(), BenchError> {

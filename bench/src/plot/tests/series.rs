@@ -1,20 +1,20 @@
 //! Time series: which lines there are, what a point is, and that a pause is seen.
 
-use super::super::chart::{Chart, SeriesLine};
-use super::super::series::{SeriesPoint, TimeSeries, of_each_run};
+use super::super::chart::SeriesLine;
+use super::super::series::{SeriesInterval, OperationSeries};
 use super::*;
 
 /// A series with intervals of 100 ms. `None`: nothing completed.
-fn series(run: u64, op: &'static str, iops: &[Option<f64>]) -> TimeSeries {
-    let point = |(at, iops): (usize, &Option<f64>)| SeriesPoint {
+fn series(run: u64, op: &'static str, iops: &[Option<f64>]) -> OperationSeries {
+    let point = |(at, iops): (usize, &Option<f64>)| SeriesInterval {
         time_ms: (at as f64 * 100.0, (at + 1) as f64 * 100.0),
         iops: iops.unwrap_or(0.0),
         latency: iops.map(|iops| (1e6 / iops, 2e6 / iops)),
     };
-    TimeSeries { run, op, errors: 0, interval_ms: 100.0, points: iops.iter().enumerate().map(point).collect() }
+    OperationSeries { run, op, errors: 0, interval_ms: 100.0, points: iops.iter().enumerate().map(point).collect() }
 }
 
-fn with_series(row: PlotRow, all: &[TimeSeries]) -> PlotRow {
+fn with_series(row: PlotRow, all: &[OperationSeries]) -> PlotRow {
     PlotRow { series: all.to_vec(), ..row }
 }
 
@@ -23,9 +23,8 @@ fn over_time(y: Vec<Metric>) -> PlotArgs {
 }
 
 fn chart(rows: Vec<PlotRow>, args: &PlotArgs) -> Chart {
-    let table = RowTable::new(of_each_run(rows).unwrap());
-    let chart = build::chart(&table, &select(&table, args).unwrap(), &ChartOptions::default());
-    check_scene(&layout::scene(&chart, &Font::new()), &chart.title);
+    let chart = drawn(of_each_run(rows).unwrap(), args);
+    check_picture(&chart, &chart.title);
     chart
 }
 
@@ -36,7 +35,7 @@ fn values(line: &SeriesLine) -> Vec<(f64, f64)> {
 #[test]
 fn a_run_is_a_line_over_time() {
     let runs = [series(1, "read", &[Some(1000.0), Some(3000.0)]), series(2, "read", &[Some(500.0), None])];
-    let chart = chart(vec![with_series(row(), &runs)], &over_time(vec![Metric::Latency, Metric::Iops]));
+    let chart = chart(vec![with_series(row(json!({})), &runs)], &over_time(vec![Metric::Latency, Metric::Iops]));
     assert_eq!(chart.title, "Latency and IOPS over time");
     assert!(!chart.subtitle.contains("reads") && chart.subtitle.ends_with("3 runs"), "{}", chart.subtitle);
     assert_eq!(chart.caption, ["A point is an interval of 100 ms, at its middle."]);
@@ -62,7 +61,7 @@ fn a_run_is_a_line_over_time() {
 #[test]
 fn a_pause_is_0_iops_and_a_gap_in_the_latency() {
     let runs = [series(1, "read", &[Some(1000.0), None, None, Some(1000.0), Some(2000.0)])];
-    let row = PlotRow { runs: 1, ..with_series(row(), &runs) };
+    let row = PlotRow { runs: 1, ..with_series(row(json!({})), &runs) };
     let chart = chart(vec![row], &over_time(vec![Metric::Iops, Metric::Latency]));
     let [iops, latency] = chart.groups[0].panels.as_slice() else { panic!("{chart:?}") };
     let drawn: Vec<f64> = iops.lines[0].samples.iter().map(|sample| sample.y).collect();
@@ -76,14 +75,14 @@ fn a_pause_is_0_iops_and_a_gap_in_the_latency() {
 fn what_varies_is_named() {
     let some = [Some(1000.0)];
     let mixed = [series(1, "read", &some), series(1, "write", &some)];
-    let load = |rw: &str| PlotRow { rw: rw.into(), ..row() };
+    let load = |rw: &str| row(json!({"rw": rw}));
     let of = |rows: Vec<PlotRow>, args: &PlotArgs| chart(rows, args).groups.swap_remove(0).series;
     let plain = over_time(vec![]);
     assert_eq!(of(vec![with_series(load("randrw"), &mixed)], &plain), ["reads", "writes"]);
     let two = vec![with_series(load("read"), &mixed[..1]), with_series(load("randwrite"), &mixed[1..])];
     assert_eq!(of(two.clone(), &plain), ["read", "randwrite"]);
     assert!(!chart(two, &plain).subtitle.contains("reads"));
-    let queues = |queues: u64| PlotRow { queues, ..load("rw") };
+    let queues = |queues: u64| row(json!({"rw": "rw", "queues": queues}));
     let both =
         [series(1, "read", &some), series(2, "read", &some), series(1, "write", &some), series(2, "write", &some)];
     let rows = vec![with_series(queues(1), &both), with_series(queues(8), &both)];
@@ -93,7 +92,11 @@ fn what_varies_is_named() {
     let headings: Vec<_> = chart.groups[0].panels.iter().map(|panel| panel.heading.clone()).collect();
     assert_eq!(headings, [Some("reads".to_owned()), Some("writes".to_owned())]);
     // What is left of a choice is said.
-    let only = [parse_filter("run=2").unwrap(), parse_filter("op=read").unwrap(), parse_filter("queues=1").unwrap()];
+    let only = [
+        RowFilter::parse("run=2").unwrap(),
+        RowFilter::parse("op=read").unwrap(),
+        RowFilter::parse("queues=1").unwrap(),
+    ];
     let rows = filter_rows(of_each_run(rows).unwrap(), &only).unwrap();
     let table = RowTable::new(rows);
     let text = constants(&table, &select(&table, &plain).unwrap());
@@ -110,7 +113,7 @@ fn many_intervals_make_a_point_and_nothing_is_lost() {
     last.latency = None;
     last.iops = 0.0;
     one.points[1].latency = Some((100.0, 9e6));
-    let chart = chart(vec![with_series(row(), &[one])], &over_time(vec![Metric::Iops, Metric::Latency]));
+    let chart = chart(vec![with_series(row(json!({})), &[one])], &over_time(vec![Metric::Iops, Metric::Latency]));
     assert_eq!(
         chart.caption,
         ["A point is 3 intervals of 100 ms together, at their middle: mean IOPS, mean latency, greatest latency."]
@@ -126,19 +129,20 @@ fn many_intervals_make_a_point_and_nothing_is_lost() {
 
 #[test]
 fn what_has_no_series_is_said() {
-    let nothing = of_each_run(vec![row()]).unwrap_err().to_string();
+    let nothing = of_each_run(vec![row(json!({}))]).unwrap_err().to_string();
     assert_eq!(
         nothing,
         "--x: found time, and no row with a time series (the key series of each_run), expected at least one: record it with `mqblk bench --interval 100ms --json FILE`"
     );
     // Those that have one are drawn.
-    let rows = of_each_run(vec![row(), with_series(row(), &[series(1, "read", &[Some(1.0)])])]).unwrap();
+    let rows =
+        of_each_run(vec![row(json!({})), with_series(row(json!({})), &[series(1, "read", &[Some(1.0)])])]).unwrap();
     assert_eq!(rows.len(), 1);
     for (y, found) in [(Metric::Bandwidth, "bandwidth"), (Metric::Cdf, "cdf"), (Metric::Cpu, "cpu")] {
         let text = error(rows.clone(), &over_time(vec![y]));
         assert_eq!(text, format!("--y: found {found}, expected iops or latency with --x time"));
     }
-    let crowd: Vec<TimeSeries> = (1..=20).map(|run| series(run, "read", &[Some(1.0)])).collect();
-    let text = error(of_each_run(vec![with_series(row(), &crowd)]).unwrap(), &over_time(vec![]));
+    let crowd: Vec<OperationSeries> = (1..=20).map(|run| series(run, "read", &[Some(1.0)])).collect();
+    let text = error(of_each_run(vec![with_series(row(json!({})), &crowd)]).unwrap(), &over_time(vec![]));
     assert!(text.starts_with("--y iops: found 20 series in a panel, expected at most 14"), "{text}");
 }

@@ -6,7 +6,7 @@ use super::estimate::{RatioEstimate, digits};
 
 /// An effect that a document shows, beside what was measured here.
 #[derive(Clone, Debug)]
-pub(super) struct Claim {
+pub(crate) struct Claim {
     /// What is compared: `IOPS of static:50 over off`.
     pub what: String,
     /// The document's ratio; not 1.
@@ -22,7 +22,7 @@ pub(super) struct Claim {
 /// Whether an effect is seen here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     /// In the same direction beyond the error, and at least half as much as published (of the logarithm).
     Reproduced,
     /// Beyond the error it is less than published, and not beyond the error at least half as much.
@@ -33,7 +33,7 @@ pub(super) enum Outcome {
 
 impl Outcome {
     /// Returns it in words.
-    pub(super) fn words(self) -> &'static str {
+    pub(crate) fn words(self) -> &'static str {
         match self {
             Outcome::Reproduced => "reproduced",
             Outcome::NotReproduced => "not reproduced",
@@ -44,7 +44,7 @@ impl Outcome {
 
 /// An outcome and its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct ClaimResult {
+pub(crate) struct ClaimResult {
     /// The outcome.
     pub outcome: Outcome,
     /// What was compared, both ratios, and why it is no other outcome.
@@ -53,7 +53,7 @@ pub(super) struct ClaimResult {
 
 impl Claim {
     /// Returns the outcome of the claim.
-    pub(super) fn result(&self) -> ClaimResult {
+    pub(crate) fn result(&self) -> ClaimResult {
         let with = |outcome: Outcome, why: &str| {
             let measured = self.measured.map_or("not measured".into(), |ratio| format!("{ratio} here"));
             let why = if why.is_empty() { String::new() } else { format!(": {why}") };
@@ -93,7 +93,7 @@ impl Claim {
 }
 
 /// Returns why a gain by more threads cannot be seen, if there are fewer `cores` than threads.
-pub(super) fn needs_cores(threads: u16, what: &str, cores: usize) -> Option<String> {
+pub(crate) fn needs_cores(threads: u16, what: &str, cores: usize) -> Option<String> {
     let short = usize::from(threads) > cores;
     short.then(|| {
         format!(
@@ -104,7 +104,7 @@ pub(super) fn needs_cores(threads: u16, what: &str, cores: usize) -> Option<Stri
 }
 
 /// Returns the sentence at the end of an experiment: the outcome of its first claim, which is its main one, and how many others have which.
-pub(super) fn sentence(name: &str, results: &[ClaimResult]) -> String {
+pub(crate) fn sentence(name: &str, results: &[ClaimResult]) -> String {
     let Some((first, others)) = results.split_first() else { return format!("{name}: nothing is claimed.") };
     let main = format!("{name}: {}: {}", first.outcome.words(), first.reason);
     let all = [Outcome::Reproduced, Outcome::NotReproduced, Outcome::NotMeasurable];

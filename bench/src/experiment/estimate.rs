@@ -8,7 +8,7 @@ const T_95: [f64; 10] = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 
 
 /// The mean of a measured value over the runs of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct MeasuredMean {
+pub(crate) struct MeasuredMean {
     /// The mean.
     pub mean: f64,
     /// Its standard error.
@@ -19,12 +19,12 @@ pub(super) struct MeasuredMean {
 
 impl MeasuredMean {
     /// Returns the I/Os per second of a row.
-    pub(super) fn iops(row: &ResultRow) -> MeasuredMean {
+    pub(crate) fn iops(row: &ResultRow) -> MeasuredMean {
         MeasuredMean { mean: row.iops_mean, error: row.iops_stderr, runs: row.runs }
     }
 
     /// Returns the bytes per second of a row.
-    pub(super) fn bandwidth(row: &ResultRow) -> MeasuredMean {
+    pub(crate) fn bandwidth(row: &ResultRow) -> MeasuredMean {
         MeasuredMean { mean: row.bw_bytes_per_s, error: row.bw_stderr, runs: row.runs }
     }
 }
@@ -32,7 +32,7 @@ impl MeasuredMean {
 /// A ratio of two means, or the geometric mean of several such ratios. Kept as a logarithm, so that half and double are equally far
 /// from 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct RatioEstimate {
+pub(crate) struct RatioEstimate {
     /// Natural logarithm of the ratio.
     ln: f64,
     /// Half of the 95 % confidence interval of that; infinite if a value was measured once only.
@@ -43,7 +43,7 @@ impl RatioEstimate {
     /// Returns the geometric mean of the ratios of pairs (value, base). `None` for no pairs, and where nothing was completed.
     ///
     /// The relative errors of both values are independent; degrees of freedom are those of Welch and Satterthwaite.
-    pub(super) fn of(pairs: &[(MeasuredMean, MeasuredMean)]) -> Option<RatioEstimate> {
+    pub(crate) fn of(pairs: &[(MeasuredMean, MeasuredMean)]) -> Option<RatioEstimate> {
         if pairs.is_empty() || pairs.iter().any(|(value, base)| value.mean <= 0.0 || base.mean <= 0.0) {
             return None;
         }
@@ -62,17 +62,17 @@ impl RatioEstimate {
     }
 
     /// Returns the ratio.
-    pub(super) fn ratio(self) -> f64 {
+    pub(crate) fn ratio(self) -> f64 {
         self.ln.exp()
     }
 
     /// Returns its logarithm.
-    pub(super) fn ln(self) -> f64 {
+    pub(crate) fn ln(self) -> f64 {
         self.ln
     }
 
     /// Returns half of the confidence interval of the logarithm.
-    pub(super) fn margin(self) -> f64 {
+    pub(crate) fn margin(self) -> f64 {
         self.margin
     }
 }
@@ -90,7 +90,7 @@ impl std::fmt::Display for RatioEstimate {
 }
 
 /// Returns a ratio with two decimals, or three digits.
-pub(super) fn digits(ratio: f64) -> String {
+pub(crate) fn digits(ratio: f64) -> String {
     match ratio {
         r if r >= 99.95 => format!("{r:.0}"),
         r if r >= 9.995 => format!("{r:.1}"),

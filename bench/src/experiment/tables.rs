@@ -4,10 +4,11 @@ use std::fmt::Write as _;
 
 use crate::grid::{Heading, format_grid};
 use crate::plot::markup_text;
+use crate::report::ResultRow;
 
 /// A table.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct ResultTable {
+pub(crate) struct ResultTable {
     /// What it has.
     pub title: String,
     /// Headings of the columns.
@@ -18,6 +19,50 @@ pub(super) struct ResultTable {
     pub rows: Vec<Vec<String>>,
 }
 
+/// What lines and columns of tables are: those of one row are named by `line` and `column`. Both are in the order of the rows.
+pub(super) struct Pivot<'a> {
+    /// The rows.
+    pub rows: &'a [&'a ResultRow],
+    /// Heading of the lines' names.
+    pub heading: &'a str,
+    /// Returns the name of a row's line.
+    pub line: &'a dyn Fn(&ResultRow) -> String,
+    /// Returns the heading of a row's column.
+    pub column: &'a dyn Fn(&ResultRow) -> String,
+    /// Names are numbers.
+    pub numbers: bool,
+}
+
+impl Pivot<'_> {
+    /// Returns a table. A cell gets its row, and all rows of its line.
+    pub(super) fn table(
+        &self,
+        title: impl Into<String>,
+        cell: &dyn Fn(&ResultRow, &[&ResultRow]) -> String,
+    ) -> ResultTable {
+        let mut columns: Vec<String> = vec![];
+        let mut lines: Vec<(String, Vec<&ResultRow>)> = vec![];
+        for &row in self.rows {
+            let (line, column) = ((self.line)(row), (self.column)(row));
+            if !columns.contains(&column) {
+                columns.push(column);
+            }
+            match lines.iter_mut().find(|(name, _)| *name == line) {
+                Some((_, rows)) => rows.push(row),
+                None => lines.push((line, vec![row])),
+            }
+        }
+        let cells = |(name, line): (String, Vec<&ResultRow>)| {
+            let of = |column: &String| line.iter().find(|row| (self.column)(row) == *column);
+            let cells = columns.iter().map(|column| of(column).map_or("-".into(), |row| cell(row, &line)));
+            std::iter::once(name).chain(cells).collect()
+        };
+        let rows = lines.into_iter().map(cells).collect();
+        let headings = std::iter::once(self.heading.to_owned()).chain(columns.iter().cloned()).collect();
+        ResultTable { title: title.into(), headings, names: usize::from(!self.numbers), rows }
+    }
+}
+
 impl ResultTable {
     /// Creates a table without rows.
     pub(super) fn new(title: impl Into<String>, names: usize, headings: &[&str]) -> ResultTable {
@@ -25,15 +70,33 @@ impl ResultTable {
         ResultTable { title: title.into(), headings, names, rows: vec![] }
     }
 
+    /// Returns the table with more columns at its right. `cells` gets the name of a line.
+    pub(super) fn with_columns<const N: usize>(
+        mut self,
+        headings: [&str; N],
+        cells: impl Fn(&str) -> [String; N],
+    ) -> ResultTable {
+        self.headings.extend(headings.map(str::to_owned));
+        self.rows.iter_mut().for_each(|row| row.extend(cells(&row[0])));
+        self
+    }
+
+    /// Returns the table with another line below. `cell` gets the heading of a column.
+    pub(super) fn with_line(mut self, name: &str, cell: impl Fn(&str) -> String) -> ResultTable {
+        let cells = self.headings[1..].iter().map(|heading| cell(heading));
+        self.rows.push(std::iter::once(name.to_owned()).chain(cells).collect());
+        self
+    }
+
     /// Returns the table as text of aligned columns.
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let heading = |(at, text): (usize, &String)| Heading { text: text.clone(), number: at >= self.names };
         let headings: Vec<Heading> = self.headings.iter().enumerate().map(heading).collect();
         format!("{}\n{}", self.title, format_grid(&headings, &self.rows))
     }
 
     /// Returns the table as Markdown.
-    pub(super) fn markdown(&self) -> String {
+    pub(crate) fn markdown(&self) -> String {
         let cells =
             |cells: &[String]| cells.iter().map(|cell| cell.replace('|', "\\|")).collect::<Vec<_>>().join(" | ");
         let rule: Vec<&str> = (0..self.headings.len()).map(|at| if at < self.names { "---" } else { "---:" }).collect();
@@ -46,7 +109,7 @@ impl ResultTable {
     }
 
     /// Returns the table as HTML.
-    pub(super) fn html(&self) -> String {
+    pub(crate) fn html(&self) -> String {
         let class = |at: usize| if at < self.names { "" } else { " class=\"number\"" };
         let line = |tag: &str, cells: &[String]| {
             let cells = cells.iter().enumerate();

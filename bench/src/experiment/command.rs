@@ -10,7 +10,7 @@ use crate::plan::Plan;
 
 /// The options of a command line of `mqblk bench`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct BenchCommand {
+pub(crate) struct BenchCommand {
     options: Vec<String>,
 }
 
@@ -23,12 +23,12 @@ struct BenchOptions {
 
 impl BenchCommand {
     /// Creates a command of options that hold no spaces, separated by spaces.
-    pub(super) fn new(options: &str) -> BenchCommand {
+    pub(crate) fn new(options: &str) -> BenchCommand {
         BenchCommand { options: options.split_ascii_whitespace().map(str::to_owned).collect() }
     }
 
     /// Adds an option, and a value that may hold anything.
-    pub(super) fn with(mut self, option: &str, value: impl Into<String>) -> BenchCommand {
+    pub(crate) fn with(mut self, option: &str, value: impl Into<String>) -> BenchCommand {
         self.options.extend([option.to_owned(), value.into()]);
         self
     }
@@ -37,11 +37,19 @@ impl BenchCommand {
     ///
     /// # Errors
     /// [`BenchError::Usage`], with the command.
-    pub(super) fn plan(&self) -> Result<Plan, BenchError> {
+    pub(crate) fn plan(&self) -> Result<Plan, BenchError> {
         let wrong = |why: &dyn fmt::Display| BenchError::Usage(format!("{self}: {why}"));
-        let options = BenchOptions::try_parse_from(&self.options).map_err(|error| wrong(&error))?;
-        Plan::new(&options.args).map_err(|error| wrong(&error))
+        let args = parse_options(&self.options).map_err(|error| wrong(&error))?;
+        Plan::new(&args).map_err(|error| wrong(&error))
     }
+}
+
+/// Parses options of `mqblk bench`.
+///
+/// # Errors
+/// As a user sees them.
+pub(crate) fn parse_options(options: &[impl AsRef<str>]) -> Result<BenchArgs, clap::Error> {
+    BenchOptions::try_parse_from(options.iter().map(AsRef::as_ref)).map(|options| options.args)
 }
 
 impl fmt::Display for BenchCommand {
@@ -53,7 +61,7 @@ impl fmt::Display for BenchCommand {
 }
 
 /// Returns a word as a shell reads it: in single quotes if anything in it may mean something.
-pub(super) fn shell_word(word: &str) -> String {
+pub(crate) fn shell_word(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=,.:/+%@".contains(c);
     match !word.is_empty() && word.chars().all(is_plain) {
         true => word.to_owned(),

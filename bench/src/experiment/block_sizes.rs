@@ -1,0 +1,238 @@
+//! IOPS against block size, with one queue and with many. Source: the table that the multi-queue xen-blkfront patches were sent
+//! with in 2015: 8 fio jobs that read in sequence, 32 requests in flight each, 512 bytes to 128 KiB. There 8 queues were slower
+//! with small blocks than the old single queue, because nothing was merged any more. Here: with merging and without, and up to
+//! 4 MiB.
+
+use mqblk_core::ByteLen;
+
+use super::published::{BLOCK_SIZE_WRITES_4K, BLOCK_SIZES};
+use super::tables::Pivot;
+use super::{
+    BenchCommand, Claim, Columns, Experiment, ExperimentScale, MeasuredMean, RatioEstimate, ResultTable, cpu_cell,
+    groups, iops_claim, needs_cores, prefix, queue_count, ratio_cell,
+};
+use crate::BenchError;
+use crate::grid::{or_dash, with_suffix};
+use crate::plan::{MergeMode, Target, TargetSource};
+use crate::plot::{
+    AxisChoice, Figure, KeyValue, Metric, PlotGroup, PlotRow, PublishedSeries, RowFilter, RowKey, size_label,
+};
+use crate::report::ResultRow;
+use crate::table::mebibytes;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "block-sizes",
+    option: "block-size",
+    about: "IOPS of sequential streams against block size, 1 queue beside --queues, and those without merging",
+    document: "xen-blkfront multi-queue, RFC, 2015",
+    needs_disk: true,
+    defaults: "--rw read --bs 512-4M --iodepth 32 --queues 8 --jobs 8 --runtime 2 --warmup 0.5",
+    columns,
+    commands,
+    tables,
+    claims,
+    figure,
+    notes: &[
+        "In the document the guest's block layer merged, or did not; here the server merges what its guest did not (rrqm/s and wrqm/s are the server's). \
+         The document's columns with 1 and 8 queues are without merging, and its third is a single queue that merges.",
+        "The document's thread asks whether a larger iodepth-batch brings merging back: in its guest rrqm/s was 0.00 with fio's default of 1. The tables with \
+         batch 16 beside those with 1 answer it for this server.",
+        "blkif is over the simulated Xen. The disk is the one that the scratch folder is on: if it is shared or its writes are cached, so are these figures.",
+    ],
+};
+
+/// The document's columns.
+const PUBLISHED: [&str; 3] = ["2015: 1 queue", "2015: 8 queues", "2015: merged"];
+/// The largest block that the document calls small.
+const SMALL: u64 = 4096;
+
+fn columns(queues: &[u16], targets: &[Target]) -> Columns {
+    let is_disk = |target: &&Target| matches!(target.source, TargetSource::Disk { .. });
+    let (disks, peers): (Vec<&Target>, Vec<&Target>) = targets.iter().partition(is_disk);
+    if disks.is_empty() {
+        let expected = "--disk KEY=VALUE,... with it: a server that runs already does not change its merging";
+        return Err(BenchError::option("experiment", "block-size without a disk", expected));
+    }
+    let own: Vec<Target> = disks.iter().copied().cloned().collect();
+    let mut columns = vec![];
+    for disk in disks {
+        let own = prefix(&own, disk);
+        let name = |queues: u16| format!("{own}{}", queue_count(queues));
+        columns.push(column(disk, 1, MergeMode::On, name(1))?);
+        for &queues in queues {
+            if queues != 1 {
+                columns.push(column(disk, queues, MergeMode::On, name(queues))?);
+            }
+            columns.push(column(disk, queues, MergeMode::Off, format!("{} without merging", name(queues)))?);
+        }
+    }
+    for (peer, queues) in peers.iter().flat_map(|peer| queues.iter().map(move |queues| (peer, *queues))) {
+        let name = Some(format!("{}, {}", peer.label, queue_count(queues)));
+        columns.push(Target { column: name, queues: Some(queues), ..(*peer).clone() });
+    }
+    Ok(columns)
+}
+
+/// Returns `disk` with this number of queues and this merging.
+fn column(disk: &Target, queues: u16, merge: MergeMode, name: String) -> Result<Target, BenchError> {
+    let mut column = disk.clone();
+    if let TargetSource::Disk { spec, merge: own_merge, .. } = &mut column.source {
+        if spec.split(',').any(|pair| pair.starts_with("merge=")) {
+            let expected = "one without: the experiment sets it";
+            return Err(BenchError::option("disk", "a disk with the key merge", expected));
+        }
+        *own_merge = Some(merge);
+    }
+    Ok(Target { merge: merge.name().into(), queues: Some(queues), column: Some(name), ..column })
+}
+
+fn commands(scale: &ExperimentScale) -> Vec<BenchCommand> {
+    let length = scale.length((0.3, 3), (0.12, 2));
+    let (all, some) = if scale.quick { ("512,4k,64k,1M", "4k") } else { ("512-4M", "512,4k,32k") };
+    let image = scale.image.display().to_string().replace(',', ",,");
+    let command = |interface: &str, sizes: &str, batch: u16| {
+        let options = format!(
+            "--interface {interface} --experiment block-size --rw read,write --allow-write --bs {sizes} --queues 8 --jobs 8 --iodepth 32 \
+             --batch {batch} {length} --label disk"
+        );
+        BenchCommand::new(&options).with("--disk", format!("path={image}"))
+    };
+    ["virtio-blk", "xen"]
+        .iter()
+        .flat_map(|interface| [command(interface, all, 1), command(interface, some, 16)])
+        .collect()
+}
+
+/// Returns the document's values beside a row.
+fn published(row: &ResultRow) -> Option<&'static [f64; 3]> {
+    let is_published = (row.rw, row.jobs, row.iodepth, row.batch) == ("read", 8, 32, 1);
+    BLOCK_SIZES.iter().find(|line| is_published && line.0 == row.bs).map(|line| &line.1)
+}
+
+/// Returns the share of requests that the server merged into others, in percent.
+fn merged_percent(row: &ResultRow) -> Option<f64> {
+    let merged = row.rrqm_per_s? + row.wrqm_per_s?;
+    let requests = row.iops_mean * f64::from(row.requests_per_io);
+    (requests > 0.0).then(|| (merged / requests * 100.0).min(100.0))
+}
+
+fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
+    let mut tables = vec![];
+    for group in groups(rows, |row| (row.interface, row.rw, row.jobs, row.iodepth, row.batch)) {
+        let ResultRow { interface, rw, jobs, iodepth, batch, .. } = group[0];
+        let of = format!("{interface}, {rw}, jobs {jobs}, iodepth {iodepth}, batch {batch}");
+        let size = |row: &ResultRow| ByteLen(row.bs).to_string();
+        let pivot = Pivot {
+            rows: &group,
+            heading: "block_size",
+            line: &size,
+            column: &|row| row.column.clone().unwrap_or_default(),
+            numbers: true,
+        };
+        let first = group[0].column.as_deref().unwrap_or_default();
+        let best = |line: &[&ResultRow]| line.iter().map(|row| row.iops_mean).fold(0.0, f64::max);
+        let mut to_best = pivot.table("IOPS, as a ratio to the best column of the line", &|row, line| {
+            ratio_cell(Some(row.iops_mean / best(line)))
+        });
+        if group.iter().any(|row| published(row).is_some()) {
+            to_best = to_best.with_columns(PUBLISHED, |line| {
+                let values = group.iter().find(|row| size(row) == line).and_then(|row| published(row));
+                let most = values.map_or(1.0, |values| values.iter().copied().fold(0.0, f64::max));
+                [0, 1, 2].map(|column| ratio_cell(values.map(|values| values[column] / most)))
+            });
+        }
+        tables.extend([
+            pivot.table(format!("IOPS: {of}"), &|row, _| with_suffix(row.iops_mean)),
+            pivot.table(format!("IOPS, as a ratio to {first}"), &|row, line| {
+                ratio_cell(Some(row.iops_median / line[0].iops_median))
+            }),
+            to_best,
+            pivot.table("MiB/s", &|row, _| mebibytes(row.bw_bytes_per_s)),
+        ]);
+        let mut merges = |title: &str, rate: fn(&ResultRow) -> Option<f64>| {
+            tables.push(pivot.table(format!("{title} merged by the server, and their share"), &|row, _| {
+                let share = merged_percent(row).map_or(String::new(), |percent| format!(" ({percent:.0}%)"));
+                or_dash(rate(row), |rate| format!("{}{share}", with_suffix(rate)))
+            }));
+        };
+        if !rw.ends_with("write") {
+            merges("rrqm/s, reads", |row| row.rrqm_per_s);
+        }
+        if !rw.ends_with("read") {
+            merges("wrqm/s, writes", |row| row.wrqm_per_s);
+        }
+        tables.push(pivot.table("CPU us/IO of the server", &|row, _| cpu_cell(row.server_cpu_us_per_io)));
+    }
+    tables
+}
+
+fn claims(rows: &[ResultRow], cores: usize) -> Vec<Claim> {
+    let find = |interface: &str, rw: &str, bs: u64, queues: u16, merge: &str| {
+        let is_found = |row: &&ResultRow| {
+            (row.interface, row.rw, row.bs, row.queues, row.batch) == (interface, rw, bs, queues, 1)
+                && row.merge == merge
+        };
+        rows.iter().find(is_found)
+    };
+    let merging = |interface: &'static str, name: &str| {
+        let small = BLOCK_SIZES.iter().filter(|line| line.0 <= SMALL);
+        let pair = |bs: u64| find(interface, "read", bs, 8, "on").zip(find(interface, "read", bs, 8, "off"));
+        let pairs: Vec<(&ResultRow, &ResultRow)> = small.clone().filter_map(|line| pair(line.0)).collect();
+        // Of the sizes that were measured, if some were.
+        let is_compared = |bs: u64| pairs.is_empty() || pairs.iter().any(|(on, _)| on.bs == bs);
+        let documents = small.filter(|line| is_compared(line.0)).map(|(_, values)| (values[2] / values[1]).ln());
+        let documents: Vec<f64> = documents.collect();
+        let means: Vec<_> = pairs.iter().map(|(on, off)| (MeasuredMean::iops(on), MeasuredMean::iops(off))).collect();
+        Claim {
+            what: format!("IOPS of 8 queues with merging over 8 without ({name}, reads of up to 4K)"),
+            published: (documents.iter().sum::<f64>() / documents.len() as f64).exp(),
+            measured: RatioEstimate::of(&means),
+            obstacle: None,
+            failed: pairs.iter().map(|(on, off)| on.errors + off.errors).sum(),
+        }
+    };
+    let small = BLOCK_SIZES.iter().find(|line| line.0 == SMALL).map_or([1.0; 3], |line| line.1);
+    let queues = |what: &str, rw: &str, [one, many]: [f64; 2]| {
+        let of = |queues: u16| find("xen", rw, SMALL, queues, "on");
+        iops_claim(what, many / one, of(8), of(1), needs_cores(16, "8 queues with a thread at each end", cores))
+    };
+    vec![
+        merging("xen", "blkif"),
+        merging("virtio-blk", "virtio-blk"),
+        queues("IOPS of 8 queues over 1 (blkif, reads of 4K)", "read", [small[0], small[1]]),
+        queues("IOPS of 8 queues over 1 (blkif, writes of 4K)", "write", BLOCK_SIZE_WRITES_4K),
+    ]
+}
+
+fn figure(rows: &[ResultRow]) -> Figure {
+    let rows = Figure::rows(rows);
+    let only = |passes: &dyn Fn(&PlotRow) -> bool| rows.iter().filter(|row| passes(row)).cloned().collect::<Vec<_>>();
+    let group = |metric: Metric, series: Vec<RowKey>, scale: AxisChoice| PlotGroup {
+        metrics: vec![metric],
+        x: Some(RowKey::Bs),
+        series,
+        panels: vec![RowKey::Interface, RowKey::Rw],
+        scale,
+        ..PlotGroup::default()
+    };
+    let line = |column: usize| {
+        let points = BLOCK_SIZES.iter().map(|(bs, values)| (size_label(*bs), values[column] / values[0], 0.0));
+        let only = Some(RowFilter::new(RowKey::Rw, "read"));
+        PublishedSeries { name: PUBLISHED[column].to_owned(), points: points.collect(), only }
+    };
+    let ratios = PlotGroup {
+        ratio: vec![RowFilter::new(RowKey::Column, "1 queue")],
+        references: vec![line(1), line(2)],
+        ..group(Metric::Iops, vec![RowKey::Column], AxisChoice::Log)
+    };
+    // Both batches in one panel: whether the larger one brings merging back is the thread's question. Without merging there is nothing to see.
+    let merges = group(Metric::Merges, vec![RowKey::Batch, RowKey::Column], AxisChoice::Linear);
+    Figure {
+        title: "Sequential streams by block size: IOPS as a ratio to one queue",
+        subtitle: "8 jobs, iodepth 32, iodepth-batch 1, a file on a disk with O_DIRECT; 2015: merged is the frontend without multi-queue",
+        groups: vec![
+            (only(&|row| *row.key(RowKey::Batch) == KeyValue::Number(1)), ratios),
+            (only(&|row| row.text(RowKey::Merge) == "on"), merges),
+        ],
+    }
+}

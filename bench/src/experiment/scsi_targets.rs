@@ -1,0 +1,190 @@
+//! Bandwidth against targets, with one request queue and with many. Source: the tables that the multi-queue virtio-scsi patches
+//! were sent with in 2012: fio reads in sequence, blocks of 4 to 64 KiB, 4 requests in flight for each of up to 32 disks on
+//! tmpfs, one logical unit a target. There many queues gave 30 to 90 percent more from 4 targets on, and lost 6 to 13
+//! percent from 16 to 32.
+
+use super::published::{SCSI_BANDWIDTH, SCSI_COLUMNS};
+use super::tables::Pivot;
+use super::{
+    BenchCommand, Claim, Columns, Experiment, ExperimentScale, MeasuredMean, RatioEstimate, ResultTable, cpu_cell,
+    groups, needs_cores, prefix, queue_count, ratio_cell,
+};
+use crate::grid::{or_dash, three_digits};
+use crate::plan::Target;
+use crate::plot::{AxisChoice, Figure, Metric, PlotGroup, PublishedSeries, RowFilter, RowKey};
+use crate::report::ResultRow;
+use crate::table::block_size;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "scsi-targets",
+    option: "targets",
+    about: "bandwidth of sequential streams against virtio-scsi targets, over all and of each, a column for each of --queues",
+    document: "virtio-scsi multiqueue, 2012",
+    needs_disk: false,
+    // In memory as there, and small enough for 32. Memory that was never written is one page of zeroes.
+    defaults: "--interface virtio-scsi --targets 1,2,4,8,16,24,32 --disk storage=ram,size=64M --fill --rw read --bsrange 4k-64k --iodepth 4 \
+               --queues 1,2,4,8 --runtime 2 --warmup 0.5",
+    columns,
+    commands,
+    tables,
+    claims,
+    figure,
+    notes: &[
+        "The document's columns are a single queue, and as many queues as the guest's 4 and 8 virtual CPUs; here 1, 4 and 8 queues with a thread each.",
+        "Steering by target is the document's rule: a target stays on a queue while it has commands in flight.",
+    ],
+};
+
+/// Makes a cell of the document's: its column, and its line of both tables.
+type PublishedCell<'a> = &'a dyn Fn(usize, &[f64; 3], &[f64; 3]) -> String;
+
+/// The document's columns, as numbers of queues.
+const QUEUES: [u16; 3] = [1, 4, 8];
+/// Steering policies; the document's first.
+const STEERING: [&str; 3] = ["target", "submitter", "fixed"];
+
+fn columns(queues: &[u16], targets: &[Target]) -> Columns {
+    let column = |target: &Target, queues: u16| Target {
+        column: Some(format!("{}{}", prefix(targets, target), queue_count(queues))),
+        queues: Some(queues),
+        ..target.clone()
+    };
+    Ok(targets.iter().flat_map(|target| queues.iter().map(|queues| column(target, *queues))).collect())
+}
+
+fn commands(scale: &ExperimentScale) -> Vec<BenchCommand> {
+    let length = scale.length((0.5, 3), (0.15, 2));
+    let (targets, size) = if scale.quick { ("1,4,8,16,32", "8M") } else { ("1,2,4,8,16,24,32", "32M") };
+    let command = |steer: &str| {
+        BenchCommand::new(&format!(
+            "--experiment targets --disk storage=ram,size={size} --targets {targets} --queues 1,4,8 --steer {steer} {length}"
+        ))
+    };
+    STEERING.map(command).to_vec()
+}
+
+fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
+    let disks = |row: &ResultRow| u32::from(row.targets.unwrap_or(1)) * u32::from(row.luns.unwrap_or(1));
+    let is_own_job = |row: &ResultRow| u32::from(row.jobs) == disks(row);
+    // By default there are as many jobs as disks.
+    let load = |row: &ResultRow| {
+        let jobs = if is_own_job(row) { String::new() } else { format!(", jobs {}", row.jobs) };
+        let luns = row.luns.filter(|luns| *luns > 1).map_or(String::new(), |luns| format!(", {luns} LUNs each"));
+        format!("{} bs {}, iodepth {}, batch {}{jobs}{luns}", row.rw, block_size(row), row.iodepth, row.batch)
+    };
+    let mut tables = vec![];
+    for group in groups(rows, load) {
+        let load = load(group[0]);
+        let is_published = load == "read bs 4K-64K, iodepth 4, batch 1";
+        let several = group.iter().any(|row| row.steer != group[0].steer);
+        let column = |row: &ResultRow| match row.steer.filter(|_| several) {
+            Some(steer) => format!("{}, {steer}", row.column.as_deref().unwrap_or_default()),
+            None => row.column.clone().unwrap_or_default(),
+        };
+        let targets = |row: &ResultRow| row.targets.unwrap_or(1).to_string();
+        let pivot = Pivot { rows: &group, heading: "# of targets", line: &targets, column: &column, numbers: true };
+        let with_document = |table: ResultTable, cell: PublishedCell<'_>| {
+            let cells = |line: &str| {
+                let published = SCSI_BANDWIDTH.iter().find(|own| own.0.to_string() == line);
+                [0, 1, 2].map(|column| published.map_or("-".into(), |own| cell(column, &own.1, &own.2)))
+            };
+            if is_published { table.with_columns(SCSI_COLUMNS, cells) } else { table }
+        };
+        let megabytes = |bytes: f64| three_digits(bytes / 1e6);
+        // The first column of the same steering.
+        let first = |row: &ResultRow, rows: &[&ResultRow]| {
+            rows.iter().find(|other| other.steer == row.steer).map(|row| row.bw_bytes_per_s)
+        };
+        let share = |row: &ResultRow| row.lun_bw_bytes_per_s;
+        let single = |row: &ResultRow| {
+            let is_single = |other: &&&ResultRow| (other.steer, other.targets) == (row.steer, Some(1));
+            group.iter().find(is_single).and_then(|other| share(other))
+        };
+        let name = group[0].column.as_deref().unwrap_or_default();
+        let one = SCSI_BANDWIDTH[0].2[0];
+        tables.extend([
+            with_document(
+                pivot.table(format!("overall bandwidth (MB/s): {load}"), &|row, _| megabytes(row.bw_bytes_per_s)),
+                &|column, overall, _| format!("{:.0}", overall[column]),
+            ),
+            with_document(
+                pivot.table("avg bandwidth per LUN (MB/s)", &|row, _| or_dash(share(row), megabytes)),
+                &|column, _, each| format!("{:.0}", each[column]),
+            ),
+            with_document(
+                pivot.table(format!("overall bandwidth, as a ratio to {name} with as many targets"), &|row, line| {
+                    ratio_cell(first(row, line).map(|first| row.bw_bytes_per_s / first))
+                }),
+                &|column, overall, _| ratio_cell(Some(overall[column] / overall[0])),
+            ),
+            with_document(
+                pivot.table(format!("avg bandwidth per LUN, as a ratio to one target with {name}"), &|row, _| {
+                    ratio_cell(share(row).zip(single(row)).map(|(own, one)| own / one))
+                }),
+                &|column, _, each| ratio_cell(Some(each[column] / one)),
+            ),
+            pivot.table("the slowest LUN, as a ratio to the average", &|row, _| {
+                ratio_cell(row.lun_bw_min_bytes_per_s.zip(share(row)).map(|(least, mean)| least / mean))
+            }),
+            pivot.table("CPU us/IO of the server", &|row, _| cpu_cell(row.server_cpu_us_per_io)),
+        ]);
+    }
+    tables
+}
+
+fn claims(rows: &[ResultRow], cores: usize) -> Vec<Claim> {
+    let find = |(targets, column): (u16, usize)| {
+        let own = |row: &&ResultRow| (row.steer, row.targets, row.queues);
+        rows.iter().find(|row| own(row) == (Some(STEERING[0]), Some(targets), QUEUES[column]))
+    };
+    let published = |(targets, column): (u16, usize)| {
+        SCSI_BANDWIDTH.iter().find(|line| line.0 == targets).map_or(1.0, |line| line.1[column])
+    };
+    let claim = |what: &str, value: (u16, usize), base: (u16, usize), obstacle: Option<String>| {
+        let rows = find(value).zip(find(base));
+        let means = rows.map(|(value, base)| [(MeasuredMean::bandwidth(value), MeasuredMean::bandwidth(base))]);
+        Claim {
+            what: what.to_owned(),
+            published: published(value) / published(base),
+            measured: means.and_then(|means| RatioEstimate::of(&means)),
+            obstacle,
+            failed: rows.map_or(0, |(value, base)| value.errors + base.errors),
+        }
+    };
+    vec![
+        claim(
+            "bandwidth of 4 queues over one with 8 targets",
+            (8, 1),
+            (8, 0),
+            needs_cores(8, "4 queues with a thread at each end", cores),
+        ),
+        claim(
+            "bandwidth of 8 queues over one with 32 targets",
+            (32, 2),
+            (32, 0),
+            needs_cores(16, "8 queues with a thread at each end", cores),
+        ),
+        claim("bandwidth of 32 targets over 16 with 4 queues", (32, 1), (16, 1), None),
+    ]
+}
+
+fn figure(rows: &[ResultRow]) -> Figure {
+    let line = |column: usize| {
+        let points = SCSI_BANDWIDTH.iter().map(|own| (own.0.to_string(), own.1[column] / SCSI_BANDWIDTH[0].1[0], 0.0));
+        PublishedSeries { name: SCSI_COLUMNS[column].to_owned(), points: points.collect(), only: None }
+    };
+    let group = PlotGroup {
+        metrics: vec![Metric::Bandwidth],
+        x: Some(RowKey::Targets),
+        series: vec![RowKey::Queues],
+        panels: vec![RowKey::Steer],
+        ratio: vec![RowFilter::new(RowKey::Targets, "1"), RowFilter::new(RowKey::Queues, "1")],
+        scale: AxisChoice::Log,
+        references: [0, 1, 2].map(line).to_vec(),
+    };
+    Figure {
+        title: "virtio-scsi targets: bandwidth as a ratio to one target and one queue",
+        subtitle: "virtio-scsi, disks in memory, sequential reads of 4K to 64K, iodepth 4, a job on each target",
+        groups: vec![(Figure::rows(rows), group)],
+    }
+}

@@ -7,8 +7,8 @@
 # make test-crash   100 kills and 50 stops of the daemon under verified load for each interface (minutes; test-fast has a tenth)
 # make test-ceph    only those on real clusters of Ceph (as root: it installs Ceph with apt)
 # make test-libvirt only a domain of libvirt on the packaged service (as root)
-# make deb          a Debian package, in target/deb
-# make test-deb     the package in a fresh system (as root: it installs debootstrap and lintian with apt; minutes)
+# make deb          Debian packages, in target/deb
+# make test-deb     the packages in a fresh system (as root: it installs debootstrap and lintian with apt; minutes)
 # make fuzz         cargo fuzz, 60 seconds each target (FUZZ_SECONDS=600: longer); needs rustup: installs nightly Rust and cargo-fuzz
 # make soak         all tests in their long forms: more seeds, kills, restarts, migrations and power cuts (hours)
 # make clean        remove what was built and downloaded

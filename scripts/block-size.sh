@@ -12,7 +12,7 @@ out=${1:-target/block-size}
 runtime=${RUNTIME:-2} runs=${RUNS:-3} queues=${QUEUES:-2 8} sizes=${SIZES:-512-4M} threads=${THREADS:-2}
 scripts/check-toolchain.sh
 command -v qemu-storage-daemon >/dev/null || { echo "block-size: qemu-storage-daemon is missing: apt-get install qemu-utils qemu-system-common" >&2; exit 1; }
-cargo build --release -p mqblk
+cargo build --release -p mqblk -p mqblk-bench
 mqblk=$PWD/target/release/mqblk
 mkdir -p "$out"
 image=${IMAGE:-$out/disk.img}

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 out=${1:-target/controllers}
 runtime=${RUNTIME:-2} runs=${RUNS:-7} parts=${PARTS:-interfaces slow-unit targets}
 scripts/check-toolchain.sh
-cargo build --release -p mqblk
+cargo build --release -p mqblk -p mqblk-bench
 mqblk=$PWD/target/release/mqblk
 mkdir -p "$out"
 work=$(mktemp -d)

@@ -13,14 +13,14 @@
 # other interfaces' client is always bench: they are compared with virtio-blk only if DRIVER=bench, in turns. Their rows have no qemu-storage-daemon.
 # Each run has a server of its own, which the client warms up for WARMUP seconds (0.2).
 # PIN="CPUS CPUS" runs the client on the first CPUs and the server on the second ones, with a worker for each of its CPUs.
-# Needs target/release/mqblk (or MQBLK) and python3, on a machine that does nothing else. The whole default sweep takes about half an hour;
+# Needs target/release/mqblk and mqblk-bench (or MQBLK, and mqblk-bench beside it) and python3, on a machine that does nothing else. The whole default sweep takes about half an hour;
 # QUEUES=2 DEPTHS=1 scripts/corners.sh looks at one corner,
 # INTERFACES="virtio-blk virtio-scsi xen" DRIVER=bench POLICIES=auto STORAGES=null scripts/corners.sh compares the interfaces.
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//'; exit 0 ;; esac
 export ROUNDS=${1:-5} SECONDS_EACH=${2:-0.7}
 export MQBLK=${MQBLK:-target/release/mqblk} CLIENT=${CLIENT:-target/release/examples/blkio_load}
-[ -x "$MQBLK" ] || { echo "corners: $MQBLK is missing: cargo build --release -p mqblk" >&2; exit 1; }
+[ -x "$MQBLK" ] || { echo "corners: $MQBLK is missing: cargo build --release -p mqblk -p mqblk-bench" >&2; exit 1; }
 case " ${INTERFACES:=virtio-blk} / ${DRIVER:=blkio}" in *" virtio-blk "*"/ blkio") needs_blkio=yes ;; *) needs_blkio= ;; esac
 export INTERFACES DRIVER
 [ -z "$needs_blkio" ] || [ -x "$CLIENT" ] || { echo "corners: $CLIENT is missing: cargo build --release -p mqblk-tests --example blkio_load" >&2; exit 1; }

@@ -23,7 +23,7 @@ done
 counts=${COUNTS:-1 100 1000 10000} kinds=${KINDS:-null file} idle=${IDLE:-10} runs=${RUNS:-5} runtime=${RUNTIME:-1} queues=${QUEUES:-1} connected=${CONNECTED:-0}
 sandbox=${SANDBOX:-off}
 mqblk=${MQBLK:-target/release/mqblk}
-[ -x "$mqblk" ] || cargo build --release -p mqblk
+[ -x "$mqblk" ] || cargo build --release -p mqblk -p mqblk-bench
 frontends=
 if [ "$connected" -gt 0 ]; then
     frontends=$(dirname "$mqblk")/examples/idle_frontends

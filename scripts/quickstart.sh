@@ -3,7 +3,7 @@
 # to a virtual machine. Serves until Ctrl-C.
 #
 # QUICKSTART_EXIT=1    exit 0 instead of serving until Ctrl-C
-# MQBLK=PROGRAM        use this program instead of building one
+# MQBLK=PROGRAM        use this program, and the mqblk-bench beside it, instead of building them
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/check-toolchain.sh
@@ -64,7 +64,7 @@ measure() {
 }
 
 echo "1. building"
-[ -n "${MQBLK:-}" ] || cargo build --release -p mqblk
+[ -n "${MQBLK:-}" ] || cargo build --release -p mqblk -p mqblk-bench
 folder=$(mktemp -d "${TMPDIR:-/tmp}/mqblk-quickstart.XXXXXX")
 socket=$folder/disk.sock
 

@@ -4,7 +4,7 @@
 #   scripts/storage-benchmark.sh nbd|qcow2|rbd [ROUNDS [SECONDS]]
 # The client is mqblk's, which hands over whole batches. With CLIENT=blkio it is the driver of libblkio, which shares no code with mqblk and hands over
 # requests one by one (cargo build --release -p mqblk-tests --example blkio_load); the row of sequential writes is left out then.
-# Needs target/release/mqblk (or MQBLK), qemu-storage-daemon, python3, and nbdkit, qemu-img or Ceph (tests/ceph/cluster.sh install), on a machine that does nothing else.
+# Needs target/release/mqblk and mqblk-bench (or MQBLK, and mqblk-bench beside it), qemu-storage-daemon, python3, and nbdkit, qemu-img or Ceph (tests/ceph/cluster.sh install), on a machine that does nothing else.
 set -euo pipefail
 kind=${1:-} rounds=${2:-5} seconds=${3:-3}
 mqblk=${MQBLK:-target/release/mqblk}

@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 takeovers=${1:-20} disks=${2:-16} iodepth=${3:-4}
 mqblk=${MQBLK:-target/release/mqblk}
-[ -x "$mqblk" ] || cargo build --release -p mqblk
+[ -x "$mqblk" ] || cargo build --release -p mqblk -p mqblk-bench
 folder=$(mktemp -d)
 finish() {
     # Whoever has the admin socket is the last daemon.

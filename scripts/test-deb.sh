@@ -1,11 +1,12 @@
 #!/bin/bash
-# Tests the Debian package in a fresh system:  scripts/test-deb.sh [PACKAGE]
+# Tests the Debian packages in a fresh system:  scripts/test-deb.sh [PACKAGE...]
 #
-# As root. Makes a Debian with debootstrap in a temporary folder, installs the package there (by default the one that scripts/deb.sh builds), runs
+# As root. Makes a Debian with debootstrap in a temporary folder, installs the packages there (by default those that scripts/deb.sh builds), runs
 # what it has installed, and purges it: nothing of it may be left. Takes minutes, and installs debootstrap and lintian with apt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-package=${1:-$(scripts/deb.sh)}
+packages=("$@")
+[ $# -gt 0 ] || mapfile -t packages < <(scripts/deb.sh)
 
 . scripts/apt.sh
 install_missing() { command -v "$1" >/dev/null || apt_get install --no-install-recommends "${2:-$1}" >/dev/null; }
@@ -20,7 +21,7 @@ fail() {
 }
 
 echo "lintian"
-lintian --fail-on error "$package"
+lintian --fail-on error "${packages[@]}"
 
 # The system that this machine has, from where it has it.
 suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
@@ -41,16 +42,20 @@ state() {
 }
 
 state >"$work/before"
-cp "$package" "$system/mqblk.deb"
-inside dpkg --install /mqblk.deb >/dev/null || fail "the package cannot be installed: libraries that it depends on are not in a minimal system?"
-rm "$system/mqblk.deb"
+mkdir "$system/packages"
+cp "${packages[@]}" "$system/packages"
+inside dpkg --install --recursive /packages >/dev/null || fail "the packages cannot be installed: libraries that they depend on are not in a minimal system?"
+rm -r "$system/packages"
 
 echo "what was installed"
 inside mqblk --version
-readelf -lW "$system/usr/bin/mqblk" | grep GNU_RELRO >/dev/null || fail "the program has lost its RELRO segment: stripping made its headers anew"
+for program in mqblk mqblk-bench; do
+    readelf -lW "$system/usr/bin/$program" | grep GNU_RELRO >/dev/null || fail "$program has lost its RELRO segment: stripping made its headers anew"
+done
 inside getent passwd mqblk >/dev/null || fail "found no user mqblk"
 for file in /usr/share/man/man1/mqblk.1.gz /usr/share/man/man1/mqblk-serve.1.gz /usr/share/bash-completion/completions/mqblk \
     /usr/share/zsh/vendor-completions/_mqblk /usr/share/fish/vendor_completions.d/mqblk.fish /usr/lib/systemd/system/mqblk@.service \
+    /usr/share/man/man1/mqblk-bench.1.gz /usr/share/bash-completion/completions/mqblk-bench \
     /usr/lib/tmpfiles.d/mqblk.conf /usr/share/doc/mqblk/examples/mqblk.toml; do
     [ -s "$system$file" ] || fail "found no $file"
 done
@@ -73,8 +78,11 @@ kill "$daemon"
 wait "$daemon" || fail "the daemon ended with code $?: $(cat "$system/log")"
 rm -f "$system"/{disk.img,disk.sock,log,bench}
 
+inside dpkg --purge mqblk-bench >/dev/null
+! inside mqblk bench --help >/dev/null 2>"$work/told" || fail "mqblk has a benchmark without its package"
+grep -q 'install the package mqblk-bench' "$work/told" || fail "mqblk says something else: $(cat "$work/told")"
 inside dpkg --purge mqblk >/dev/null
 state >"$work/after"
 left=$(diff "$work/before" "$work/after" || true)
-[ -z "$left" ] || fail "the package leaves behind or takes away: $left"
-echo "the package installs, runs and purges"
+[ -z "$left" ] || fail "the packages leave behind or take away: $left"
+echo "the packages install, run and purge"

@@ -23,7 +23,7 @@ say() { echo "$((SECONDS / 60))m$((SECONDS % 60))s $*"; }
 . scripts/apt.sh
 missing=($(missing_packages libvirt-daemon-system libvirt-clients qemu-system-x86 systemd systemd-sysv dbus socat procps cpio))
 [ ${#missing[@]} -eq 0 ] || apt_get install --no-install-recommends "${missing[@]}" >/dev/null || fail "cannot install ${missing[*]}"
-package=$(realpath "${1:-$(scripts/deb.sh)}")
+package=$(realpath "${1:-$(scripts/deb.sh | grep /mqblk_)}")
 
 # block LANGUAGE NUMBER: a code block of the page.
 block() {

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 out=${1:-target/xen-queues}
 runtime=${RUNTIME:-1} runs=${RUNS:-7}
 scripts/check-toolchain.sh
-cargo build --release -p mqblk
+cargo build --release -p mqblk -p mqblk-bench
 mqblk=$PWD/target/release/mqblk
 mkdir -p "$out"
 

@@ -18,6 +18,7 @@ mod cpu;
 mod defaults;
 mod experiment;
 mod grid;
+mod help;
 mod holes;
 mod interface;
 mod interrupt;
@@ -45,6 +46,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 pub use args::BenchArgs;
+pub use help::ARRANGEMENTS;
 
 /// Why a benchmark has no result.
 #[derive(Debug, thiserror::Error)]
@@ -65,27 +67,34 @@ impl BenchError {
     fn option(name: &str, found: impl std::fmt::Display, expected: impl std::fmt::Display) -> BenchError {
         BenchError::Usage(format!("--{name}: found {found}, expected {expected}"))
     }
+
+    fn exit_code(&self) -> u8 {
+        match self {
+            BenchError::Usage(_) => 2,
+            BenchError::Failed(_) => 1,
+            BenchError::Interrupted(signal) => 128 + *signal as u8,
+        }
+    }
 }
 
 /// Runs the benchmark. Exit code 0; 1 when a run or a request failed, a verification found a difference, or the results could not be
 /// written; 2 for a usage error; 128 and the signal's number when SIGINT, SIGTERM or SIGHUP ended it.
-pub fn run(args: BenchArgs) -> ExitCode {
-    let outcome = plan::Plan::new(&args).and_then(|plan| {
+pub fn run(args: &BenchArgs) -> ExitCode {
+    let outcome = plan::Plan::new(args).and_then(|plan| {
         plan.interrupt.on_signals()?;
         sweep::run(&plan)
     });
     match outcome {
         Ok(0) => ExitCode::SUCCESS,
-        Ok(errors) => fail(&format!("{errors} requests failed or did not verify"), 1),
-        Err(error @ BenchError::Usage(_)) => fail(&error.to_string(), 2),
-        Err(error @ BenchError::Failed(_)) => fail(&error.to_string(), 1),
-        Err(error @ BenchError::Interrupted(signal)) => fail(&error.to_string(), 128 + signal as u8),
+        Ok(errors) => fail("bench", &format!("{errors} requests failed or did not verify"), 1),
+        Err(error) => fail("bench", &error.to_string(), error.exit_code()),
     }
 }
 
-fn fail(why: &str, code: u8) -> ExitCode {
+/// Says on standard error why a command fails. Returns the exit code.
+pub fn fail(command: &str, why: &str, code: u8) -> ExitCode {
     // Standard error may be closed.
-    let _ = writeln!(std::io::stderr(), "mqblk: bench: {}", one_line(why));
+    let _ = writeln!(std::io::stderr(), "mqblk: {command}: {}", one_line(why));
     ExitCode::from(code)
 }
 

@@ -1,6 +1,9 @@
 //! Where and how a benchmark was run: what a reader needs to judge its results.
 
 use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::SystemTime;
 
 use serde::Serialize;
@@ -78,14 +81,24 @@ pub struct ServerInfo {
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 impl ServerInfo {
-    /// Returns what is known of a process. `started`: by this program, of whose version it is.
+    /// Returns what is known of a process. `started`: by this program, which may ask for its version.
     pub(crate) fn of(pid: Option<i32>, started: bool) -> ServerInfo {
         let program = pid.and_then(|pid| fs::read_link(format!("/proc/{pid}/exe")).ok());
         ServerInfo {
+            version: started.then(|| program.as_deref().and_then(version_of)).flatten(),
             program: program.map(|path| path.display().to_string()),
-            version: started.then(|| VERSION.to_owned()),
         }
     }
+}
+
+/// Returns what a program, the same each time, says of its version.
+fn version_of(program: &Path) -> Option<String> {
+    static KNOWN: OnceLock<Option<String>> = OnceLock::new();
+    let ask = || {
+        let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
+        String::from_utf8(output.stdout).ok()?.split_whitespace().last().map(str::to_owned)
+    };
+    KNOWN.get_or_init(ask).clone()
 }
 
 /// Returns a time as RFC 3339, in UTC, to a second.
@@ -109,8 +122,8 @@ mod tests {
     fn this_machine_and_process_are_known() {
         let Invocation { command, machine } = Invocation::of_this_process();
         assert!(!command.is_empty() && machine.cores > Some(0) && machine.kernel.is_some(), "{machine:?}");
-        let own = ServerInfo::of(Some(std::process::id() as i32), true);
-        assert_eq!(own.version.as_deref(), Some(VERSION));
+        let own = ServerInfo::of(Some(std::process::id() as i32), false);
+        assert_eq!(own.version, None);
         assert_eq!(own.program, std::env::current_exe().ok().map(|path| path.display().to_string()));
         assert_eq!(ServerInfo::of(None, false), ServerInfo::default());
     }

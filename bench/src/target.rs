@@ -52,6 +52,8 @@ pub(crate) struct PreparedServer<E> {
     pub arguments: Vec<String>,
     /// Variables of its environment.
     pub environment: Vec<(&'static str, &'static str)>,
+    /// True if its Xen is a simulated machine, which this program has and `mqblk` has not.
+    pub is_simulated: bool,
     /// Dropped after the process has ended.
     pub resources: Box<dyn Debug>,
 }
@@ -115,7 +117,7 @@ impl ServedDisk<'_> {
 }
 
 impl ServerProcess {
-    /// Starts `mqblk serve` of this executable. Returns it and where its device will be.
+    /// Starts `mqblk serve`. Returns it and where its device will be.
     fn spawn<C: Connector>(
         connector: &C,
         plan: &Plan,
@@ -125,9 +127,12 @@ impl ServerProcess {
         let failed = |what: &str, error: std::io::Error| BenchError::Failed(format!("{what}: {error}"));
         let folder = tempfile::Builder::new().prefix("mqblk-bench.").tempdir();
         let folder = folder.map_err(|error| failed("folder for the server's socket", error))?;
-        let PreparedServer { endpoint, arguments, environment, resources } =
+        let PreparedServer { endpoint, arguments, environment, is_simulated, resources } =
             connector.prepare_server(disk, folder.path())?;
-        let program = std::env::current_exe().map_err(|error| failed("path of this program", error))?;
+        let program = match is_simulated {
+            true => std::env::current_exe().map_err(|error| failed("path of this program", error))?,
+            false => program()?,
+        };
         let mut command = Command::new(&program);
         command.args(["--log", "warn", "serve"]).args(arguments).stdin(Stdio::null());
         command.envs(environment);
@@ -206,6 +211,16 @@ impl Drop for ServerProcess {
             let _ = self.child.wait();
         }
     }
+}
+
+/// Returns the program that serves disks.
+fn program() -> Result<PathBuf, BenchError> {
+    let found = mqblk_cli::program::find("mqblk");
+    let expected = "it: install the package mqblk, or measure a server that runs (--socket)";
+    found.ok_or_else(|| {
+        let text = format!("--disk: found no program mqblk beside this one or in PATH, expected {expected}");
+        BenchError::Usage(text)
+    })
 }
 
 /// A device to load, and its server if that was started for it.

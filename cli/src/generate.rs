@@ -1,4 +1,4 @@
-//! `mqblk generate`: man pages and completions of shells, made of the options themselves. For packages.
+//! `mqblk generate`, `mqblk-bench generate`: man pages and completions of shells, made of the options themselves. For packages.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,9 +14,9 @@ use crate::failure::{self, FAILED};
 /// The shells that completions are made for.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
 
-/// The options of `mqblk generate`.
+/// The options of `generate`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct GenerateArgs {
+pub struct GenerateArgs {
     /// What to write
     #[arg(value_enum)]
     what: Output,
@@ -30,14 +30,14 @@ pub(crate) struct GenerateArgs {
 enum Output {
     /// Man pages: a file for each subcommand
     Man,
-    /// Completions: `mqblk.bash`, `_mqblk` (zsh) and `mqblk.fish`
+    /// Completions: for bash, zsh and fish
     Completions,
 }
 
-/// Writes the files.
-pub(crate) fn run(args: &GenerateArgs, command: Command) -> ExitCode {
+/// Writes the files of a program's command; `foreign` are commands whose pages are another program's. Exit code 1 if they cannot be written.
+pub fn run(args: &GenerateArgs, command: Command, foreign: &[&str]) -> ExitCode {
     let written = match args.what {
-        Output::Man => write_man_pages(command, &args.folder),
+        Output::Man => write_man_pages(command, &args.folder, foreign),
         Output::Completions => write_completions(command, &args.folder),
     };
     match written {
@@ -49,20 +49,30 @@ pub(crate) fn run(args: &GenerateArgs, command: Command) -> ExitCode {
 fn write_completions(mut command: Command, folder: &Path) -> io::Result<()> {
     let name = command.get_name().to_owned();
     for shell in SHELLS {
-        clap_complete::generate_to(shell, &mut command, &name, folder)?;
+        let path = clap_complete::generate_to(shell, &mut command, &name, folder)?;
+        if shell == Shell::Bash && name.contains('-') {
+            // clap_complete 4.6 takes a hyphen of the program's name for the begin of a subcommand, where it answers, not where it asks.
+            let (asked, answered) = (name.replace('-', "__"), name.replace('-', "__subcmd__"));
+            let script = std::fs::read_to_string(&path)?;
+            let script = script.replace(&format!("{answered}__subcmd__"), &format!("{asked}__subcmd__"));
+            std::fs::write(&path, script)?;
+        }
     }
     Ok(())
 }
 
-fn write_man_pages(command: Command, folder: &Path) -> io::Result<()> {
+fn write_man_pages(command: Command, folder: &Path, foreign: &[&str]) -> io::Result<()> {
     let mut command = command.disable_help_subcommand(true);
     command.build();
-    write_pages(&command, folder)
+    write_pages(&command, folder, foreign)
 }
 
-fn write_pages(command: &Command, folder: &Path) -> io::Result<()> {
+fn write_pages(command: &Command, folder: &Path, foreign: &[&str]) -> io::Result<()> {
     for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
-        write_pages(subcommand, folder)?;
+        write_pages(subcommand, folder, foreign)?;
+    }
+    if foreign.contains(&command.get_name()) {
+        return Ok(());
     }
     let version = format!("mqblk {}", env!("CARGO_PKG_VERSION"));
     let man = Man::new(command.clone()).source(version).manual("mqblk");

@@ -1,4 +1,6 @@
 //! The command line of the `mqblk` program: parses it and runs a subcommand. The guest interfaces are a parameter.
+//!
+//! What the command line of `mqblk-bench` shares with it is public: help, man pages, the log, and where the other program is.
 #![forbid(unsafe_code)]
 
 mod admin_socket;
@@ -9,12 +11,13 @@ mod controller;
 mod disk;
 mod explain;
 mod failure;
-mod generate;
-mod help;
+pub mod generate;
+pub mod help;
 mod limit_group;
 mod log;
-mod logging;
+pub mod logging;
 mod lun;
+pub mod program;
 mod queue;
 mod resize;
 mod resume;
@@ -31,9 +34,10 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use mqblk_daemon::interface::Interfaces;
 
-use help::HelpStyle;
+use help::{Arrangement, HelpStyle};
+use program::ForeignArgs;
 
-/// Serves disks to virtual machines over many queues, and measures how fast.
+/// Serves disks to virtual machines over many queues.
 #[derive(Debug, Parser)]
 #[command(name = "mqblk", version, arg_required_else_help = true, max_term_width = 120, after_help = "All options and examples of a command: mqblk COMMAND --help", after_long_help = include_str!("help.txt"))]
 struct Cli {
@@ -55,13 +59,13 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
 
     /// Load a disk through the userspace driver and measure it
-    Bench(Box<mqblk_bench::BenchArgs>),
+    Bench(ForeignArgs),
 
     /// Measure published experiments, and compare the ratios
-    Reproduce(mqblk_bench::reproduce::ReproduceArgs),
+    Reproduce(ForeignArgs),
 
     /// Draw the results of benchmarks
-    Plot(mqblk_bench::plot::PlotArgs),
+    Plot(ForeignArgs),
 
     /// Show what a running daemon does: requests, latencies, CPU
     Stat(stat::StatArgs),
@@ -117,18 +121,43 @@ enum Command {
     Broker,
 }
 
+const ARRANGEMENTS: &[Arrangement] = &[Arrangement {
+    command: "serve",
+    short: &[
+        ("disks", "A disk: path=FILE,socket=PATH,queues=N"),
+        ("controller", "A virtio-scsi controller: id=ID,socket=PATH"),
+        ("lun", "A LUN: controller=ID,path=FILE"),
+        ("config", "A TOML file with the same keys"),
+        ("workers", "Worker threads"),
+        ("pin", "The CPU of each worker: 0-3,8"),
+        ("admin", "Make an admin socket for mqblk stat"),
+        ("state", "Keep what is changed at run time there"),
+        ("sandbox", "Give up what the daemon does not need"),
+        ("user", "Become this user before serving"),
+        ("xen-watch", "Serve the disks of Xen guests"),
+        ("print_config", "Print the configuration, and exit"),
+    ],
+    groups: &[
+        ("Workers", &["workers", "pin"]),
+        ("Admin socket", &["admin", "admin_mode", "admin_owner", "admin_group", "state"]),
+        ("Metrics", &["metrics", "metrics_mode"]),
+        ("Storage that takes long", &["drain_timeout_s", "hang_warning_s"]),
+        ("Rights", &["sandbox", "sandbox_allow", "user", "group"]),
+        ("Information", &["check", "print_config", "print_capabilities"]),
+    ],
+}];
+
 /// Returns the options of a program with these guest interfaces.
 fn command(interfaces: Interfaces, style: HelpStyle) -> clap::Command {
-    help::arrange(Cli::command().mut_subcommand("serve", |serve| serve::add_interfaces(serve, interfaces)), style)
+    let command = Cli::command().mut_subcommand("serve", |serve| serve::add_interfaces(serve, interfaces));
+    help::arrange(command, style, ARRANGEMENTS)
 }
 
 /// Parses the command line of a program with these guest interfaces, and runs it.
 pub fn run(interfaces: Interfaces) -> ExitCode {
-    // The benchmark serves disks of simulated machines.
-    mqblk_daemon::interfaces::xen::selector::provide_simulated(mqblk_xen_simulation::connect_dom0);
     let arguments = vhost_user::with_word(std::env::args_os());
     let command = command(interfaces, HelpStyle::of(&arguments));
-    let mut matches = command.clone().get_matches_from(arguments);
+    let mut matches = command.clone().get_matches_from(&arguments);
     let given = serve::InterfaceOptions::of(matches.subcommand_matches("serve"), interfaces);
     let cli = Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.exit());
     let log = match logging::start(cli.log.as_deref(), cli.log_format) {
@@ -137,9 +166,9 @@ pub fn run(interfaces: Interfaces) -> ExitCode {
     };
     match cli.command {
         Command::Serve(args) => serve::run(*args, given, interfaces, log),
-        Command::Bench(args) => mqblk_bench::run(*args),
-        Command::Reproduce(args) => mqblk_bench::reproduce::run(&args),
-        Command::Plot(args) => mqblk_bench::plot::run(&args),
+        Command::Bench(args) => args.run("bench", &arguments),
+        Command::Reproduce(args) => args.run("reproduce", &arguments),
+        Command::Plot(args) => args.run("plot", &arguments),
         Command::Stat(args) => stat::run(args),
         Command::Top(args) => top::run(&args),
         Command::Explain(args) => explain::run(&args),
@@ -155,7 +184,7 @@ pub fn run(interfaces: Interfaces) -> ExitCode {
         Command::Resume(args) => resume::run(args),
         Command::Xen(args) => xen::run(args),
         Command::VhostUser(args) => serve::run_conventional(&args, interfaces, log),
-        Command::Generate(args) => generate::run(&args, command),
+        Command::Generate(args) => generate::run(&args, command, &program::WORDS),
         Command::Broker => broker::run(),
     }
 }

@@ -20,7 +20,7 @@ const EXPECTED: &str = "off, error, warn, info, debug or trace, or TARGET=LEVEL,
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum LogFormat {
+pub enum LogFormat {
     /// Time, level, message and fields, in colours on a terminal
     Text,
     /// A JSON object a line
@@ -74,7 +74,7 @@ impl LogLevel for ReloadableLevel {
 ///
 /// # Errors
 /// If the level is not valid.
-pub(crate) fn start(level: Option<&str>, format: Option<LogFormat>) -> Result<Arc<dyn LogLevel>, SettingError> {
+pub fn start(level: Option<&str>, format: Option<LogFormat>) -> Result<Arc<dyn LogLevel>, SettingError> {
     let from_environment = std::env::var("RUST_LOG").ok().filter(|value| !value.is_empty());
     let (subject, key, directives) = match (level, from_environment.as_deref()) {
         (Some(level), _) => ("mqblk", "log", level),

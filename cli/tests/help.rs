@@ -7,12 +7,9 @@ const LINES: usize = 24;
 const COLUMNS: usize = 80;
 
 /// All subcommands that a user types.
-const COMMANDS: [&[&str]; 38] = [
+const COMMANDS: [&[&str]; 35] = [
     &[],
     &["serve"],
-    &["bench"],
-    &["reproduce"],
-    &["plot"],
     &["stat"],
     &["resize"],
     &["resume"],
@@ -93,24 +90,16 @@ fn long_help_begins_with_examples() {
 
 #[test]
 fn options_of_long_help_are_in_groups() {
-    for (word, groups) in [
-        ("serve", &["Workers:", "Admin socket:", "Storage that takes long:", "Rights:", "Information:", "Xen:"][..]),
-        (
-            "bench",
-            &["Load:", "Virtqueues:", "Range and data:", "Runs:", "The server of --disk:", "virtio-scsi:", "Xen:"],
-        ),
-    ] {
-        let text = help(&[word], "--help");
-        for group in groups {
-            assert!(text.lines().any(|line| line == *group), "{word}: {group}\n{text}");
-        }
-        // What is in no group is listed first: few.
-        let options = text.split("\nOptions:\n").nth(1).unwrap();
-        let ungrouped = options.lines().take_while(|line| line.is_empty() || line.starts_with(' '));
-        let count =
-            ungrouped.filter(|line| line.trim_start().starts_with('-') && !line.trim_start().starts_with("- ")).count();
-        assert!((2..=12).contains(&count), "{word}: {count} options below no heading of their own");
+    let text = help(&["serve"], "--help");
+    for group in ["Workers:", "Admin socket:", "Storage that takes long:", "Rights:", "Information:", "Xen:"] {
+        assert!(text.lines().any(|line| line == group), "{group}\n{text}");
     }
+    // What is in no group is listed first: few.
+    let options = text.split("\nOptions:\n").nth(1).unwrap();
+    let ungrouped = options.lines().take_while(|line| line.is_empty() || line.starts_with(' '));
+    let count =
+        ungrouped.filter(|line| line.trim_start().starts_with('-') && !line.trim_start().starts_with("- ")).count();
+    assert!((2..=12).contains(&count), "{count} options below no heading of their own");
 }
 
 #[test]
@@ -130,7 +119,11 @@ fn man_pages_have_all_that_help_has() {
             assert!(option == "--" || page.contains(&escaped) || page.contains(option), "{name}: {option}");
         }
     }
-    assert!(!folder.path().join("mqblk-broker.1").exists(), "what nobody types");
+    for (name, why) in
+        [("broker", "what nobody types"), ("bench", "mqblk-bench has it"), ("plot", "mqblk-bench has it")]
+    {
+        assert!(!folder.path().join(format!("mqblk-{name}.1")).exists(), "{name}: {why}");
+    }
     // groff says what it does not understand.
     if let Ok(groff) =
         Command::new("groff").args(["-man", "-Tutf8", "-ww", "-z"]).arg(folder.path().join("mqblk-serve.1")).output()
@@ -154,7 +147,7 @@ fn completions_complete() {
     assert_eq!(String::from_utf8_lossy(&bash.stdout), "--disk\n", "{}", String::from_utf8_lossy(&bash.stderr));
     for (shell, file) in [("zsh", "_mqblk"), ("fish", "mqblk.fish")] {
         let text = std::fs::read_to_string(folder.path().join(file)).unwrap();
-        assert!(text.contains("queue-size") && text.contains("admin-group"), "{file}");
+        assert!(text.contains("hang-warning-s") && text.contains("admin-group"), "{file}");
         // Where the shell is installed it reads the file.
         if let Ok(checked) = Command::new(shell).arg("-n").arg(folder.path().join(file)).output() {
             assert!(checked.status.success(), "{shell}: {}", String::from_utf8_lossy(&checked.stderr));
@@ -163,4 +156,34 @@ fn completions_complete() {
     let (code, _, stderr) = output(&["generate", "man", "/nonexistent"]);
     assert_eq!(code, Some(1));
     assert!(stderr.starts_with("mqblk: generate: \"/nonexistent\": "), "{stderr}");
+}
+
+/// `mqblk bench` becomes `mqblk-bench bench`, with all words: output and exit code are that program's.
+#[test]
+fn commands_of_the_other_program_are_run_by_it() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    // Where the other program is built beside this one it is found first: this one is run alone.
+    let own = folder.path().join("own");
+    std::fs::create_dir(&own).unwrap();
+    std::fs::hard_link(env!("CARGO_BIN_EXE_mqblk"), own.join("mqblk")).unwrap();
+    let alone = |words: &[&str]| {
+        let mut command = Command::new(own.join("mqblk"));
+        let Output { status, stdout, stderr } =
+            command.args(words).env("PATH", folder.path()).stdin(Stdio::null()).output().unwrap();
+        (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+    };
+    for word in ["bench", "reproduce", "plot"] {
+        let want = format!(
+            "mqblk: {word}: found no program mqblk-bench beside this one or in PATH, expected it: install the package mqblk-bench\n"
+        );
+        assert_eq!(alone(&[word, "--help"]), (Some(1), String::new(), want));
+        assert!(alone(&["--help"]).1.contains(&format!("\n  {word} ")), "it is listed");
+    }
+    let program = folder.path().join("mqblk-bench");
+    std::os::unix::fs::symlink("/bin/echo", &program).unwrap();
+    let words = ["--log", "warn", "bench", "--disk", "a b", "-h", "--version"];
+    assert_eq!(alone(&words), (Some(0), "--log warn bench --disk a b -h --version\n".to_owned(), String::new()));
+    std::fs::remove_file(&program).unwrap();
+    std::os::unix::fs::symlink("/bin/false", &program).unwrap();
+    assert_eq!(alone(&words).0, Some(1));
 }

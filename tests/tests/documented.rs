@@ -14,7 +14,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use mqblk_tests::documented::markdown::Block;
 use mqblk_tests::documented::{Sandbox, Script, Session, links, plan, repository};
-use mqblk_tests::hostile::daemon::mqblk_binary;
+use mqblk_tests::hostile::daemon::{mqblk_bench_binary, mqblk_binary};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 /// Pages that are run at the same time: most of the time they wait.
@@ -24,7 +24,7 @@ const AT_ONCE: usize = 3;
 fn run(scripts: &[Script], install: bool) -> Result<String> {
     let start = Instant::now();
     let mut slowest = (0.0, String::new());
-    let mut session = Session::new(Sandbox::new(&mqblk_binary(), install, None)?);
+    let mut session = Session::new(Sandbox::new(&mqblk_bench_binary(), install, None)?);
     for (index, script) in scripts.iter().enumerate() {
         let start = Instant::now();
         if index > 0 && plan::servers_end_between(&scripts[index - 1], script) {

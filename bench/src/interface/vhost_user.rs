@@ -27,7 +27,7 @@ pub(super) fn socket(source: &TargetSource) -> PathBuf {
 pub(super) fn prepare_server(folder: &Path, arguments: impl FnOnce(&Path) -> Vec<String>) -> PreparedServer<PathBuf> {
     let socket = folder.join("disk.sock");
     let arguments = arguments(&socket);
-    PreparedServer { endpoint: socket, arguments, environment: vec![], resources: Box::new(()) }
+    PreparedServer { endpoint: socket, arguments, environment: vec![], is_simulated: false, resources: Box::new(()) }
 }
 
 /// Returns a socket's path for the key-value form, in which a comma of a value is written twice.

@@ -176,14 +176,11 @@ impl PlotError {
 
 /// Draws the picture. Exit code 0; 1 when it cannot be written; 2 when the options or a result file cannot be used.
 pub fn run(args: &PlotArgs) -> ExitCode {
-    let (why, code) = match plot(args) {
-        Ok(()) => return ExitCode::SUCCESS,
-        Err(error @ PlotError::Input(_)) => (error.to_string(), 2),
-        Err(error @ PlotError::Output(_)) => (error.to_string(), 1),
-    };
-    // Standard error may be closed.
-    let _ = writeln!(std::io::stderr(), "mqblk: plot: {}", crate::one_line(&why));
-    ExitCode::from(code)
+    match plot(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error @ PlotError::Input(_)) => crate::fail("plot", &error.to_string(), 2),
+        Err(error @ PlotError::Output(_)) => crate::fail("plot", &error.to_string(), 1),
+    }
 }
 
 fn plot(args: &PlotArgs) -> Result<(), PlotError> {

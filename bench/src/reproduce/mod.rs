@@ -42,15 +42,8 @@ pub fn run(args: &ReproduceArgs) -> ExitCode {
     }
     match reproduce(args) {
         Ok(code) => ExitCode::from(code),
-        Err(error @ BenchError::Usage(_)) => fail(&error, 2),
-        Err(error) => fail(&error, 1),
+        Err(error) => crate::fail("reproduce", &error.to_string(), error.exit_code()),
     }
-}
-
-fn fail(error: &BenchError, code: u8) -> ExitCode {
-    // Standard error may be closed.
-    let _ = writeln!(std::io::stderr(), "mqblk: reproduce: {}", crate::one_line(&error.to_string()));
-    ExitCode::from(code)
 }
 
 fn list() -> ExitCode {

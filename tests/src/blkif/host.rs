@@ -16,7 +16,7 @@ use mqblk_xen_simulation::{Machine, connect};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::hostile::daemon::mqblk_binary;
+use crate::hostile::daemon::mqblk_bench_binary;
 use crate::hostile::{TIMEOUT, wait_for};
 use crate::log_end::print_if_failed;
 
@@ -143,7 +143,7 @@ impl SimulatedHost {
 
     fn command(&self, arguments: &[String]) -> Command {
         let log = File::options().create(true).append(true).open(self.log_path()).expect("a log file");
-        let mut command = Command::new(mqblk_binary());
+        let mut command = Command::new(mqblk_bench_binary());
         command.args(["serve", "--xen"]).arg(self.folder.path().join("xen"));
         command.arg("--xen-state").arg(self.folder.path().join("state"));
         command.args(arguments).env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -339,12 +339,12 @@ impl SimulatedHost {
         self.store().read(&path).expect("xenstore")
     }
 
-    /// Runs `mqblk xen` with these arguments.
+    /// Runs `mqblk xen` with these arguments, of the program that has simulated machines.
     ///
     /// # Panics
     /// When it cannot be run.
     pub fn run_mqblk_xen(&self, action: &str, arguments: &[&str]) -> Output {
-        let mut command = Command::new(mqblk_binary());
+        let mut command = Command::new(mqblk_bench_binary());
         command.args(["xen", action, "--xen"]).arg(self.folder.path().join("xen")).args(arguments);
         command.env_remove("RUST_LOG").stdin(Stdio::null()).output().expect("mqblk")
     }

@@ -131,7 +131,7 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// A new machine where `daemon` is what `mqblk` runs; if `install` says so only once a command has put it into /usr/local/bin. The
+    /// A new machine where `daemon`, which has simulated machines of Xen, is what `mqblk` runs; if `install` says so only once a command has put it into /usr/local/bin. The
     /// working directory has it in target/release.
     ///
     /// # Errors
@@ -156,7 +156,9 @@ impl Sandbox {
         fs::write(place.join("bin/mqblk"), MQBLK.replace("DAEMON", run))?;
         fs::set_permissions(place.join("bin/mqblk"), fs::Permissions::from_mode(0o755))?;
         fs::write(place.join("strict"), STRICT)?;
-        std::os::unix::fs::symlink("/media/daemon", place.join("work/target/release/mqblk"))?;
+        for name in ["mqblk", "mqblk-bench"] {
+            std::os::unix::fs::symlink("/media/daemon", place.join("work/target/release").join(name))?;
+        }
         let machine = Machine::start(&place.join("xen")).context("a simulated Xen")?;
         for id in DOMAINS {
             machine.create_domain(DomainId(id))?;

@@ -427,7 +427,7 @@ pub(crate) fn mqblk_binary() -> Result<PathBuf> {
 fn build_mqblk() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
-        .args(["build", "--release", "-p", "mqblk", "--message-format=json-render-diagnostics"])
+        .args(["build", "--release", "-p", "mqblk", "-p", "mqblk-bench", "--message-format=json-render-diagnostics"])
         .current_dir(repository())
         .output()
         .context("cannot run cargo; set MQBLK to the mqblk binary")?;

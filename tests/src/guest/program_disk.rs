@@ -13,11 +13,11 @@ use super::machine::Guest;
 use super::shell::Shell;
 
 /// Size of the disk in MiB.
-const SIZE: u64 = 96;
+const SIZE: u64 = 192;
 /// Where it is mounted.
 const FOLDER: &str = "/program";
 
-/// An ext4 image with `mqblk` and its libraries.
+/// An ext4 image with `mqblk`, `mqblk-bench` and their libraries.
 #[derive(Debug)]
 pub struct ProgramDisk {
     image: HostImage,
@@ -43,6 +43,7 @@ impl ProgramDisk {
             std::fs::copy(from, folder.path().join(name)).with_context(|| format!("{}", from.display()))
         };
         copy(&program, "mqblk.program")?;
+        copy(&program.with_file_name("mqblk-bench"), "mqblk-bench")?;
         for other in others {
             copy(other, other.file_name().and_then(|name| name.to_str()).unwrap_or_default())?;
         }

@@ -83,7 +83,9 @@ impl HostileDaemon {
     ) -> HostileDaemon {
         let folder = tempfile::tempdir().expect("a folder");
         let log = log(&folder.path().join("log"));
-        let mut command = Command::new(mqblk_binary());
+        // A simulated machine.
+        let has_xen = arguments.contains(&"--xen");
+        let mut command = Command::new(if has_xen { mqblk_bench_binary() } else { mqblk_binary() });
         command.args(["serve", "--workers", &workers.to_string()]).args(arguments);
         if !arguments.contains(&"--sandbox") {
             command.args(["--sandbox", "on"]);
@@ -280,6 +282,11 @@ pub fn mqblk_binary() -> PathBuf {
     BUILT.get_or_init(build).clone()
 }
 
+/// Returns `mqblk-bench`, which is beside [`mqblk_binary`]: it has the commands of `mqblk` too, with simulated machines of Xen.
+pub fn mqblk_bench_binary() -> PathBuf {
+    mqblk_binary().with_file_name("mqblk-bench")
+}
+
 fn build() -> PathBuf {
     // A test program is target/PROFILE/deps/NAME.
     let this = std::env::current_exe().expect("this program's path");
@@ -288,7 +295,7 @@ fn build() -> PathBuf {
     // The directory of the profile "dev" has another name.
     let name = if profile.ends_with("debug") { "dev".as_ref() } else { profile.file_name().expect("a profile's name") };
     let mut command = Command::new(cargo);
-    command.args(["build", "-p", "mqblk", "--profile"]).arg(name);
+    command.args(["build", "-p", "mqblk", "-p", "mqblk-bench", "--profile"]).arg(name);
     command.arg("--target-dir").arg(profile.parent().expect("a target folder"));
     let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null()).output();
     let output = output.expect("cargo cannot be run; set MQBLK to the mqblk binary");

@@ -111,7 +111,9 @@ impl XenHostBuilder {
         }
         let mut programs = self.programs.clone();
         if self.with_mqblk {
-            programs.push(("mqblk".to_owned(), mqblk_binary()?));
+            let mqblk = mqblk_binary()?;
+            programs.push(("mqblk-bench".to_owned(), mqblk.with_file_name("mqblk-bench")));
+            programs.push(("mqblk".to_owned(), mqblk));
         }
         let initramfs = if programs.is_empty() {
             cache.initramfs()

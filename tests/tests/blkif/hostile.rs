@@ -1,13 +1,13 @@
 //! Hostile frontends of Xen block devices on a simulated machine, against a real daemon. Each test is one scenario with a machine and a
 //! daemon of its own; `xen_loopback` runs the same ones on a real Xen.
 
-use mqblk_tests::hostile::daemon::mqblk_binary;
+use mqblk_tests::hostile::daemon::mqblk_bench_binary;
 use mqblk_tests::loopback::fixture::LoopbackFixture;
 use mqblk_tests::loopback::scenarios::{SCENARIOS, scenario};
 
 /// Runs one scenario, then stops the daemon and checks for leaks.
 fn run(name: &str) {
-    let mut rig = LoopbackFixture::simulated(&mqblk_binary()).unwrap_or_else(|error| panic!("{error:#}"));
+    let mut rig = LoopbackFixture::simulated(&mqblk_bench_binary()).unwrap_or_else(|error| panic!("{error:#}"));
     rig.run(scenario(name)).unwrap_or_else(|error| panic!("{name}: {error:#}"));
     rig.finish().unwrap_or_else(|error| panic!("{name}, at the end: {error:#}"));
 }
@@ -71,7 +71,7 @@ fn every_scenario_is_tested() {
 /// Runs all scenarios one after the other on one machine, so that each finds what those before have left.
 #[test]
 fn one_daemon_for_all() {
-    let mut rig = LoopbackFixture::simulated(&mqblk_binary()).unwrap_or_else(|error| panic!("{error:#}"));
+    let mut rig = LoopbackFixture::simulated(&mqblk_bench_binary()).unwrap_or_else(|error| panic!("{error:#}"));
     rig.reduce_repetitions();
     for scenario in SCENARIOS {
         rig.run(scenario).unwrap_or_else(|error| panic!("{}: {error:#}", scenario.name));

@@ -4,7 +4,7 @@ use std::process::{Command, Output, Stdio};
 
 use mqblk_driver::blkfront::{BlkfrontDevice, BlkfrontOptions};
 use mqblk_tests::blkif::{BlkfrontLoad, SimulatedHost};
-use mqblk_tests::hostile::daemon::mqblk_binary;
+use mqblk_tests::hostile::daemon::mqblk_bench_binary;
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use mqblk_xen::vbd::XenbusState;
 use serde_json::Value;
@@ -161,7 +161,7 @@ fn errors_are_reported() {
     assert!(listed.contains("Initialising (1)") && listed.contains("null:1G"), "{listed}");
     host.assert_alive("mistakes");
     // Another daemon for the same type.
-    let mut command = Command::new(mqblk_binary());
+    let mut command = Command::new(mqblk_bench_binary());
     command.args(["serve", "--xen-watch", "--workers", "1", "--xen"]).arg(host.folder().join("xen"));
     command.arg("--xen-state").arg(host.folder().join("state")).env("RUST_LOG", "off");
     let text = refused(&command.stdin(Stdio::null()).output().unwrap(), 1);
@@ -171,7 +171,7 @@ fn errors_are_reported() {
     );
     host.stop();
     // Without a Xen.
-    let mut command = Command::new(mqblk_binary());
+    let mut command = Command::new(mqblk_bench_binary());
     let output = command.args(["xen", "list", "--xen", "/nowhere"]).stdin(Stdio::null()).output().unwrap();
     let text = refused(&output, 1);
     assert!(text.starts_with("mqblk: xen: ") && text.contains("/nowhere"), "{text}");
@@ -201,7 +201,7 @@ fn disks_of_the_configuration_are_attached_at_the_start() {
     let found = host.create_device(2, "xvdc", "null:1G");
     let _found = BlkfrontDevice::connect(&host.frontend_options(&found)).expect("a disk");
     let stat = |arguments: &[&str]| {
-        let mut command = Command::new(mqblk_binary());
+        let mut command = Command::new(mqblk_bench_binary());
         command.args(["stat", "--socket"]).arg(host.folder().join("admin.sock")).args(arguments);
         said(&command.stdin(Stdio::null()).output().unwrap())
     };
@@ -241,7 +241,7 @@ fn a_daemon_that_cannot_attach_leaves_no_device() {
     let host = SimulatedHost::start(&["--workers", "1", "--xen-watch"]);
     let taken = host.create_device(2, "xvda", "null:1G");
     host.wait_for_backend_state(&taken, XenbusState::InitWait);
-    let mut command = Command::new(mqblk_binary());
+    let mut command = Command::new(mqblk_bench_binary());
     command.args(["serve", "--xen"]).arg(host.folder().join("xen")).arg("--xen-state").arg(host.folder().join("other"));
     command.args(["--disk", "id=x,interface=xen,domid=1,vdev=xvda,storage=null,size=1G"]);
     command.args(["--disk", "id=y,interface=xen,domid=2,vdev=xvda,storage=null,size=1G"]);

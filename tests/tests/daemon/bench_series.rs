@@ -64,6 +64,20 @@ fn a_series_sums_up_to_the_totals_of_its_run() {
 }
 
 #[test]
+fn what_was_measured_is_drawn() {
+    let folder = folder();
+    std::fs::File::create(folder.path().join("disk.img")).and_then(|file| file.set_len(16 << 20)).expect("a disk");
+    rows(folder.path(), "--bs 512,4k,64k --queues 1,2 --runtime 0.05 --warmup 0 --runs 2", "r.json");
+    for (y, markers) in [("iops", 6), ("bandwidth", 6), ("latency", 12), ("cpu", 6), ("percentiles", 6 * 13)] {
+        let output = mqblk(folder.path(), &format!("plot r.json -o r.svg --y {y}"));
+        assert!(output.status.success(), "{y}: {}", String::from_utf8_lossy(&output.stderr));
+        let svg = std::fs::read_to_string(folder.path().join("r.svg")).expect("the picture");
+        assert_eq!(svg.matches("class=\"marker\"").count(), markers, "{y}");
+        assert!(svg.contains("2 queues"), "{y}");
+    }
+}
+
+#[test]
 fn a_series_is_drawn_over_time() {
     let folder = folder();
     std::fs::File::create(folder.path().join("disk.img")).and_then(|file| file.set_len(16 << 20)).expect("a disk");

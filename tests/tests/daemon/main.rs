@@ -1,5 +1,6 @@
 //! A daemon in a process of its own, and drivers that keep the protocol.
 
+mod bench;
 mod bench_endings;
 mod bench_series;
 mod broker;
@@ -26,6 +27,7 @@ mod resource_limits;
 mod sandbox;
 mod service;
 mod slow_storage;
+mod storage_errors;
 mod system_calls;
 mod takeover;
 mod takeover_limits;

@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use mqblk_test_bounds::Bound;
 use mqblk_tests::documented::{Guests, Kind, Sandbox, Script, Session, plan};
 use mqblk_tests::guest::{Shell, Vmm, is_fault_of_emulation, with_each_vmm};
-use mqblk_tests::hostile::daemon::mqblk_binary;
+use mqblk_tests::hostile::daemon::{mqblk_bench_binary, mqblk_binary};
 
 /// For a guest to see a change, and to move.
 const WITHIN: Bound = Bound::seconds(60);
@@ -37,7 +37,8 @@ fn run(page: &str, vmm: Vmm, mut check: impl FnMut(&mut Session, &Script) -> Res
 }
 
 fn run_once(page: &str, vmm: Vmm, check: &mut impl FnMut(&mut Session, &Script) -> Result<()>) -> Result<()> {
-    let mut session = Session::new(Sandbox::new(&mqblk_binary(), page == plan::INSTALL.0, Some(Guests::new(vmm)?))?);
+    let mut session =
+        Session::new(Sandbox::new(&mqblk_bench_binary(), page == plan::INSTALL.0, Some(Guests::new(vmm)?))?);
     let scripts = scripts(page)?;
     for (index, script) in scripts.iter().enumerate() {
         if index > 0 && plan::servers_end_between(&scripts[index - 1], script) {

@@ -43,8 +43,8 @@ fn every_block_is_verified_through_rings_of_dom0() -> Result<()> {
 }
 
 /// Puts the program and its libraries on a disk of dom0, for a guest.
-const PROGRAM: &str = "cd / && tar chf /tmp/program.tar sbin/mqblk \
-     $(LD_TRACE_LOADED_OBJECTS=1 mqblk | tr ' \\t' '\\n\\n' | sed -n 's|^/||p')";
+const PROGRAM: &str = "cd / && tar chf /tmp/program.tar sbin/mqblk-bench \
+     $(LD_TRACE_LOADED_OBJECTS=1 mqblk-bench | tr ' \\t' '\\n\\n' | sed -n 's|^/||p')";
 
 #[test]
 #[ignore = "long: make soak, make test-xen"]
@@ -56,7 +56,7 @@ fn every_block_is_verified_from_a_guest_without_a_driver() -> Result<()> {
     guest.load_blkfront(BlkfrontParameters::default())?;
     daemon.attach(&mut host, &guest, "xvdy", "file:/tmp/program.tar", "")?;
     guest.wait_disk("xvdy")?;
-    guest.must_within("tar x -f /dev/xvdy -C / && mqblk --version", WITHIN)?;
+    guest.must_within("tar x -f /dev/xvdy -C / && mqblk-bench --version", WITHIN)?;
     daemon.detach(&mut host, &guest, "xvdy")?;
     guest.unload_blkfront()?;
     guest.must("insmod /lib/modules/xen-evtchn.ko && insmod /lib/modules/xen-gntalloc.ko limit=16384")?;
@@ -68,7 +68,7 @@ fn every_block_is_verified_from_a_guest_without_a_driver() -> Result<()> {
     ] {
         let output = guest.must_within(
             &format!(
-                "RUST_BACKTRACE=1 mqblk bench --interface xen --vdev xvdb --rw randwrite --verify crc32c --allow-write \
+                "RUST_BACKTRACE=1 mqblk-bench bench --interface xen --vdev xvdb --rw randwrite --verify crc32c --allow-write \
                  {options} 2>&1"
             ),
             WITHIN,

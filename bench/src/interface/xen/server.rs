@@ -148,5 +148,6 @@ pub(super) fn prepare(
     let environment = disk.keys.get(GRANTS_POOL).map(|_| ("MQBLK_TEST_KEYS", "1")).into_iter().collect();
     let resources =
         Box::new(ServerResources { _frontend: endpoint.clone(), _device: device, _journals: state, _machine: machine });
-    Ok(PreparedServer { endpoint, arguments: arguments.into(), environment, resources })
+    let is_simulated = location != Some(&XenLocation::Real);
+    Ok(PreparedServer { endpoint, arguments: arguments.into(), environment, is_simulated, resources })
 }

@@ -1,7 +1,7 @@
 //! Time series: which lines there are, what a point is, and that a pause is seen.
 
 use super::super::chart::SeriesLine;
-use super::super::series::{SeriesInterval, OperationSeries};
+use super::super::series::{OperationSeries, SeriesInterval};
 use super::*;
 
 /// A series with intervals of 100 ms. `None`: nothing completed.

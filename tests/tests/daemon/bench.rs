@@ -4,10 +4,11 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use mqblk_tests::hostile::daemon::mqblk_binary;
 use rustix::process::{Pid, Signal, kill_process};
 
 fn bench(args: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mqblk"));
+    let mut command = Command::new(mqblk_binary());
     command.arg("bench").args(args.split_whitespace()).env_remove("RUST_LOG").stdin(Stdio::null());
     command
 }
@@ -78,7 +79,7 @@ fn a_server_that_is_killed_ends_the_benchmark() {
     let socket = folder.path().join("disk.sock");
     for client in ["wait", "poll"] {
         let disk = format!("storage=null,size=1G,latency-us=100,socket={}", socket.display());
-        let mut server = Command::new(env!("CARGO_BIN_EXE_mqblk"));
+        let mut server = Command::new(mqblk_binary());
         let mut server = server.args(["--log", "warn", "serve", "--disk", &disk]).stdin(Stdio::null()).spawn().unwrap();
         while std::os::unix::net::UnixStream::connect(&socket).is_err() {
             assert!(server.try_wait().unwrap().is_none());

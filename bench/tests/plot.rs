@@ -1,4 +1,4 @@
-//! `mqblk plot`, run as a process: pictures of result files, and errors of invalid files.
+//! `mqblk-bench plot`, run as a process: pictures of result files, and errors of invalid files.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ impl Folder {
 
     /// Runs `mqblk plot` here and returns its exit code and standard error.
     fn plot(&self, args: &[&str]) -> (Option<i32>, String) {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_mqblk"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mqblk-bench"));
         command.arg("plot").args(args).current_dir(self.0.path()).env_remove("RUST_LOG").stdin(Stdio::null());
         let Output { status, stdout, stderr } = command.output().unwrap();
         assert!(stdout.is_empty());
@@ -197,23 +197,6 @@ fn files_are_combined_and_labels_are_escaped() {
 }
 
 #[test]
-fn a_real_result_file_is_drawn() {
-    let folder = Folder::new();
-    let bench = "bench --disk storage=null,size=64M --bs 512,4k,64k --queues 1,2 --runtime 0.05 --warmup 0 --runs 2 --json r.json";
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mqblk"));
-    let output = command.args(bench.split(' ')).current_dir(folder.0.path()).stdin(Stdio::null()).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    for (y, markers) in [("iops", 6), ("bandwidth", 6), ("latency", 12), ("cpu", 6)] {
-        let svg = folder.drawn(&["r.json", "--y", y], "r.svg");
-        let document = Document::parse(&svg).unwrap();
-        assert_eq!(classed(&document, "marker").len(), markers, "{y}");
-        assert!(texts(&document).contains(&"2 queues".to_owned()));
-    }
-    let svg = folder.drawn(&["r.json", "--y", "percentiles"], "r.svg");
-    assert!(classed(&Document::parse(&svg).unwrap(), "marker").len() >= 6 * 4);
-}
-
-#[test]
 fn errors_of_invalid_files_name_row_and_key() {
     let folder = Folder::new();
     let good = row("a", "read", 4096, 1, 1000.0);
@@ -280,7 +263,10 @@ fn usage_errors_say_what_is_expected() {
         (&["-o", "x.svg", "--y", "cpu"], "--y cpu: found no row with server_cpu_us_per_io, expected at least one"),
         (&["-o", "x.svg", "--panels", "bs"], "--panels: found bs, expected another key than the axis (--x bs)"),
         (&["-o", "x.svg", "--only", "bs=2k"], "--only: found bs=2k, expected one of 512 4K 16K 128K"),
-        (&["-o", "x.svg", "--only", "size=2k"], "found key \"size\", expected one of experiment, interface, target, storage, rw, op, bs"),
+        (
+            &["-o", "x.svg", "--only", "size=2k"],
+            "found key \"size\", expected one of experiment, interface, target, storage, rw, op, bs",
+        ),
         (&["-o", "x.svg", "--only", "bs"], "expected KEY=VALUE,..."),
         (
             &["-o", "x.svg", "--x", "bs", "--y", "percentiles"],

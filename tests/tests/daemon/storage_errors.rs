@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use mqblk_admin::model::{DiskStat, Stat};
 use mqblk_admin::{Client, StatQuery};
 use mqblk_test_bounds::Bound;
+use mqblk_tests::hostile::daemon::mqblk_binary;
 use tempfile::TempDir;
 
 /// Only a failing test waits that long.
@@ -17,7 +18,7 @@ fn long() -> Duration {
 }
 
 fn mqblk(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mqblk"));
+    let mut command = Command::new(mqblk_binary());
     command.args(args).env_remove("RUST_LOG").stdin(Stdio::null());
     command
 }

@@ -12,7 +12,7 @@ use crate::experiment::{ALL, Experiment};
 Each experiment is a table or a figure of a published document, measured here with mqblk's own drivers and servers, which the command \
 starts itself. What is compared are ratios; absolute values belong to the machine they were measured on. Each ends with a sentence: \
 reproduced, not reproduced, or not measurable here and why. The whole takes less than 15 minutes, with --quick less than 3, and needs an \
-idle machine. docs/reproduce.md says how to read it.
+idle machine. docs/bench.md says how to read it.
 
 FOLDER gets EXPERIMENT.json (for `mqblk plot`), .csv, .svg and .md, renewed after each combination: Ctrl-C keeps what was measured.
 

@@ -2,9 +2,9 @@
 
 use mqblk_admin::model::Stat;
 use mqblk_core::settings::SettingError;
-use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::rows::{self, DataRow};
+use super::terminal::Key;
 use crate::stat::rates::{self, Report};
 use crate::stat::selection::SortKey;
 
@@ -136,37 +136,35 @@ impl App {
     }
 
     /// Handles a key.
-    pub(super) fn pressed(&mut self, key: KeyEvent) -> Flow {
-        if key.modifiers.contains(KeyModifiers::CONTROL) {
-            return if key.code == KeyCode::Char('c') { Flow::Quit } else { Flow::Continue };
+    pub(super) fn pressed(&mut self, key: Key) -> Flow {
+        if let Key::Control(letter) = key {
+            return if letter == 'c' { Flow::Quit } else { Flow::Continue };
         }
         if self.shows_help {
             // Any key closes it.
             self.shows_help = false;
-            return if key.code == KeyCode::Char('q') { Flow::Quit } else { Flow::Continue };
+            return if key == Key::Char('q') { Flow::Quit } else { Flow::Continue };
         }
-        match key.code {
-            KeyCode::Char('q') | KeyCode::Esc => return Flow::Quit,
-            KeyCode::Char('1') => self.show(TopView::Disks),
-            KeyCode::Char('2') => self.show(TopView::Queues),
-            KeyCode::Char('3') => self.show(TopView::Workers),
-            KeyCode::Tab => self.show(TopView::ALL[(self.view.index() + 1) % TopView::ALL.len()]),
-            KeyCode::BackTab => {
-                self.show(TopView::ALL[(self.view.index() + TopView::ALL.len() - 1) % TopView::ALL.len()])
-            }
-            KeyCode::Char('<' | ',') | KeyCode::Left => self.change_sort(-1),
-            KeyCode::Char('>' | '.') | KeyCode::Right => self.change_sort(1),
-            KeyCode::Char('r') => self.reverse = !self.reverse,
-            KeyCode::Char('z') => self.skip_idle = !self.skip_idle,
-            KeyCode::Char('p' | ' ') => self.paused = !self.paused,
-            KeyCode::Char('h' | '?') => self.shows_help = true,
-            KeyCode::Up | KeyCode::Char('k') => self.select(-1),
-            KeyCode::Down | KeyCode::Char('j') => self.select(1),
-            KeyCode::PageUp => self.select(-(PAGE as isize)),
-            KeyCode::PageDown => self.select(PAGE as isize),
-            KeyCode::Home => self.select(isize::MIN),
-            KeyCode::End => self.select(isize::MAX),
-            _ => {}
+        match key {
+            Key::Char('q') | Key::Escape => return Flow::Quit,
+            Key::Char('1') => self.show(TopView::Disks),
+            Key::Char('2') => self.show(TopView::Queues),
+            Key::Char('3') => self.show(TopView::Workers),
+            Key::Tab => self.show(TopView::ALL[(self.view.index() + 1) % TopView::ALL.len()]),
+            Key::BackTab => self.show(TopView::ALL[(self.view.index() + TopView::ALL.len() - 1) % TopView::ALL.len()]),
+            Key::Char('<' | ',') | Key::Left => self.change_sort(-1),
+            Key::Char('>' | '.') | Key::Right => self.change_sort(1),
+            Key::Char('r') => self.reverse = !self.reverse,
+            Key::Char('z') => self.skip_idle = !self.skip_idle,
+            Key::Char('p' | ' ') => self.paused = !self.paused,
+            Key::Char('h' | '?') => self.shows_help = true,
+            Key::Up | Key::Char('k') => self.select(-1),
+            Key::Down | Key::Char('j') => self.select(1),
+            Key::PageUp => self.select(-(PAGE as isize)),
+            Key::PageDown => self.select(PAGE as isize),
+            Key::Home => self.select(isize::MIN),
+            Key::End => self.select(isize::MAX),
+            Key::Char(_) | Key::Control(_) => {}
         }
         Flow::Continue
     }

@@ -2,6 +2,7 @@
 
 mod app;
 mod rows;
+mod terminal;
 mod view;
 
 use std::io::{self, IsTerminal};
@@ -14,14 +15,13 @@ use std::time::Duration;
 use mqblk_admin::ClientError;
 use mqblk_admin::model::Stat;
 use mqblk_core::settings::{SettingError, Settings};
-use ratatui::crossterm::event::{self, Event, KeyEventKind};
-use rustix::event::{PollFd, PollFlags, Timespec};
 use signal_hook::consts::{SIGHUP, SIGTERM};
 
 use crate::admin_socket::AdminSocket;
 use crate::failure::{self, BAD_USAGE, FAILED};
 use crate::stat::source::StatSource;
 use app::{App, Flow};
+use terminal::TerminalScreen;
 
 /// Shortest and longest interval, in seconds, and the default.
 const SHORTEST_S: f64 = 0.1;
@@ -82,38 +82,21 @@ fn show(args: &TopArgs) -> Result<(), TopError> {
         signal_hook::flag::register(signal, Arc::clone(&ended))?;
     }
     let watched = Arc::clone(&ended);
-    std::thread::Builder::new().name("terminal".to_owned()).spawn(move || watch_terminal(&watched))?;
+    std::thread::Builder::new().name("signals".to_owned()).spawn(move || watch_signals(&watched))?;
     let (sender, samples) = sync_channel(1);
     std::thread::Builder::new().name("samples".to_owned()).spawn(move || sample(daemon, interval, &sender))?;
-    let _screen = ScreenGuard;
-    let mut terminal = ratatui::try_init()?;
-    Ok(serve_keys(&mut terminal, &mut app, &samples, &ended)?)
+    let screen = TerminalScreen::take()?;
+    Ok(serve_keys(&screen, &mut app, &samples, &ended)?)
 }
 
-/// Waits until the terminal hangs up or a signal has come, and ends the process if the screen does not end by itself. Whoever reads keys of a
-/// terminal that has gone reads for ever that there are none, and looks at nothing else.
-fn watch_terminal(ended: &AtomicBool) {
-    let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
+/// Waits until a signal has come, and ends the process if the screen does not end by itself: a terminal may take no more output.
+fn watch_signals(ended: &AtomicBool) {
     while !ended.load(Ordering::Relaxed) {
-        let stdin = io::stdin();
-        // Without events: a hang-up is reported all the same.
-        let mut terminal = [PollFd::new(&stdin, PollFlags::empty())];
-        if rustix::event::poll(&mut terminal, Some(&tick)).is_ok_and(|gone| gone > 0) {
-            ended.store(true, Ordering::Relaxed);
-        }
+        std::thread::sleep(TICK);
     }
     std::thread::sleep(GRACE);
-    ratatui::restore();
+    terminal::give_back();
     std::process::exit(i32::from(FAILED));
-}
-
-/// Gives the terminal back as it was, also after an error. A panic does that by a hook of `ratatui::try_init`.
-struct ScreenGuard;
-
-impl Drop for ScreenGuard {
-    fn drop(&mut self) {
-        ratatui::restore();
-    }
 }
 
 fn parse(args: &TopArgs) -> Result<(Duration, App), SettingError> {
@@ -142,18 +125,18 @@ fn sample(mut daemon: StatSource, interval: Duration, samples: &SyncSender<Resul
 }
 
 fn serve_keys(
-    terminal: &mut ratatui::DefaultTerminal,
+    screen: &TerminalScreen,
     app: &mut App,
     samples: &Receiver<Result<Stat, String>>,
     ended: &AtomicBool,
 ) -> io::Result<()> {
-    let mut is_drawn = false;
+    let mut drawn = None;
     while !ended.load(Ordering::Relaxed) {
         loop {
             match samples.try_recv() {
                 Ok(sample) => {
                     app.sampled(sample);
-                    is_drawn = false;
+                    drawn = None;
                 }
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => {
@@ -161,22 +144,19 @@ fn serve_keys(
                 }
             }
         }
-        if !is_drawn {
-            terminal.draw(|frame| view::draw(app, frame))?;
-            is_drawn = true;
-        }
-        if !event::poll(TICK)? {
-            continue;
-        }
         // A terminal that has another size is drawn again.
-        let key = match event::read()? {
-            Event::Key(key) if key.kind == KeyEventKind::Press => Some(key),
-            _ => None,
-        };
-        if key.is_some_and(|key| app.pressed(key) == Flow::Quit) {
-            return Ok(());
+        let size = terminal::size()?;
+        if drawn != Some(size) {
+            screen.draw(&view::lines(app, size.0, size.1), size.0)?;
+            drawn = Some(size);
         }
-        is_drawn = false;
+        let Some(keys) = terminal::read_keys(TICK)? else { return Ok(()) };
+        for key in keys {
+            if app.pressed(key) == Flow::Quit {
+                return Ok(());
+            }
+            drawn = None;
+        }
     }
     Ok(())
 }

@@ -1,11 +1,9 @@
 //! The screen, drawn to memory.
 
 use mqblk_admin::model::{ControllerStat, DiskStat, LunStat, QueueStat, WorkerStat};
-use ratatui::Terminal;
-use ratatui::backend::TestBackend;
-use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::app::TopView;
+use super::terminal::Key;
 use super::*;
 
 const SECOND: u64 = 1_000_000_000;
@@ -58,19 +56,15 @@ fn app() -> App {
 }
 
 fn press(app: &mut App, keys: &str) -> Flow {
-    keys.chars()
-        .map(|key| app.pressed(KeyEvent::new(KeyCode::Char(key), KeyModifiers::NONE)))
-        .last()
-        .unwrap_or(Flow::Continue)
+    keys.chars().map(|key| app.pressed(Key::Char(key))).last().unwrap_or(Flow::Continue)
 }
 
-/// Draws the screen. Returns its lines.
-fn drawn(app: &App, width: u16, height: u16) -> Vec<String> {
-    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-    terminal.draw(|frame| view::draw(app, frame)).unwrap();
-    let buffer = terminal.backend().buffer().clone();
-    let line = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
-    (0..height).map(line).collect()
+/// Returns the lines of the screen.
+fn drawn(app: &App, width: usize, height: usize) -> Vec<String> {
+    let lines = view::lines(app, width, height);
+    assert!(lines.len() <= height, "{} lines", lines.len());
+    let text = |line: terminal::ScreenLine| line.into_iter().map(|(text, _)| text).collect::<String>();
+    lines.into_iter().map(|line| text(line).trim_end().to_owned()).collect()
 }
 
 /// Returns the names of the rows of the table.
@@ -112,7 +106,7 @@ fn keys_switch_views_and_sort() {
     // To the left of %cpu is the name.
     press(&mut app, "<");
     assert_eq!(names(&app), ["worker 0", "worker 1"]);
-    app.pressed(KeyEvent::new(KeyCode::Tab, KeyModifiers::NONE));
+    app.pressed(Key::Tab);
     assert_eq!(app.view, TopView::Disks);
     (0..50).for_each(|_| _ = press(&mut app, "<"));
     assert_eq!((app.sort_column(), names(&app)[0].as_str()), ("name", "data"));
@@ -135,12 +129,12 @@ fn a_selected_row_stays_selected_when_the_order_changes() {
     press(&mut app, "r");
     assert_eq!(selected(&app), "vm3");
     assert!(drawn(&app, 80, 24).iter().any(|line| line.contains(" vm3 ─")), "its reasons: {:#?}", drawn(&app, 80, 24));
-    app.pressed(KeyEvent::new(KeyCode::End, KeyModifiers::NONE));
+    app.pressed(Key::End);
     assert_eq!(selected(&app), "vm5");
     press(&mut app, "jjjjjj");
     assert_eq!(selected(&app), "vm5", "the last one");
-    app.pressed(KeyEvent::new(KeyCode::PageUp, KeyModifiers::NONE));
-    app.pressed(KeyEvent::new(KeyCode::Home, KeyModifiers::NONE));
+    app.pressed(Key::PageUp);
+    app.pressed(Key::Home);
     assert_eq!(names(&app)[0], selected(&app));
 }
 
@@ -178,9 +172,9 @@ fn help_is_shown_and_any_key_closes_it() {
 #[test]
 fn q_escape_and_control_c_quit() {
     assert_eq!(press(&mut app(), "q"), Flow::Quit);
-    assert_eq!(app().pressed(KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE)), Flow::Quit);
-    assert_eq!(app().pressed(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)), Flow::Quit);
-    assert_eq!(app().pressed(KeyEvent::new(KeyCode::Char('q'), KeyModifiers::CONTROL)), Flow::Continue);
+    assert_eq!(app().pressed(Key::Escape), Flow::Quit);
+    assert_eq!(app().pressed(Key::Control('c')), Flow::Quit);
+    assert_eq!(app().pressed(Key::Control('q')), Flow::Continue);
 }
 
 /// A terminal may have any size, and is resized while it is drawn.

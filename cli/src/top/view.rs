@@ -1,22 +1,18 @@
-//! Draws the screen.
+//! What is on the screen.
 
 use mqblk_admin::model::Stat;
-use ratatui::Frame;
-use ratatui::layout::{Alignment, Constraint, Layout, Rect};
-use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Borders, Clear, Paragraph, Row, Table, TableState, Wrap};
 
 use super::app::{App, TopView};
 use super::rows::{DataRow, NAME, headings};
+use super::terminal::{ALARM, BOLD, DIM, PLAIN, REVERSED, ScreenLine, TextStyle, UNDERLINED};
 use crate::explain;
 use crate::stat::rates::Report;
 
 /// The smallest terminal.
-const COLUMNS: u16 = 60;
-const LINES: u16 = 12;
+const COLUMNS: usize = 60;
+const LINES: usize = 12;
 /// Lines of the pane with reasons, its border included.
-const REASONS: u16 = 7;
+const REASONS: usize = 7;
 /// The least width of names, and the part of the terminal that they may have.
 const NAME_WIDTH: usize = 11;
 const NAME_SHARE: usize = 7;
@@ -30,44 +26,32 @@ z               leave out what has nothing to do
 p, space        pause
 q, Esc, Ctrl-C  quit";
 
-/// Draws everything.
-pub(super) fn draw(app: &App, frame: &mut Frame<'_>) {
-    let area = frame.area();
-    if area.width < COLUMNS || area.height < LINES {
-        let text =
-            format!("found a terminal of {}x{}, expected {COLUMNS}x{LINES} or more; q quits", area.width, area.height);
-        frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
-        return;
+/// Returns the lines of a screen of this size.
+pub(super) fn lines(app: &App, width: usize, height: usize) -> Vec<ScreenLine> {
+    if width < COLUMNS || height < LINES {
+        let text = format!("found a terminal of {width}x{height}, expected {COLUMNS}x{LINES} or more; q quits");
+        return wrapped(&text, width.max(1)).into_iter().take(height).map(|line| vec![(line, PLAIN)]).collect();
     }
-    let [heading, tabs, table, reasons, keys] = Layout::vertical([
-        Constraint::Length(1),
-        Constraint::Length(1),
-        Constraint::Min(3),
-        Constraint::Length(REASONS),
-        Constraint::Length(1),
-    ])
-    .areas(area);
     let rows = app.rows();
     let selected = app.selected_row(&rows);
-    draw_heading(app, frame, heading);
-    frame.render_widget(Paragraph::new(tab_line(app)), tabs);
-    draw_table(app, frame, table, &rows, selected);
-    draw_reasons(app, frame, reasons, rows.get(selected));
-    frame.render_widget(Paragraph::new(KEYS).style(Style::new().add_modifier(Modifier::DIM)), keys);
+    let mut lines = vec![heading(app), tabs(app)];
+    lines.extend(table(app, width, height - REASONS - 3, &rows, selected));
+    lines.resize(height - REASONS - 1, vec![]);
+    lines.extend(reasons(app, width, rows.get(selected)));
+    lines.resize(height - 1, vec![]);
+    lines.push(vec![(KEYS.to_owned(), DIM)]);
     if app.shows_help {
-        draw_help(frame, area);
+        show_help(&mut lines, width);
     }
+    lines
 }
 
-fn draw_heading(app: &App, frame: &mut Frame<'_>, area: Rect) {
-    let (text, style) = match (&app.error, &app.now, &app.report) {
-        (Some(why), ..) => (why.clone(), Style::new().fg(Color::Red).add_modifier(Modifier::BOLD)),
-        (None, Some(stat), Some(report)) => {
-            (summary(stat, report, app.paused), Style::new().add_modifier(Modifier::BOLD))
-        }
-        _ => (String::new(), Style::new()),
-    };
-    frame.render_widget(Paragraph::new(text).style(style), area);
+fn heading(app: &App) -> ScreenLine {
+    match (&app.error, &app.now, &app.report) {
+        (Some(why), ..) => vec![(why.clone(), ALARM)],
+        (None, Some(stat), Some(report)) => vec![(summary(stat, report, app.paused), BOLD)],
+        _ => vec![],
+    }
 }
 
 fn summary(stat: &Stat, report: &Report, paused: bool) -> String {
@@ -89,44 +73,45 @@ fn summary(stat: &Stat, report: &Report, paused: bool) -> String {
     )
 }
 
-fn tab_line(app: &App) -> Line<'static> {
-    let mut spans = Vec::new();
-    for (view, number) in TopView::ALL.into_iter().zip(1..) {
-        let style = if view == app.view { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
-        spans.push(Span::styled(format!(" {number} {} ", view.title()), style));
-    }
+fn tabs(app: &App) -> ScreenLine {
+    let tab = |(view, number): (TopView, usize)| {
+        (format!(" {number} {} ", view.title()), if view == app.view { REVERSED } else { PLAIN })
+    };
     let order = if app.reverse { ", reversed" } else { "" };
     let idle = if app.skip_idle { ", without idle ones" } else { "" };
-    spans.push(Span::raw(format!("  by {}{order}{idle}; times in ms", app.sort_column())));
-    Line::from(spans)
+    let order = (format!("  by {}{order}{idle}; times in ms", app.sort_column()), PLAIN);
+    TopView::ALL.into_iter().zip(1..).map(tab).chain([order]).collect()
 }
 
-fn draw_table(app: &App, frame: &mut Frame<'_>, area: Rect, rows: &[DataRow], selected: usize) {
-    let width = usize::from(area.width);
+/// Returns the headings and as many rows as there is room for, the selected one among them.
+fn table(app: &App, width: usize, height: usize, rows: &[DataRow], selected: usize) -> Vec<ScreenLine> {
     let longest = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
     let name_width = longest.clamp(NAME_WIDTH, (width / NAME_SHARE).max(NAME_WIDTH));
     let room = width.saturating_sub(name_width);
     let columns = headings(app.view, room);
-    let marked = |name: &str| {
-        if name == app.sort_column() { Style::new().add_modifier(Modifier::UNDERLINED) } else { Style::new() }
-    };
-    let right = |text: String| Line::from(text).alignment(Alignment::Right);
+    let marked = |name: &str| if name == app.sort_column() { UNDERLINED } else { BOLD };
     // A list of devices reads from the left.
-    let cell = |text: String, name: &str| if name == "of" { Line::from(text) } else { right(text) };
-    let name = Line::from(app.view.title().trim_end_matches('s')).style(marked(NAME));
-    let head =
-        [name].into_iter().chain(columns.iter().map(|(name, _)| cell((*name).to_owned(), name).style(marked(name))));
-    let head = Row::new(head).style(Style::new().add_modifier(Modifier::BOLD));
-    let body = rows.iter().map(|row| {
-        let cells = row.cells(room).into_iter().zip(&columns).map(|(text, (name, _))| cell(text, name));
-        Row::new([Line::from(shortened(&row.name, name_width))].into_iter().chain(cells))
-    });
-    let widths = [name_width].into_iter().chain(columns.iter().map(|(_, width)| *width));
-    let widths = widths.map(|width| Constraint::Length(u16::try_from(width).unwrap_or(u16::MAX)));
-    let table = Table::new(body, widths).header(head).column_spacing(1);
-    let table = table.row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
-    let mut state = TableState::default().with_selected((!rows.is_empty()).then_some(selected));
-    frame.render_stateful_widget(table, area, &mut state);
+    let cell = |text: &str, (name, width): (&str, usize)| match name {
+        "of" => format!(" {text:<width$}"),
+        _ => format!(" {:>width$}", text.chars().take(width).collect::<String>()),
+    };
+    let name = app.view.title().trim_end_matches('s');
+    let mut head: ScreenLine = vec![(name.to_owned(), marked(NAME)), (" ".repeat(name_width - name.len()), PLAIN)];
+    for column in &columns {
+        let text = cell(column.0, *column);
+        let blanks = text.len() - text.trim_start().len();
+        head.extend([(text[..blanks].to_owned(), PLAIN), (text[blanks..].to_owned(), marked(column.0))]);
+    }
+    let shown = height - 1;
+    let first = (selected + 1).saturating_sub(shown);
+    let line = |(at, row): (usize, &DataRow)| {
+        let mut text = format!("{:<name_width$}", shortened(&row.name, name_width));
+        row.cells(room).iter().zip(&columns).for_each(|(value, column)| text.push_str(&cell(value, *column)));
+        let style: TextStyle = if at == selected { REVERSED } else { PLAIN };
+        vec![(format!("{text:<width$}"), style)]
+    };
+    let body = rows.iter().enumerate().skip(first).take(shown).map(line);
+    std::iter::once(head).chain(body).collect()
 }
 
 /// Returns a name of at most so many characters: its begin and its end, which differ most often.
@@ -141,7 +126,8 @@ fn shortened(name: &str, width: usize) -> String {
     format!("{begin}~{rest}")
 }
 
-fn draw_reasons(app: &App, frame: &mut Frame<'_>, area: Rect, row: Option<&DataRow>) {
+/// Returns the sentences on the selected row, below a line with its name.
+fn reasons(app: &App, width: usize, row: Option<&DataRow>) -> Vec<ScreenLine> {
     let (title, sentences) = match (row, &app.now, &app.report) {
         (Some(DataRow { subject: Some(id), .. }), Some(stat), Some(report)) => {
             (format!(" {id} "), explain::sentences(stat, report, id))
@@ -149,16 +135,41 @@ fn draw_reasons(app: &App, frame: &mut Frame<'_>, area: Rect, row: Option<&DataR
         (Some(row), ..) => (format!(" {} ", row.name), Vec::new()),
         _ => (String::new(), Vec::new()),
     };
-    let lines: Vec<Line<'_>> = sentences.iter().map(|sentence| Line::from(format!("* {sentence}"))).collect();
-    let block = Block::new().borders(Borders::TOP).title(title);
-    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }).block(block), area);
+    let rule = "─".repeat(width.saturating_sub(title.chars().count()));
+    let sentences = sentences.iter().flat_map(|sentence| wrapped(&format!("* {sentence}"), width));
+    std::iter::once(title + &rule).chain(sentences).take(REASONS).map(|line| vec![(line, PLAIN)]).collect()
 }
 
-fn draw_help(frame: &mut Frame<'_>, area: Rect) {
-    let lines = HELP.lines().count() as u16;
-    let width = HELP.lines().map(str::len).max().unwrap_or(0) as u16;
-    let (width, height) = ((width + 4).min(area.width), (lines + 2).min(area.height));
-    let middle = Rect { x: (area.width - width) / 2, y: (area.height - height) / 2, width, height };
-    frame.render_widget(Clear, middle);
-    frame.render_widget(Paragraph::new(HELP).block(Block::bordered().title(" keys ")), middle);
+/// Puts the keys into a box in the middle of the screen.
+fn show_help(lines: &mut [ScreenLine], width: usize) {
+    let widest = HELP.lines().map(str::len).max().unwrap_or(0);
+    let mut boxed = vec![format!("┌{:─<1$}┐", " keys ", widest + 2)];
+    boxed.extend(HELP.lines().map(|line| format!("│ {line:<widest$} │")));
+    boxed.push(format!("└{}┘", "─".repeat(widest + 2)));
+    let (left, top) = ((width - widest - 4) / 2, lines.len().saturating_sub(boxed.len()) / 2);
+    for (line, text) in lines.iter_mut().skip(top).zip(boxed) {
+        let before: String =
+            line.iter().flat_map(|(part, _)| part.chars()).chain(std::iter::repeat(' ')).take(left).collect();
+        let after: String = line.iter().flat_map(|(part, _)| part.chars()).skip(left + widest + 4).collect();
+        *line = vec![(before + &text + &after, PLAIN)];
+    }
+}
+
+/// Returns text in lines of at most `width` characters, broken at blanks where there are some.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let used = lines.last().map_or(0, |line| line.chars().count());
+        let length = word.chars().count();
+        match lines.last_mut() {
+            Some(line) if used > 0 && used + 1 + length <= width => line.extend([" ", word]),
+            Some(line) if used == 0 && length <= width => line.push_str(word),
+            _ => {
+                let letters: Vec<char> = word.chars().collect();
+                lines.extend(letters.chunks(width).map(|part| part.iter().collect::<String>()));
+                lines.retain(|line| !line.is_empty());
+            }
+        }
+    }
+    lines
 }

@@ -11,7 +11,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use mqblk_core::ByteLen;
 
 use crate::experiment::{self, Experiment};
-use crate::interface::{self, Interface, InterfaceDefinition, InterfaceOptions};
+use crate::interface::{self, Interface, InterfaceDefinition, VirtioScsi, XenOptions};
 use sizes::{parse_block_sizes, parse_mixed_sizes, parse_size};
 use values::{parse_cpus, parse_distribution, parse_seconds};
 
@@ -74,6 +74,10 @@ pub struct BenchArgs {
     #[arg(long, value_parser = interface_parser())]
     pub interface: Option<&'static InterfaceDefinition>,
 
+    /// Those of xen.
+    #[command(flatten)]
+    pub(crate) xen: XenOptions,
+
     /// Socket of a running vhost-user server; may be repeated
     #[arg(long, value_name = "PATH")]
     pub socket: Vec<PathBuf>,
@@ -122,6 +126,10 @@ pub struct BenchArgs {
     /// Bytes of an I/O, of mixed sizes: each a multiple of the smaller one up to the larger, all as likely (fio's bsrange)
     #[arg(long, value_delimiter = ',', value_name = "SIZE-SIZE,...", value_parser = parse_mixed_sizes, conflicts_with = "bs")]
     pub bsrange: Vec<IoSizes>,
+
+    /// Those of virtio-scsi.
+    #[command(flatten)]
+    pub(crate) scsi: VirtioScsi,
 
     /// I/Os in flight, of each job [default: 1]
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..))]
@@ -233,16 +241,12 @@ pub struct BenchArgs {
     /// error
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-
-    /// Options of one interface only. They are the last field, because they place themselves among the others.
-    #[command(flatten)]
-    pub interfaces: InterfaceOptions,
 }
 
 impl BenchArgs {
     /// Returns the options of the chosen interface.
-    pub fn chosen(&self) -> &Arc<dyn Interface> {
-        self.interfaces.of(self.interface.unwrap_or(&interface::TABLE[0]))
+    pub fn chosen(&self) -> Arc<dyn Interface> {
+        (self.interface.unwrap_or(&interface::TABLE[0]).of)(self)
     }
 }
 

@@ -35,10 +35,10 @@ fn fill_in(args: &mut BenchArgs, defaults: BenchArgs) {
     if let Some(own) = defaults.interface
         && args.interface.get_or_insert(own).name == own.name
     {
-        let completed = args.interfaces.of(own).with_defaults(&**defaults.interfaces.of(own));
-        args.interfaces.set(completed);
+        fill(&mut args.scsi.targets, defaults.scsi.targets);
+        args.xen.ring_order = args.xen.ring_order.or(defaults.xen.ring_order);
     }
-    if args.socket.is_empty() && !args.interfaces.has_devices() {
+    if args.socket.is_empty() && args.xen.vdev.is_empty() {
         fill(&mut args.disk, defaults.disk);
     }
     if args.bs.is_empty() && args.bsrange.is_empty() {

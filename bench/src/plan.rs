@@ -162,7 +162,7 @@ impl Plan {
             return Err(BenchError::Usage(text.into()));
         }
         // A disk in memory exists during a run only, so `--fill` destroys nothing.
-        let running = !args.socket.is_empty() || args.interfaces.has_devices();
+        let running = !args.socket.is_empty() || !args.xen.vdev.is_empty();
         let in_memory = !running && args.disk.iter().all(|spec| crate::target::split_pairs(spec).contains(&IN_MEMORY));
         if args.fill && !args.allow_write && !in_memory {
             let text = "--fill: found disks that are not in memory, expected --allow-write with it: it destroys what is on them";
@@ -187,9 +187,9 @@ impl Plan {
         }
         let interval = series_interval(args, runtime)?;
         let interface = args.chosen();
-        args.interfaces.check_others(interface.definition())?;
+        crate::interface::check_others(interface.definition(), args)?;
         interface.check(args)?;
-        let mut targets = plan_targets(args, &**interface)?;
+        let mut targets = plan_targets(args, &*interface)?;
         let mut queues = args.queues.clone();
         if let Some(experiment) = args.experiment {
             targets = (experiment.columns)(&queues, &targets)?;
@@ -200,7 +200,7 @@ impl Plan {
             // Each column has its own number of queues.
             queues.truncate(1);
         }
-        let combinations = plan_combinations(args, &**interface, &queues)?;
+        let combinations = plan_combinations(args, &*interface, &queues)?;
         let max_depth = interface.max_depth(queue_size).min(MAX_DEPTH);
         for combination in &combinations {
             targets
@@ -208,7 +208,7 @@ impl Plan {
                 .try_for_each(|target| check_combination(args, &target.combination(combination), max_depth))?;
         }
         Ok(Plan {
-            interface: Arc::clone(interface),
+            interface,
             targets,
             combinations,
             experiment: args.experiment,

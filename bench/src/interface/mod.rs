@@ -1,21 +1,18 @@
 //! Guest interfaces. An interface is a folder here and a line in [`TABLE`]: its options, its targets, the servers that are started
-//! for it, and the driver that loads it. Nothing outside the folder names it.
+//! for it, and the driver that loads it. Outside the folder only the command line and what an experiment fills in name it.
 
 mod device;
-mod options;
 mod vhost_user;
 mod virtio_blk;
 mod virtio_scsi;
 mod xen;
 
-use std::any::Any;
 use std::fmt::Debug;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::builder::PossibleValue;
-use clap::{ArgMatches, Command, FromArgMatches};
 use mqblk_driver::DriverError;
 
 use crate::BenchError;
@@ -27,24 +24,21 @@ use crate::target::{PreparedServer, ServedDisk};
 pub(crate) use device::{
     CompletedTransfer, Device, DeviceDisk, IoOp, MAX_PARTS, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
 };
-pub(crate) use options::InterfaceOptions;
+pub(crate) use virtio_scsi::VirtioScsi;
+pub(crate) use xen::XenOptions;
 
 /// All guest interfaces. The first is the default of `--interface`.
 pub(crate) static TABLE: [InterfaceDefinition; 3] = [virtio_blk::DEFINITION, virtio_scsi::DEFINITION, xen::DEFINITION];
 
-/// An interface as the command line knows it, before its options are parsed.
+/// An interface as the command line knows it.
 #[derive(Debug)]
 pub struct InterfaceDefinition {
     /// Its name on the command line and in the results.
     pub name: &'static str,
     /// Its line in the help.
     about: &'static str,
-    /// The option that its own options follow in the help.
-    options_after: &'static str,
-    /// Adds its options to the command line.
-    augment: fn(Command) -> Command,
-    /// Reads its options.
-    parse: fn(&ArgMatches) -> Result<Arc<dyn Interface>, clap::Error>,
+    /// Returns its options.
+    pub of: fn(&BenchArgs) -> Arc<dyn Interface>,
     /// Its options that name a running target, as an error lists them.
     pub running: &'static str,
     /// Keys of a disk that say where it is served. The benchmark sets them.
@@ -75,21 +69,27 @@ pub(crate) fn running_options() -> String {
     names.join(", ")
 }
 
-/// Reads the options of one interface.
-fn parse<T: Interface + FromArgMatches>(matches: &ArgMatches) -> Result<Arc<dyn Interface>, clap::Error> {
-    Ok(Arc::new(T::from_arg_matches(matches)?))
+/// Checks that no option of another interface than `definition` was given.
+///
+/// # Errors
+/// [`BenchError::Usage`].
+pub(crate) fn check_others(definition: &InterfaceDefinition, args: &BenchArgs) -> Result<(), BenchError> {
+    for other in TABLE.iter().filter(|one| one.name != definition.name) {
+        if let Some(option) = (other.of)(args).given().first() {
+            let expected = format!("--interface {} with it", other.name);
+            return Err(BenchError::option(option, definition.name, expected));
+        }
+    }
+    Ok(())
 }
 
 /// The options of one interface, and what the plan asks of it.
-pub trait Interface: Any + Debug + Send + Sync {
+pub trait Interface: Debug + Send + Sync {
     /// Returns its line of [`TABLE`].
     fn definition(&self) -> &'static InterfaceDefinition;
 
     /// Returns the names of its own options that were given.
     fn given(&self) -> Vec<&'static str>;
-
-    /// Returns these options, completed by `defaults`, which are of the same interface.
-    fn with_defaults(&self, defaults: &dyn Interface) -> Arc<dyn Interface>;
 
     /// Checks its own options, and those of all interfaces that it does not take.
     ///

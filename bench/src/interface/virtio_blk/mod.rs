@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use mqblk_driver::DriverError;
 
-use super::{Connector, DeviceDisk, Interface, InterfaceDefinition, parse, vhost_user};
+use super::{Connector, DeviceDisk, Interface, InterfaceDefinition, vhost_user};
 use crate::BenchError;
 use crate::plan::{Combination, Plan, Target, TargetSource};
 use crate::run::{RunInput, RunResult, measure_on, probe_on};
@@ -19,16 +19,14 @@ use device::BlkDevice;
 pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
     name: "virtio-blk",
     about: "One disk at a socket",
-    options_after: "interface",
-    augment: <VirtioBlk as clap::Args>::augment_args,
-    parse: parse::<VirtioBlk>,
+    of: |_| Arc::new(VirtioBlk),
     running: vhost_user::RUNNING,
     address_keys: vhost_user::ADDRESS_KEYS,
 };
 
 /// Its options: none of its own.
-#[derive(Clone, Debug, clap::Args)]
-pub(super) struct VirtioBlk {}
+#[derive(Debug)]
+pub(super) struct VirtioBlk;
 
 impl Interface for VirtioBlk {
     fn definition(&self) -> &'static InterfaceDefinition {
@@ -37,10 +35,6 @@ impl Interface for VirtioBlk {
 
     fn given(&self) -> Vec<&'static str> {
         vec![]
-    }
-
-    fn with_defaults(&self, _defaults: &dyn Interface) -> Arc<dyn Interface> {
-        Arc::new(self.clone())
     }
 
     fn probe(&self, plan: &Plan, combination: &Combination, target: &Target) -> Result<Vec<DeviceDisk>, BenchError> {

@@ -3,7 +3,6 @@
 mod device;
 mod server;
 
-use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +11,7 @@ use clap::ValueEnum;
 use mqblk_driver::DriverError;
 use mqblk_driver::virtio_scsi::SteeringPolicy;
 
-use super::{Connector, DeviceDisk, Interface, InterfaceDefinition, InterfaceResults, parse, vhost_user};
+use super::{Connector, DeviceDisk, Interface, InterfaceDefinition, InterfaceResults, vhost_user};
 use crate::BenchError;
 use crate::plan::{Combination, Plan, Target, TargetSource};
 use crate::run::{RunInput, RunResult, measure_on, probe_on};
@@ -23,9 +22,7 @@ use device::ScsiDevice;
 pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
     name: "virtio-scsi",
     about: "A controller at a socket, with targets and logical units",
-    options_after: "bsrange",
-    augment: <VirtioScsi as clap::Args>::augment_args,
-    parse: parse::<VirtioScsi>,
+    of: |args| Arc::new(args.scsi.clone()),
     running: vhost_user::RUNNING,
     address_keys: vhost_user::ADDRESS_KEYS,
 };
@@ -33,12 +30,12 @@ pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
 /// Most logical units of a controller that are measured.
 const MAX_DISKS: u32 = 8192;
 
-/// Its options.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub(super) struct VirtioScsi {
+/// The options that only `--interface virtio-scsi` has.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct VirtioScsi {
     /// virtio-scsi: targets to use [default: 1]
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=256))]
-    targets: Vec<u16>,
+    pub targets: Vec<u16>,
 
     /// virtio-scsi: logical units to use of each target [default: 1]
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=4096))]
@@ -99,16 +96,6 @@ impl Interface for VirtioScsi {
         let all =
             [("targets", !self.targets.is_empty()), ("luns", !self.luns.is_empty()), ("steer", self.steer.is_some())];
         all.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
-    }
-
-    fn with_defaults(&self, defaults: &dyn Interface) -> Arc<dyn Interface> {
-        let mut options = self.clone();
-        if let Some(defaults) = (defaults as &dyn Any).downcast_ref::<VirtioScsi>()
-            && options.targets.is_empty()
-        {
-            options.targets.clone_from(&defaults.targets);
-        }
-        Arc::new(options)
     }
 
     fn disk_counts(&self) -> Result<Vec<(u16, u16)>, BenchError> {

@@ -25,7 +25,7 @@ impl TransferStatus for blkfront::BlkfrontStatus {
 
 /// A disk of the domain that the benchmark runs in, or acts for on a simulated machine.
 #[derive(Debug)]
-pub(super) struct XenDevice(blkfront::BlkfrontDevice);
+pub(crate) struct XenDevice(blkfront::BlkfrontDevice);
 
 /// Returns the most bytes of a request whose data starts at a page: whole blocks. Larger blocks are several requests, as Linux
 /// splits a bio by the limits of its queue.
@@ -113,7 +113,7 @@ impl ServerMonitor for BackendMonitor {
 
 /// Rings of a disk.
 #[derive(Debug)]
-pub(super) struct XenRings {
+pub(crate) struct XenRings {
     set: BlkfrontQueueSet,
     memory: Arc<GuestMemory>,
 }

@@ -4,30 +4,29 @@ mod device;
 mod options;
 mod server;
 
-use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_driver::DriverError;
 
-use super::{Connector, DeviceDisk, Interface, InterfaceDefinition, InterfaceResults, TargetVariant, parse};
+use super::{Connector, DeviceDisk, Interface, InterfaceDefinition, InterfaceResults, TargetVariant};
 use crate::BenchError;
 use crate::args::{BenchArgs, Descriptors};
 use crate::plan::{Combination, DeviceName, DiskKeys, MAX_DEPTH, Plan, Target, TargetSource, value_of};
 use crate::run::{RunInput, RunResult, measure_on, probe_on};
 use crate::target::{PreparedServer, ServedDisk};
 use device::XenDevice;
-use options::{GRANTS, GRANTS_POOL, GrantMode, GrantPool, XenOptions};
+use options::{GRANTS, GRANTS_POOL, GrantMode, GrantPool};
+
+pub(crate) use options::XenOptions;
 use server::Vbd;
 
 /// The interface's line of the table.
 pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
     name: "xen",
     about: "A disk of Xen's block interface",
-    options_after: "interface",
-    augment: <XenOptions as clap::Args>::augment_args,
-    parse: parse::<XenOptions>,
+    of: |args| Arc::new(args.xen.clone()),
     running: "--vdev NAME",
     address_keys: &["domid", "vdev"],
 };
@@ -48,12 +47,6 @@ impl Interface for XenOptions {
             ("abi", self.abi.is_some()),
         ];
         all.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
-    }
-
-    fn with_defaults(&self, defaults: &dyn Interface) -> Arc<dyn Interface> {
-        let defaults = (defaults as &dyn Any).downcast_ref::<XenOptions>();
-        let ring_order = self.ring_order.or(defaults.and_then(|defaults| defaults.ring_order));
-        Arc::new(XenOptions { ring_order, ..self.clone() })
     }
 
     fn check(&self, args: &BenchArgs) -> Result<(), BenchError> {

@@ -14,8 +14,8 @@ pub(super) const GRANTS: &str = "grants";
 pub(super) const GRANTS_POOL: &str = "grants-pool";
 
 /// The options that only `--interface xen` has.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub(super) struct XenOptions {
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct XenOptions {
     /// xen: `auto`, the Xen that this runs on, or the folder of a simulated machine that runs [default: with --disk a simulated
     /// machine for each run, else auto]
     #[arg(long, value_name = "auto|FOLDER", value_parser = parse_location)]
@@ -50,7 +50,7 @@ pub(super) struct XenOptions {
 
 /// Which Xen to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum XenLocation {
+pub(crate) enum XenLocation {
     /// The Xen that this runs on.
     Real,
     /// A running simulated machine.
@@ -72,7 +72,7 @@ fn parse_device(text: &str) -> Result<DeviceName, String> {
 
 /// What the server does with granted pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum GrantMode {
+pub(crate) enum GrantMode {
     /// Keep them mapped where the frontend lets it, else copy
     Auto,
     /// Copy into and out of them
@@ -97,7 +97,7 @@ impl GrantMode {
 
 /// The pool in which the server caches granted pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum GrantPool {
+pub(crate) enum GrantPool {
     /// Each ring's own
     PerRing,
     /// All rings' in common
@@ -116,7 +116,7 @@ impl GrantPool {
 
 /// Layout of the requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(super) enum RequestLayout {
+pub(crate) enum RequestLayout {
     /// As a 64-bit x86 guest does
     #[default]
     #[value(name = "x86_64")]

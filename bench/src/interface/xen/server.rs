@@ -25,7 +25,7 @@ fn failed(error: impl Into<DriverError>) -> BenchError {
 
 /// A device of the domain that `xen` is a connection of.
 #[derive(Clone)]
-pub(super) struct Vbd {
+pub(crate) struct Vbd {
     /// The machine.
     pub xen: Arc<dyn Xen>,
     /// The device's number.

@@ -77,7 +77,7 @@ disks for virtual machines over vhost-user and Xen blkif
  systemd, and the descriptor by which QEMU's management finds it.
 DESCRIPTION
 
-package mqblk-bench "$(dirname "$MQBLK")/mqblk-bench" "mqblk (= $version)" chromium <<'DESCRIPTION'
+package mqblk-bench "$(dirname "$MQBLK")/mqblk-bench" "mqblk (= $version)" librsvg2-bin <<'DESCRIPTION'
 benchmark of disks for virtual machines
  Loads disks through userspace drivers in the place of a guest: those of mqblk,
  of any other vhost-user-blk and vhost-user-scsi server, and of any backend of

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 /// The machine that a benchmark ran on. Its serialized keys are an interface: they do not change. What cannot be read is null.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Machine {
     /// Host name.
     pub host: Option<String>,

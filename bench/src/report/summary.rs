@@ -10,7 +10,7 @@ use crate::run::RunResult;
 use crate::worker::OpStats;
 
 /// Latency in microseconds.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct LatencySummary {
     /// Mean.
     pub mean: f64,

@@ -1,6 +1,6 @@
 //! How help looks: `-h` is one screen, `--help` has everything, its examples first and its options in groups.
 //!
-//! The options and their texts are where they are parsed. Here is which of many are on the screen of `-h`, with words short enough for a line
+//! The options and their texts are where they are parsed, those of keys with their headings in the table of keys. Here is which of many are on the screen of `-h`, with words short enough for a line
 //! each, and which group an option is in.
 
 use std::ffi::OsString;
@@ -39,14 +39,7 @@ const ARRANGEMENTS: &[Arrangement] = &[
             ("xen-watch", "Serve the disks of Xen guests"),
             ("print_config", "Print the configuration, and exit"),
         ],
-        groups: &[
-            ("Workers", &["workers", "pin"]),
-            ("Admin socket", &["admin", "admin_mode", "admin_owner", "admin_group", "state"]),
-            ("Metrics", &["metrics", "metrics_mode"]),
-            ("Storage that takes long", &["drain_timeout_s", "hang_warning_s"]),
-            ("Rights", &["sandbox", "sandbox_allow", "user", "group"]),
-            ("Information", &["check", "print_config", "print_capabilities"]),
-        ],
+        groups: &[("Information", &["check", "print_config", "print_capabilities"])],
     },
     Arrangement {
         command: "bench",

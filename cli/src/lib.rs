@@ -119,7 +119,7 @@ enum Command {
 
 /// Returns the options of a program with these guest interfaces.
 fn command(interfaces: Interfaces, style: HelpStyle) -> clap::Command {
-    help::arrange(Cli::command().mut_subcommand("serve", |serve| serve::add_interfaces(serve, interfaces)), style)
+    help::arrange(Cli::command().mut_subcommand("serve", |serve| serve::add_keys(serve, interfaces)), style)
 }
 
 /// Parses the command line of a program with these guest interfaces, and runs it.
@@ -129,7 +129,7 @@ pub fn run(interfaces: Interfaces) -> ExitCode {
     let arguments = vhost_user::with_word(std::env::args_os());
     let command = command(interfaces, HelpStyle::of(&arguments));
     let mut matches = command.clone().get_matches_from(arguments);
-    let given = serve::InterfaceOptions::of(matches.subcommand_matches("serve"), interfaces);
+    let given = serve::KeyOptions::of(matches.subcommand_matches("serve"), interfaces);
     let cli = Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.exit());
     let log = match logging::start(cli.log.as_deref(), cli.log_format) {
         Ok(log) => log,

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::settings::{Key, Settings};
 use mqblk_core::{ByteLen, ByteOffset, Completion, Op, Request, Tag};
-use mqblk_memory::{Buffer, GuestAddress, GuestMemory, Region};
+use mqblk_memory::{Buffer, GuestAddress, GuestMemory, PooledContext as _, Region};
 use mqblk_uring::{FixedBufferUse, UringContext, UringOptions, Wait};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mqblk_core::{Call, DiskSlot, Wake};
 use mqblk_engine::{AnyDisk, FixedBufferUse, PlugOptions, QueueDisk, SteppedQueue, SteppedWorker, UringContext};
-use mqblk_memory::{GuestAddress, GuestMemory};
+use mqblk_memory::{GuestAddress, GuestMemory, PooledContext as _};
 use mqblk_ring::split::driver::ChainLayout;
 use mqblk_ring::split::{SplitDriver, SplitRing};
 use mqblk_ring::virtqueue::{DeviceRing, RingAddresses};

@@ -28,7 +28,7 @@ use mqblk_engine::{
     AnyDisk, Coalesce, DiskHealth, FixedBufferUse, MergeMode, PlugOptions, PollPolicy, QueueDisk, QueueOptions,
     SteppedWorker, UringContext, UringOptions,
 };
-use mqblk_memory::{GuestAddress, GuestMemory, Region};
+use mqblk_memory::{GuestAddress, GuestMemory, PooledContext as _, Region};
 use mqblk_ring::driver_ring::{ChainLayout, DriverRing, IndirectArea};
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingAddresses, RingFormat};
 use mqblk_scsi::reservation::Reservations;

@@ -8,6 +8,7 @@ use mqblk_engine::{
     AnyDisk, Coalesce, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringContext,
     UringOptions,
 };
+use mqblk_memory::PooledContext as _;
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingFormat};
 use mqblk_scsi::reservation::Reservations;
 use mqblk_scsi::{Command, CommandBuffers, Identity, LogicalUnit, LogicalUnitOptions, Nexus};

@@ -11,6 +11,7 @@ use mqblk_engine::{
     AnyDisk, Coalesce, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker,
     UringContext, UringOptions,
 };
+use mqblk_memory::PooledContext as _;
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingFormat};
 use mqblk_virtio::{QueueResources, VirtioDevice};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};

@@ -11,7 +11,7 @@ use mqblk_core::{
     PullEnd, Wake,
 };
 use mqblk_engine::{AnyDisk, FixedBufferUse, PlugOptions, QueueDisk, SteppedQueue, SteppedWorker, UringContext};
-use mqblk_memory::{Buffer, GuestAddress, GuestMemory, SharedWords};
+use mqblk_memory::{Buffer, GuestAddress, GuestMemory, PooledContext as _, SharedWords};
 use mqblk_ring::driver_ring::DriverRing;
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingAddresses, RingFormat};
 use mqblk_tests::stepped::{guest_memory, polled_queue, start_workers};

@@ -11,7 +11,7 @@ use mqblk_engine::{
     Coalesce, Detached, Draining, Engine, EventFd, FixedBufferUse, Kick, MoveResult, Notifier, PollPolicy, QueueDisk,
     QueueHandle, QueueMove, QueueOptions, StatsRegistry, UringContext,
 };
-use mqblk_memory::{GuestAddress, GuestMemory, UserAddress};
+use mqblk_memory::{GuestAddress, GuestMemory, PooledContext as _, UserAddress};
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingAddresses, RingFormat, RingState};
 use mqblk_virtio::{QueueResources, QueueRole, VirtioDevice, VirtioQueue, features};
 
@@ -199,10 +199,8 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             let lease = context.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
             context.buffers.reserve(depth);
             context.buffers.set_log(lease, log.as_ref());
-            if let Some(fence) = &fence
-                && !context.keep_open(fence)
-            {
-                tracing::debug!("a worker's table of files is full: a killed daemon's requests may outlive its lock");
+            if let Some(fence) = &fence {
+                context.keep_open(fence);
             }
             let call = call.map(|call| Box::new(call) as Box<dyn Call>);
             if let Some(call) = call.as_ref().filter(|_| ring.is_resumed()) {
@@ -242,8 +240,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             context.buffers.reserve(depth);
             context.buffers.set_log(lease, log.as_ref());
             if let Some(fence) = &fence {
-                // A worker whose table of files is full serves the queue nevertheless, as at its start.
-                let _ = context.keep_open(fence);
+                context.keep_open(fence);
             }
             queue.set_lease(lease);
             Ok(())

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mqblk_engine::UringContext;
+use mqblk_memory::PooledContext as _;
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 
@@ -137,10 +138,8 @@ impl DeviceOwnership {
 
 /// Keeps a device's lock while a worker serves one of its rings.
 pub(crate) fn hold_in_worker(context: &mut UringContext, lock: Option<&Arc<OwnedFd>>) {
-    if let Some(lock) = lock
-        && !context.keep_open(lock)
-    {
-        tracing::debug!("a worker's table of files is full: a killed daemon's requests may outlive its lock");
+    if let Some(lock) = lock {
+        context.keep_open(lock);
     }
 }
 

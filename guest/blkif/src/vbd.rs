@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -30,6 +31,8 @@ pub struct RingParts {
     /// Requests that the previous backend process left without a response, in ring order. They are validated again, and executed before
     /// those in the ring.
     pub replay: Vec<(JournalSlot, RawRequest)>,
+    /// A worker that serves the ring keeps this file open: see [`MemoryShare::with_fence`](mqblk_memory::MemoryShare::with_fence).
+    pub fence: Option<Arc<OwnedFd>>,
     /// Keeps the ring's pages mapped; dropped with the queue.
     pub guard: Option<Box<dyn Any + Send>>,
 }
@@ -94,16 +97,12 @@ impl Vbd {
         }
     }
 
-    /// Opens a queue over a ring. `context`: the I/O context of the worker that will run the queue.
+    /// Opens a queue over a ring.
     ///
     /// # Errors
     /// When the system cannot reserve addresses for the queue's pages.
-    pub fn open_queue<L: PooledContext>(
-        self: &Arc<Self>,
-        context: &mut L,
-        parts: RingParts,
-    ) -> io::Result<BlkifQueue<L>> {
-        BlkifQueue::new(Arc::clone(self), context, parts)
+    pub fn open_queue<L: PooledContext>(self: &Arc<Self>, parts: RingParts) -> io::Result<BlkifQueue<L>> {
+        BlkifQueue::new(Arc::clone(self), parts)
     }
 
     /// Opens a ring's page pool, for `requests` requests of at most `segments` segments.

@@ -334,7 +334,7 @@ impl<C: GuestContext> VirtioDevice<C> for VirtioScsi {
     }
 
     fn create_queue(self: &Arc<Self>, index: u16, parts: QueueResources) -> ScsiQueue<C> {
-        let QueueResources { ring, lease, call, features, waker } = parts;
+        let QueueResources { ring, share, call, features, waker } = parts;
         if ring.is_resumed() {
             self.resume_initiator();
         }
@@ -342,7 +342,7 @@ impl<C: GuestContext> VirtioDevice<C> for VirtioScsi {
         if self.replay_gate.queue_started(index, ring.recorded_steps()) {
             self.tmf_mailboxes.wake_all();
         }
-        let ring = QueueRing { device: ring, lease, call };
+        let ring = QueueRing { device: ring, share, call };
         ScsiQueue::new(match index {
             0 => QueueKind::Control(Box::new(ControlQueue::new(Arc::clone(self), ring, waker))),
             1 => QueueKind::Event(Box::new(EventQueue::new(ring, features, Arc::clone(&self.events), waker))),

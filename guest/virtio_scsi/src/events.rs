@@ -201,9 +201,9 @@ impl EventQueue {
         while self.events.has_pending()
             && let Some(chain) = self.take_buffer(pool).map_err(|broken| broken.0)?
         {
-            let buffer = pool.take(self.ring.lease);
+            let buffer = pool.take(self.ring.share.lease());
             pool.set_writable(&buffer);
-            let walked = self.ring.device.walk(pool, self.ring.lease, &chain, |pool, piece| {
+            let walked = self.ring.device.walk(pool, self.ring.share.lease(), &chain, |pool, piece| {
                 let pushed = !piece.writable || pool.push(&buffer, piece.address, piece.len, 16).is_ok();
                 if pushed { Ok(()) } else { Err(ChainError::BadRequest) }
             });
@@ -229,7 +229,7 @@ impl EventQueue {
 
     fn take_buffer(&mut self, pool: &mut BufferPool) -> Result<Option<ChainHead>, VirtqueueError> {
         let mut chain = [ChainHead::default()];
-        let (count, _) = self.ring.device.fetch(pool, self.ring.lease, &mut chain, 1)?;
+        let (count, _) = self.ring.device.fetch(pool, self.ring.share.lease(), &mut chain, 1)?;
         Ok(chain.into_iter().take(count).next())
     }
 

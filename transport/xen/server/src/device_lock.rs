@@ -13,8 +13,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_engine::UringContext;
-use mqblk_memory::PooledContext as _;
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 
@@ -133,20 +131,6 @@ impl DeviceOwnership {
             Some(lock) => lock.remove(),
             None => {}
         }
-    }
-}
-
-/// Keeps a device's lock while a worker serves one of its rings.
-pub(crate) fn hold_in_worker(context: &mut UringContext, lock: Option<&Arc<OwnedFd>>) {
-    if let Some(lock) = lock {
-        context.keep_open(lock);
-    }
-}
-
-/// Undoes [`hold_in_worker`].
-pub(crate) fn release_in_worker(context: &mut UringContext, lock: Option<&Arc<OwnedFd>>) {
-    if let Some(lock) = lock {
-        context.let_close(lock);
     }
 }
 

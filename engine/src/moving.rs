@@ -37,21 +37,12 @@ impl<Q: GuestQueue> QueueState<Q> {
     }
 }
 
-/// The result of taking a queue off its worker.
-#[derive(Debug)]
-pub enum Extracted<Q> {
-    /// No worker serves it any more.
-    Idle(Box<QueueState<Q>>),
-    /// Requests were in flight for longer than the time-out, such as those parked at a stopped disk: its worker serves it on.
-    Busy(QueueHandle<Q>),
-}
-
 /// The result of moving a queue.
 #[derive(Debug)]
 pub enum MoveResult<Q> {
     /// The other worker serves it.
     Moved(QueueHandle<Q>),
-    /// Requests were in flight for longer than the time-out: its worker serves it on.
+    /// Requests were in flight for longer than the time-out, such as those parked at a stopped disk: its worker serves it on.
     Busy(QueueHandle<Q>),
     /// The other worker refused it: its former worker serves it again.
     Refused(QueueHandle<Q>, AttachError),
@@ -69,16 +60,14 @@ impl<Q> QueueHandle<Q>
 where
     Q: GuestQueue<Context = UringContext>,
 {
-    /// Takes the queue off its worker when none of its requests is in flight. It has [left](GuestQueue::leave) the worker's context then.
-    ///
-    /// # Errors
-    /// When the worker has ended.
-    pub fn extract(self, timeout: Duration) -> Result<Extracted<Q>, WorkerError> {
+    /// Takes the queue off its worker when none of its requests is in flight; it has left the worker's context then. Returns the handle if
+    /// requests were in flight for longer than `timeout`.
+    fn extract(self, timeout: Duration) -> Result<Result<Box<QueueState<Q>>, Self>, WorkerError> {
         let (slot, generation) = (self.slot, self.generation);
         let (sender, receiver) = sync_channel(1);
         self.mailbox.send(Box::new(move |worker| worker.begin_move(slot, generation, sender)))?;
         match receiver.recv_timeout(timeout) {
-            Ok(left) => return Ok(Extracted::Idle(QueueState::new(left))),
+            Ok(left) => return Ok(Ok(QueueState::new(left))),
             Err(RecvTimeoutError::Disconnected) => return Err(WorkerError::Ended),
             Err(RecvTimeoutError::Timeout) => {}
         }
@@ -90,10 +79,7 @@ where
             }
         }
         // It may have left before the cancellation.
-        Ok(match receiver.try_recv() {
-            Ok(left) => Extracted::Idle(QueueState::new(left)),
-            Err(_) => Extracted::Busy(self),
-        })
+        Ok(receiver.try_recv().map(QueueState::new).map_err(|_| self))
     }
 
     /// Moves the queue to `worker` (modulo their number), unless its requests in flight take longer than `timeout`.
@@ -103,8 +89,8 @@ where
     pub fn move_to(self, engine: &Engine, worker: usize, timeout: Duration) -> Result<MoveResult<Q>, WorkerError> {
         let former = self.worker as usize;
         let state = match self.extract(timeout)? {
-            Extracted::Idle(state) => state,
-            Extracted::Busy(handle) => return Ok(MoveResult::Busy(handle)),
+            Ok(state) => state,
+            Err(handle) => return Ok(MoveResult::Busy(handle)),
         };
         let (state, refused) = match engine.insert(worker, state)? {
             Ok(handle) => return Ok(MoveResult::Moved(handle)),
@@ -117,15 +103,13 @@ where
     }
 }
 
-/// What [`Engine::insert`] returns: the queue's handle, or the queue and why the worker refused it.
-pub type Inserted<Q> = Result<QueueHandle<Q>, (Box<QueueState<Q>>, AttachError)>;
+/// The handle of a queue, or the queue and why the worker refused it.
+type Inserted<Q> = Result<QueueHandle<Q>, (Box<QueueState<Q>>, AttachError)>;
 
 impl Engine {
-    /// Attaches a queue that was taken off a worker to worker `worker` (modulo their number), whose context it [enters](GuestQueue::enter).
-    ///
-    /// # Errors
-    /// When the worker has ended; the queue has ended with it.
-    pub fn insert<Q>(&self, worker: usize, state: Box<QueueState<Q>>) -> Result<Inserted<Q>, WorkerError>
+    /// Attaches a queue that was taken off a worker to worker `worker` (modulo their number), whose context it enters. When the worker has ended,
+    /// the queue has ended with it.
+    fn insert<Q>(&self, worker: usize, state: Box<QueueState<Q>>) -> Result<Inserted<Q>, WorkerError>
     where
         Q: GuestQueue<Context = UringContext>,
     {

@@ -43,9 +43,10 @@ pub(crate) struct MovingParts {
 }
 
 /// A queue and its worker's state for it.
+#[repr(C)] // Each turn takes the address of `disks`: as the first field it costs no instruction.
 pub(crate) struct AttachedQueue {
-    pub(crate) runner: Box<dyn AnyQueue>,
     pub(crate) disks: AttachedDisks,
+    pub(crate) runner: Box<dyn AnyQueue>,
     pub(crate) kick: Option<Kick>,
     /// Distinguishes this queue from a later one in the same slot.
     pub(crate) generation: u32,

@@ -1,8 +1,9 @@
 //! The controller as a transport sees it, and its control operations.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use mqblk_core::lock::lock;
 use mqblk_core::units::SECTOR_BYTES;
 use mqblk_core::{ByteLen, DiskSlot, Wake};
 use mqblk_scsi::reservation::Ticket;
@@ -109,7 +110,7 @@ impl VirtioScsi {
     }
 
     fn lock(&self) -> MutexGuard<'_, Arc<LunMap>> {
-        self.lun_map.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.lun_map)
     }
 
     /// Returns the current LUN map.

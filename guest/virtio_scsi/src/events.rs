@@ -1,8 +1,9 @@
 //! The event queue: notifications to the driver. Source: virtio 1.3 section 5.6.6.3, "Device Operation: Event Queue".
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use mqblk_core::lock::lock;
 use mqblk_core::{ArmResult, PullEnd, Wake};
 use mqblk_memory::BufferPool;
 use mqblk_ring::virtqueue::{ChainError, ChainHead, VirtqueueError};
@@ -89,7 +90,7 @@ pub(crate) struct Events(Mutex<EventState>);
 
 impl Events {
     fn lock(&self) -> MutexGuard<'_, EventState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Queues an event. Dropped if no driver uses the event queue: one that comes later scans.

@@ -18,9 +18,10 @@ mod tls;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use mqblk_core::lock::lock;
 use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_core::{
     BlockSize, ByteLen, ByteOffset, ConnectionStats, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver,
@@ -212,7 +213,7 @@ impl NbdServer {
         let cause = io::Error::from_raw_os_error(error as i32);
         let what = format!("{op:?} at {}: the server replies {cause} {text:?}", start.0);
         self.observers.error(&what);
-        let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut errors = lock(&self.errors);
         let now = Instant::now();
         if errors.logged_at.is_some_and(|at| now < at + LOG_INTERVAL) {
             errors.left_out += 1;
@@ -303,7 +304,7 @@ impl Connector for NbdServer {
     type Session = Session;
 
     fn connect(&self) -> io::Result<Session> {
-        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let first = lock(&self.first).take();
         if let Some(session) = first {
             return Ok(session);
         }

@@ -23,8 +23,9 @@ mod repair;
 mod tables;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use mqblk_core::lock::lock;
 use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_core::{
     BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageOpener, Limits, OpenImage,
@@ -196,7 +197,7 @@ impl Disk<UringContext> for Qcow2Disk {
     }
 
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
-        let _one = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&self.resizing);
         let Some(size) = size else {
             // Nobody else changes it: the image is locked.
             return Ok(self.size.get());

@@ -3,8 +3,9 @@
 //! All workers copy to and from the same mapping; requests end inside `submit`. As on a real disk, what a read finds that
 //! overlaps a write in flight elsewhere is not defined.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use mqblk_core::lock::lock;
 use mqblk_core::settings::{Key, Settings};
 use mqblk_core::{
     BlockSize, ByteLen, ByteOffset, Completion, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageOpener,
@@ -106,7 +107,7 @@ impl Disk<UringContext> for RamDisk {
             let expected = format!("at most max-size {}", self.max_size);
             return Err(DiskError::Size { found: size.to_string(), expected });
         }
-        let _one = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&self.resizing);
         let before = self.size.get();
         // Content from before the disk was made smaller is gone.
         if size > before && !self.memory.clear(ByteOffset(before.0), ByteLen(size.0 - before.0)) {

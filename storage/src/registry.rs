@@ -26,7 +26,7 @@ const BACKENDS: &[Backend] = &[
     ("rbd", crate::rbd::open, crate::rbd::KEYS, &["rbd"]),
 ];
 
-/// Backends that exist for tests. They can be opened like all others, and are not among [`kinds`].
+/// Backends that exist for tests. They can be opened like all others, and are not among [`backend_names`].
 #[rustfmt::skip] // one line each
 const TEST_BACKENDS: &[(&str, Opener)] = &[
     ("blocking", crate::blocking::open_plain_file),

@@ -26,7 +26,7 @@ pub(crate) struct ServeArgs {
     #[arg(long = "limit-group", value_name = "name=NAME,KEY=VALUE,...", display_order = 2)]
     pub limit_groups: Vec<String>,
 
-    /// A TOML file with the same keys: [[disk]], [[limit-group]], [[controller]] and [[controller.lun]] tables; workers, pin, admin, state at the top
+    /// A TOML file with the same keys: a table `[[disk]]`, `[[limit-group]]`, `[[controller]]` or `[[controller.lun]]` for each option; workers, pin, admin, state at the top
     ///
     /// Its disks, controllers and LUNs come before those of the command line; --workers, --pin and --admin override its own.
     #[arg(long, value_name = "FILE.toml", display_order = 3)]

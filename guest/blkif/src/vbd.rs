@@ -4,8 +4,9 @@ use std::any::Any;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use mqblk_core::lock::lock;
 use mqblk_core::{ByteLen, EventChannel, Wake};
 use mqblk_memory::{GrantAccess, PooledContext};
 use mqblk_ring::blkif::{BackRing, RawRequest};
@@ -147,10 +148,6 @@ impl Vbd {
         }
         last
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl std::fmt::Debug for Vbd {

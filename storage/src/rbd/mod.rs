@@ -20,9 +20,10 @@ mod open;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use mqblk_core::lock::lock;
 use mqblk_core::settings::{Key, Settings};
 use mqblk_core::thread_role::{self, ThreadRole};
 use mqblk_core::{
@@ -351,10 +352,6 @@ impl Disk<UringContext> for RbdDisk {
         let image = self.image()?;
         Ok(Box::new(RbdChannel::new(&image, &self.state, self.geometry, self.given.unmap, context)))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@
 //! region of guest memory than the headers.
 //!
 //! One thread runs both sides alternately. The guest's side publishes BATCH requests. The daemon's side is a real worker that is stepped
-//! ([`SteppedWorker::step`]): the instructions counted are those of pull, admission, submission, reaping, completion and publish, over a
-//! real virtio-blk queue and a real (idle) io_uring. With THREADS so many threads do this, each with a worker and a queue of its own of the one device
+//! ([`SteppedWorker`]): the instructions counted are those of pull, admission, submission, reaping, completion and publish, over a
+//! real virtio-blk queue and a real (idle) io_uring. With THREADS, each of that many threads does this, with a worker and a queue of its own of the one device
 //! and its disks: to see which memory several workers write. Nothing sleeps or depends on a clock: two runs execute the same instructions.
 #![forbid(unsafe_code)]
 

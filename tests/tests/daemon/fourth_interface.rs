@@ -75,7 +75,8 @@ fn stat(admin: &str) -> Value {
 #[test]
 fn help_and_errors_know_it() {
     let help = text(&run(&["serve", "--help"]).stdout);
-    for part in ["--lines-max-bytes <N>", "lines:", "Keys of --disk with interface=lines, besides those of a storage:"] {
+    for part in ["--lines-max-bytes <N>", "lines:", "Keys of --disk with interface=lines, besides those of a storage:"]
+    {
         assert!(help.contains(part), "{part:?} in {help}");
     }
     let error = text(&run(&["serve", "--disk", "storage=null,size=1M,interface=line"]).stderr);

@@ -393,7 +393,7 @@ impl Controller {
         self.server.set_polling(poll, coalesce).map_err(|error| error.to_string())
     }
 
-    /// Returns true if its VMM has set an in-flight region: see [`Server::in_flight_region`].
+    /// Returns true if its VMM has set an in-flight region: see [`Server::has_inflight_region`].
     pub(super) fn in_flight_region(&self) -> Option<bool> {
         self.server.has_inflight_region()
     }

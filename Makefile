@@ -10,10 +10,11 @@
 # make deb          Debian packages, in target/deb
 # make test-deb     the packages in a fresh system (as root: it installs debootstrap and lintian with apt; minutes)
 # make fuzz         cargo fuzz, 60 seconds each target (FUZZ_SECONDS=600: longer); needs rustup: installs nightly Rust and cargo-fuzz
+# make deny         licences, doubles and known faults of all dependencies (builds cargo-deny the first time)
 # make soak         all tests in their long forms: more seeds, kills, restarts, migrations and power cuts (hours)
 # make clean        remove what was built and downloaded
 
-.PHONY: help quickstart test test-fast test-again test-guest test-xen test-crash test-ceph test-libvirt deb test-deb fuzz soak clean
+.PHONY: help quickstart test test-fast test-again test-guest test-xen test-crash test-ceph test-libvirt deb test-deb fuzz deny soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -53,6 +54,9 @@ test-deb:
 
 fuzz:
 	@scripts/fuzz.sh
+
+deny:
+	@scripts/deny.sh
 
 soak:
 	@scripts/test.sh soak

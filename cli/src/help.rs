@@ -1,7 +1,7 @@
 //! How help looks: `-h` is one screen, `--help` has everything, its examples first and its options in groups.
 //!
-//! The options and their texts are where they are parsed. An [`Arrangement`] says which of many are on the screen of `-h`, with words short
-//! enough for a line each, and which group an option is in.
+//! The options and their texts are where they are parsed, those of keys with their headings in the table of keys. An [`Arrangement`] says
+//! which of many are on the screen of `-h`, with words short enough for a line each, and which group an option is in.
 
 use std::ffi::OsString;
 

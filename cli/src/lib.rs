@@ -137,19 +137,12 @@ const ARRANGEMENTS: &[Arrangement] = &[Arrangement {
         ("xen-watch", "Serve the disks of Xen guests"),
         ("print_config", "Print the configuration, and exit"),
     ],
-    groups: &[
-        ("Workers", &["workers", "pin"]),
-        ("Admin socket", &["admin", "admin_mode", "admin_owner", "admin_group", "state"]),
-        ("Metrics", &["metrics", "metrics_mode"]),
-        ("Storage that takes long", &["drain_timeout_s", "hang_warning_s"]),
-        ("Rights", &["sandbox", "sandbox_allow", "user", "group"]),
-        ("Information", &["check", "print_config", "print_capabilities"]),
-    ],
+    groups: &[("Information", &["check", "print_config", "print_capabilities"])],
 }];
 
 /// Returns the options of a program with these guest interfaces.
 fn command(interfaces: Interfaces, style: HelpStyle) -> clap::Command {
-    let command = Cli::command().mut_subcommand("serve", |serve| serve::add_interfaces(serve, interfaces));
+    let command = Cli::command().mut_subcommand("serve", |serve| serve::add_keys(serve, interfaces));
     help::arrange(command, style, ARRANGEMENTS)
 }
 
@@ -158,7 +151,7 @@ pub fn run(interfaces: Interfaces) -> ExitCode {
     let arguments = vhost_user::with_word(std::env::args_os());
     let command = command(interfaces, HelpStyle::of(&arguments));
     let mut matches = command.clone().get_matches_from(&arguments);
-    let given = serve::InterfaceOptions::of(matches.subcommand_matches("serve"), interfaces);
+    let given = serve::KeyOptions::of(matches.subcommand_matches("serve"), interfaces);
     let cli = Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.exit());
     let log = match logging::start(cli.log.as_deref(), cli.log_format) {
         Ok(log) => log,

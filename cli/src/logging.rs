@@ -7,8 +7,9 @@ mod writer;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::IsTerminal as _;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use mqblk_core::lock::lock;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_daemon::LogLevel;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -25,7 +26,7 @@ pub enum LogFormat {
     Text,
     /// A JSON object a line
     Json,
-    /// As systemd's journal reads standard error: the level as <N>, no time
+    /// As systemd's journal reads standard error: the level as `<N>`, no time
     Journald,
 }
 
@@ -56,12 +57,12 @@ struct ReloadableLevel {
 
 impl LogLevel for ReloadableLevel {
     fn get(&self) -> String {
-        self.directives.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.directives).clone()
     }
 
     fn set(&self, directives: &str) -> Result<(), SettingError> {
         let filter = parse("log", "level", directives)?;
-        let mut current = self.directives.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.directives);
         let unchanged =
             |error: reload::Error| Settings::new("log").error("level", error.to_string(), "a daemon that logs");
         self.filter.reload(filter).map_err(unchanged)?;

@@ -66,6 +66,13 @@ pub enum LockRank {
     Leaf,
 }
 
+/// Locks a mutex, also after a panic of a thread that held it: that ends one connection or request, and no mutex guards what is half changed
+/// then.
+#[inline]
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl LockRank {
     /// The first rank under which nothing waits.
     pub const FIRST_SHORT: LockRank = LockRank::ExclusiveVerbs;
@@ -78,7 +85,7 @@ impl LockRank {
     /// Locks a mutex of this rank that another crate locks too, which is why it is not ranked itself.
     pub fn lock<T: ?Sized>(self, mutex: &Mutex<T>) -> RankedGuard<'_, T> {
         let held = self.enter();
-        RankedGuard { guard: mutex.lock().unwrap_or_else(PoisonError::into_inner), held }
+        RankedGuard { guard: lock(mutex), held }
     }
 
     /// As [`lock`](Self::lock), unless another thread holds the mutex until `deadline`.

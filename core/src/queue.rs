@@ -132,11 +132,11 @@ pub enum ArmResult {
 /// * A token that was admitted is finished exactly once.
 /// * A request that the queue completes itself inside `pull` (identification, malformed requests) is published by the next
 ///   [`publish`](Self::publish) like all others.
-pub trait GuestQueue {
+pub trait GuestQueue: Send + 'static {
     /// What the queue needs to finish a request. Kept in the engine's tag table.
     type Token;
     /// Where a new owner resumes, for stop, migration and reconnect.
-    type Position;
+    type Position: Send + 'static;
     /// The worker's context.
     type Context: IoContext;
 
@@ -146,6 +146,20 @@ pub trait GuestQueue {
 
     /// Returns the most requests that can be in flight: the ring's size.
     fn depth(&self) -> u16;
+
+    /// Takes what the queue needs of a worker's context, such as a lease on guest memory. Called before anything else when the queue is made,
+    /// and whenever it comes to another worker.
+    ///
+    /// # Errors
+    /// When the context refuses something; the reason. Nothing is taken then, and the queue may enter another context.
+    fn enter(&mut self, context: &mut Self::Context) -> Result<(), String>;
+
+    /// Releases all that the queue has taken of the context that it [entered](Self::enter). Nothing is in flight.
+    fn leave(&mut self, context: &mut Self::Context);
+
+    /// Closes the queue for good. Nothing is in flight. Called before the queue [leaves](Self::leave) its last context, or when the first one has
+    /// refused it.
+    fn close(&mut self) {}
 
     /// Takes what is available, if that is one request and the usual one, or nothing: most requests are alone where they come one by one, and what
     /// makes a batch cheap is not worth its cost for them.

@@ -1,9 +1,12 @@
-//! Settings that a user gives as `KEY=VALUE,...` or as a TOML table. Each key is taken by the component that it belongs to.
+//! Settings that a user gives as `KEY=VALUE,...` or as a TOML table. Each key is declared ([`Key`]) and taken by the component that it belongs to.
 //!
 //! A key that is left at the end is unknown. So a new storage backend brings its own keys, and no other component knows them.
 
+mod key;
+
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
+
+pub use key::{Key, KeyDefault, KeyValues};
 
 use crate::units::ByteLen;
 
@@ -53,30 +56,17 @@ impl Settings {
     ///
     /// # Errors
     /// When the key has a value already.
-    pub fn insert(&mut self, key: &str, value: &str) -> Result<(), SettingError> {
+    pub fn insert(&mut self, key: impl AsRef<str>, value: &str) -> Result<(), SettingError> {
+        let key = key.as_ref();
         match self.given.insert(key.to_owned(), value.to_owned()) {
             None => Ok(()),
             Some(first) => Err(self.error(key, format!("{first:?} and {value:?}"), "one value")),
         }
     }
 
-    /// Accepts `alias` for `key`. Must be called before `key` is taken; errors name the key that the user gave.
-    ///
-    /// # Errors
-    /// When both were given.
-    pub fn alias(&mut self, alias: &'static str, key: &'static str) -> Result<(), SettingError> {
-        let Some(value) = self.given.remove(alias) else { return Ok(()) };
-        if let Some(first) = self.given.get(key) {
-            return Err(self.error(key, format!("{first:?}, and {value:?} by its other name {alias}"), "one value"));
-        }
-        self.given.insert(key.to_owned(), value);
-        self.spelled.insert(key, alias);
-        Ok(())
-    }
-
     /// Returns a value without taking it.
-    pub fn peek(&self, key: &str) -> Option<&str> {
-        self.given.get(key).map(String::as_str)
+    pub fn peek(&self, key: impl AsRef<str>) -> Option<&str> {
+        self.given.get(key.as_ref()).map(String::as_str)
     }
 
     /// Returns the keys that are not taken yet.
@@ -95,7 +85,8 @@ impl Settings {
     }
 
     /// Returns the error for `key`.
-    pub fn error(&self, key: &str, found: impl Into<String>, expected: impl Into<String>) -> SettingError {
+    pub fn error(&self, key: impl AsRef<str>, found: impl Into<String>, expected: impl Into<String>) -> SettingError {
+        let key = key.as_ref();
         SettingError {
             subject: self.subject.clone(),
             key: self.spelled.get(key).copied().unwrap_or(key).to_owned(),
@@ -106,24 +97,54 @@ impl Settings {
     }
 
     /// Returns the error for `key` whose value names something that the host refuses now ([`SettingError::from_host`]).
-    pub fn refused(&self, key: &str, found: impl Into<String>, expected: impl Into<String>) -> SettingError {
+    pub fn refused(&self, key: impl AsRef<str>, found: impl Into<String>, expected: impl Into<String>) -> SettingError {
         SettingError { from_host: true, ..self.error(key, found, expected) }
     }
 
-    /// Takes a text value, if it was given.
-    pub fn text(&mut self, key: &'static str) -> Option<String> {
-        if !self.known.contains(&key) {
-            self.known.push(key);
+    /// Replaces a value.
+    pub fn replace(&mut self, key: impl AsRef<str>, value: &str) {
+        self.given.insert(key.as_ref().to_owned(), value.to_owned());
+    }
+
+    /// Takes a value as it was given, if it was.
+    ///
+    /// # Errors
+    /// When it was given by both names of the key.
+    pub fn given(&mut self, key: &'static Key) -> Result<Option<String>, SettingError> {
+        if !self.known.contains(&key.name) {
+            self.known.push(key.name);
         }
-        self.given.remove(key)
+        self.unify(key)?;
+        Ok(self.given.remove(key.name))
+    }
+
+    /// Moves a value that was given by the key's other name to the key. Errors name the one that was given.
+    ///
+    /// # Errors
+    /// When it was given by both names.
+    pub fn unify(&mut self, key: &'static Key) -> Result<(), SettingError> {
+        let Some(alias) = key.alias else { return Ok(()) };
+        let Some(value) = self.given.remove(alias) else { return Ok(()) };
+        if let Some(first) = self.given.get(key.name) {
+            return Err(self.error(key, format!("{first:?}, and {value:?} by its other name {alias}"), "one value"));
+        }
+        self.given.insert(key.name.to_owned(), value);
+        self.spelled.insert(key.name, alias);
+        Ok(())
+    }
+
+    /// Takes a text value, if it was given, of a key with one name.
+    pub fn text(&mut self, key: &'static Key) -> Option<String> {
+        debug_assert!(key.alias.is_none(), "{key} has two names");
+        self.given(key).ok().flatten()
     }
 
     /// Takes `on`/`off` (also `true`/`false`).
     ///
     /// # Errors
     /// On any other word.
-    pub fn switch(&mut self, key: &'static str) -> Result<Option<bool>, SettingError> {
-        match self.text(key) {
+    pub fn switch(&mut self, key: &'static Key) -> Result<Option<bool>, SettingError> {
+        match self.given(key)? {
             None => Ok(None),
             Some(text) => match text.as_str() {
                 "on" | "true" => Ok(Some(true)),
@@ -133,43 +154,62 @@ impl Settings {
         }
     }
 
-    /// Takes a whole number in `range`.
+    /// Takes `on`/`off`, or the key's default.
+    ///
+    /// # Errors
+    /// As [`switch`](Self::switch).
+    pub fn switch_or_default(&mut self, key: &'static Key) -> Result<bool, SettingError> {
+        Ok(self.switch(key)?.unwrap_or(key.default_value() == Some("on")))
+    }
+
+    /// Takes a whole number in the key's range.
     ///
     /// # Errors
     /// When it is not a number or outside the range.
-    pub fn number(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Result<Option<u64>, SettingError> {
-        let Some(text) = self.text(key) else { return Ok(None) };
+    pub fn number(&mut self, key: &'static Key) -> Result<Option<u64>, SettingError> {
+        let KeyValues::Number(min, max) = key.values else { unreachable!("{key} is no number") };
+        self.number_within(key, min, max)
+    }
+
+    /// Takes a whole number from `min` to `max`, which lie in the key's range.
+    ///
+    /// # Errors
+    /// As [`number`](Self::number).
+    pub fn number_within(&mut self, key: &'static Key, min: u64, max: u64) -> Result<Option<u64>, SettingError> {
+        let Some(text) = self.given(key)? else { return Ok(None) };
         match text.parse::<u64>() {
-            Ok(number) if range.contains(&number) => Ok(Some(number)),
-            _ => {
-                let expected = format!("a whole number from {} to {}", range.start(), range.end());
-                Err(self.error(key, format!("{text:?}"), expected))
-            }
+            Ok(number) if (min..=max).contains(&number) => Ok(Some(number)),
+            _ => Err(self.error(key, format!("{text:?}"), format!("a whole number from {min} to {max}"))),
         }
+    }
+
+    /// Takes a whole number in the key's range, or the key's default.
+    ///
+    /// # Errors
+    /// As [`number`](Self::number).
+    pub fn number_or_default(&mut self, key: &'static Key) -> Result<u64, SettingError> {
+        Ok(self.number(key)?.unwrap_or_else(|| key.default_number()))
     }
 
     /// Takes a size: see [`parse_size`].
     ///
     /// # Errors
     /// When it is not a size, or does not fit in 63 bits (the largest file offset).
-    pub fn size(&mut self, key: &'static str) -> Result<Option<ByteLen>, SettingError> {
-        let Some(text) = self.text(key) else { return Ok(None) };
+    pub fn size(&mut self, key: &'static Key) -> Result<Option<ByteLen>, SettingError> {
+        let Some(text) = self.given(key)? else { return Ok(None) };
         match parse_size(&text) {
             Some(size) if size.0 <= i64::MAX as u64 => Ok(Some(size)),
             _ => Err(self.error(key, format!("{text:?}"), EXPECTED_SIZE)),
         }
     }
 
-    /// Takes one of `words`.
+    /// Takes one of the key's words.
     ///
     /// # Errors
     /// When it is none of them.
-    pub fn choice(
-        &mut self,
-        key: &'static str,
-        words: &'static [&'static str],
-    ) -> Result<Option<&'static str>, SettingError> {
-        let Some(text) = self.text(key) else { return Ok(None) };
+    pub fn word(&mut self, key: &'static Key) -> Result<Option<&'static str>, SettingError> {
+        let KeyValues::Words(words) = key.values else { unreachable!("{key} has no words") };
+        let Some(text) = self.given(key)? else { return Ok(None) };
         match words.iter().find(|word| **word == text) {
             Some(word) => Ok(Some(word)),
             None => Err(self.error(key, format!("{text:?}"), format!("one of {}", words.join(", ")))),
@@ -248,6 +288,10 @@ pub fn parse_cpu_list(text: &str) -> Option<Vec<u16>> {
 mod tests {
     use super::*;
 
+    static PATH: Key = Key::text("path", "PATH", "a path");
+    static QUEUES: Key = Key::number("queues", 1, 4).alias("num_queues").default("2");
+    static DIRECT: Key = Key::switch("direct").default("on");
+
     #[test]
     fn sizes() {
         for (text, want) in [
@@ -322,7 +366,7 @@ mod tests {
     fn an_unknown_key_is_named_with_those_that_are_known() {
         let mut settings = Settings::new("disk \"a\"");
         settings.insert("pth", "/x").unwrap();
-        assert_eq!(settings.text("path"), None);
+        assert_eq!(settings.text(&PATH), None);
         let error = settings.finish().unwrap_err().to_string();
         assert_eq!(error, "disk \"a\": pth: found an unknown key (with value \"/x\"), expected one of path");
     }
@@ -331,15 +375,21 @@ mod tests {
     fn an_alias_is_named_in_errors_and_excludes_its_key() {
         let mut settings = Settings::new("disk");
         settings.insert("num_queues", "0").unwrap();
-        settings.alias("num_queues", "queues").unwrap();
-        let error = settings.number("queues", 1..=4).unwrap_err().to_string();
+        let error = settings.number(&QUEUES).unwrap_err().to_string();
         assert_eq!(error, "disk: num_queues: found \"0\", expected a whole number from 1 to 4");
 
         let mut settings = Settings::new("disk");
         settings.insert("num_queues", "1").unwrap();
         settings.insert("queues", "2").unwrap();
-        let error = settings.alias("num_queues", "queues").unwrap_err().to_string();
+        let error = settings.number(&QUEUES).unwrap_err().to_string();
         assert_eq!(error, "disk: queues: found \"2\", and \"1\" by its other name num_queues, expected one value");
+    }
+
+    #[test]
+    fn a_key_that_is_not_given_has_its_default() {
+        assert_eq!(Settings::new("disk").number_or_default(&QUEUES), Ok(2));
+        assert_eq!(Settings::new("disk").number(&QUEUES), Ok(None));
+        assert_eq!(Settings::new("disk").switch_or_default(&DIRECT), Ok(true));
     }
 
     #[test]
@@ -347,7 +397,7 @@ mod tests {
         let mut settings = Settings::new("disk");
         settings.insert("path", "/x").unwrap();
         assert_eq!(settings.peek("path"), Some("/x"));
-        assert_eq!(settings.text("path").as_deref(), Some("/x"));
+        assert_eq!(settings.text(&PATH).as_deref(), Some("/x"));
         assert_eq!(settings.peek("path"), None);
     }
 

@@ -6,9 +6,10 @@
 use std::cell::Cell;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
+use crate::lock::lock;
 use crate::thread::spawn;
 
 /// What a thread does.
@@ -91,7 +92,7 @@ fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) {
     loop {
         let of_thread = std::sync::Arc::clone(&work);
         let run = move || {
-            let work = of_thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let work = lock(&of_thread).take();
             if let Some(work) = work {
                 work();
             }
@@ -116,7 +117,7 @@ fn run_connector(work: impl FnOnce()) {
 pub fn spawn_connector(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let start = ThreadStart { name: name.to_owned(), work: Box::new(work) };
     let start = match CONNECTORS.get() {
-        Some(sender) => match sender.lock().unwrap_or_else(PoisonError::into_inner).send(start) {
+        Some(sender) => match lock(sender).send(start) {
             Ok(()) => return Ok(()),
             Err(refused) => refused.0,
         },
@@ -131,7 +132,7 @@ pub fn spawn_connector(name: &str, work: impl FnOnce() + Send + 'static) -> io::
 /// # Errors
 /// When the host refuses a thread, or the role's restrictions.
 pub fn spawn_network(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    let mut starter = NETWORK.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut starter = lock(&NETWORK);
     let starts = match &*starter {
         Some(starts) => starts,
         None => starter.insert(start_network_threads()?),

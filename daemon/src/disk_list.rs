@@ -18,15 +18,17 @@ use crate::admin::wire;
 use crate::config::StorageConfig;
 use crate::contract::DiskContract;
 use crate::interface::{
-    ChangeSource, DeviceDescription, DeviceKeys, DeviceStat, DiskTable, Export, FIXED_QUEUES, ListPosition,
+    ChangeSource, DeviceDescription, DeviceKeys, DeviceStat, DiskTable, Export, FIXED_QUEUES, INTERFACE, ListPosition,
     ResolveContext, ServedDevice, StatDetail,
 };
 use crate::limits::{LIMIT_GROUP, is_limit_key};
 use crate::out::OutDisk;
-use crate::print::{Pair, Section, backend_pairs, current_limit_pairs, plug_pairs, storage_pairs};
+use crate::print::{Pair, Section, backend_pairs, current_limit_pairs};
 use crate::queues::queue_settings_pairs;
 use crate::resize::{ChangeError, ResizeOutcome};
-use crate::resolve::{Claim, ConfigError, StorageKeys, rename_subject, take_id, take_storage_kind};
+use crate::resolve::{
+    Claim, ConfigError, ID, STORAGE, StorageKeys, plug_pairs, rename_subject, storage_pairs, take_id, take_storage_kind,
+};
 use crate::storage_backends::StorageBackends;
 
 /// How guests reach a disk over one interface: the interface's own keys.
@@ -103,11 +105,11 @@ impl<E: Endpoint> DiskKeys<E> {
         let mut given = settings.clone();
         let kind = take_storage_kind(&mut settings, context.kinds)?;
         let id = take_id(&mut settings, "path", kind)?;
-        if given.peek("id").is_none() {
-            given.insert("id", &id)?;
+        if given.peek(&ID).is_none() {
+            given.insert(&ID, &id)?;
         }
         rename_subject(&mut settings, format!("disk {id:?}"));
-        context.names.claim(&settings, "id", &id, owner)?;
+        context.names.claim(&settings, ID.name, &id, owner)?;
         let endpoint = E::take(&mut settings, &id, context)?;
         let storage = StorageKeys::take(&mut settings, kind, &id, E::SERIAL_BYTES)?;
         Ok(DiskKeys { position, given, settings, id, endpoint, storage })
@@ -120,7 +122,7 @@ impl<E: Endpoint> DiskKeys<E> {
 
     /// Returns the unique values that it has claimed.
     pub fn claims(&self) -> Vec<Claim> {
-        std::iter::once(("id", self.id.clone())).chain(self.endpoint.claims()).collect()
+        std::iter::once((ID.name, self.id.clone())).chain(self.endpoint.claims()).collect()
     }
 
     /// Returns the device with its position.
@@ -147,9 +149,9 @@ impl<E: Endpoint> DiskKeys<E> {
     /// Returns what keeps it out.
     pub fn out(&self, interface: &'static str, origin: ChangeSource, why: &dyn std::error::Error) -> OutDisk {
         let mut settings = self.given.clone();
-        if settings.peek("interface").is_none() {
+        if settings.peek(&INTERFACE).is_none() {
             // It is not there: there is nothing that this could collide with.
-            let _ = settings.insert("interface", interface);
+            let _ = settings.insert(&INTERFACE, interface);
         }
         OutDisk::new(self.id.clone(), interface, settings, origin, why)
     }
@@ -203,9 +205,9 @@ pub struct DiskConfig<E> {
 impl<E: Endpoint> DiskConfig<E> {
     /// Returns the table that configures it. `interface` is the word of its interface, unless that is the default.
     pub fn section(&self, interface: Option<&str>) -> (ListPosition, Vec<Section>) {
-        let mut pairs = vec![("id", crate::print::string(&self.id))];
+        let mut pairs = vec![(ID.name, crate::print::string(&self.id))];
         pairs.extend(backend_pairs(&self.storage));
-        pairs.extend(interface.map(|word| ("interface", crate::print::string(word))));
+        pairs.extend(interface.map(|word| (INTERFACE.name, crate::print::string(word))));
         pairs.extend(self.endpoint.pairs());
         pairs.extend(storage_pairs(&self.storage));
         (self.position, vec![Section { heading: "disk", pairs }])
@@ -223,7 +225,7 @@ impl<E: Endpoint> DiskConfig<E> {
 
     /// Returns what reports say about it. `interface` is the word of its interface.
     pub fn info(&self, interface: &'static str, health: &Arc<DiskHealth>) -> DiskInfo {
-        let own = ["id", "storage", "interface"];
+        let own = [ID.name, STORAGE.name, INTERFACE.name];
         let sections = self.section(None).1.into_iter().flat_map(|section| section.pairs);
         DiskInfo {
             id: self.id.clone(),
@@ -235,7 +237,7 @@ impl<E: Endpoint> DiskConfig<E> {
             queue_map: self.endpoint.queue_map().to_vec(),
             // Limits may be changed while it is served.
             settings: sections
-                .filter(|(key, _)| !own.contains(key) && !is_limit_key(key) && *key != LIMIT_GROUP)
+                .filter(|(key, _)| !own.contains(key) && !is_limit_key(key) && *key != LIMIT_GROUP.name)
                 .collect(),
         }
     }

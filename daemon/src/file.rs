@@ -12,30 +12,13 @@ use toml::{Table, Value};
 
 use crate::interface::{ConfigTable, Interfaces};
 use crate::key_values::is_key;
+use crate::keys;
 use crate::limits::LIMIT_GROUP;
+use crate::resolve::process::PIN;
+use crate::sockets::is_mode_key;
 
 /// Maximum size of a configuration file. Thousands of disks need a tenth of it.
 const MAX_BYTES: u64 = 16 << 20;
-
-/// The top-level keys of the daemon itself.
-const OWN_KEYS: [&str; 16] = [
-    "workers",
-    "pin",
-    "hang-warning-s",
-    "admin",
-    "admin-mode",
-    "admin-owner",
-    "admin-group",
-    "metrics",
-    "metrics-mode",
-    "drain-timeout-s",
-    "state",
-    "strict",
-    "sandbox",
-    "sandbox-allow",
-    "user",
-    "group",
-];
 
 /// Keys and values of a file and a command line, not yet checked.
 #[derive(Clone, Debug)]
@@ -71,7 +54,7 @@ impl RawConfig {
 
     /// Returns true if there is nothing to serve.
     pub fn is_empty(&self, interfaces: Interfaces) -> bool {
-        let serves = interfaces.process_keys().any(|key| key.serves && self.process.peek(key.key).is_some());
+        let serves = interfaces.serving_keys().any(|key| self.process.peek(key).is_some());
         let has_outer = interfaces.tables().any(|(_, outer)| self.tables.iter().any(|table| table.name == outer.name));
         self.disks.is_empty() && !has_outer && !serves
     }
@@ -127,20 +110,20 @@ pub fn parse(name: &str, text: &str, interfaces: Interfaces) -> Result<RawConfig
             for (number, table) in tables_of(&raw.process, "disk", "disk", value)? {
                 raw.disks.push(settings_of(format!("{name}: disk #{number}"), table.iter())?);
             }
-        } else if key == LIMIT_GROUP {
-            for (number, table) in tables_of(&raw.process, LIMIT_GROUP, LIMIT_GROUP, value)? {
+        } else if key == LIMIT_GROUP.name {
+            for (number, table) in tables_of(&raw.process, LIMIT_GROUP.name, LIMIT_GROUP.name, value)? {
                 raw.limit_groups.push(settings_of(format!("{name}: {LIMIT_GROUP} #{number}"), table.iter())?);
             }
         } else if let Some((interface, own)) = interfaces.tables().find(|(_, own)| own.name == key) {
             read_tables(&mut raw, interface, own, name, value)?;
-        } else if let ("pin", Value::Array(cpus)) = (key.as_str(), value) {
+        } else if let (true, Value::Array(cpus)) = (key == PIN.name, value) {
             let cpus: Vec<String> = cpus
                 .iter()
                 .map(|cpu| cpu.as_integer().map(|cpu| cpu.to_string()))
                 .collect::<Option<_>>()
-                .ok_or_else(|| raw.process.error("pin", value.to_string(), "an array of CPU numbers"))?;
+                .ok_or_else(|| raw.process.error(&PIN, value.to_string(), "an array of CPU numbers"))?;
             raw.process.insert(key, &cpus.join(","))?;
-        } else if OWN_KEYS.contains(&key.as_str()) || interfaces.process_keys().any(|own| own.key == key) {
+        } else if keys::process_keys(interfaces).any(|known| known.name == key) {
             insert(&mut raw.process, key, value)?;
         } else {
             return Err(unknown_key(&raw.process, key, interfaces));
@@ -150,8 +133,8 @@ pub fn parse(name: &str, text: &str, interfaces: Interfaces) -> Result<RawConfig
 }
 
 fn unknown_key(process: &Settings, key: &str, interfaces: Interfaces) -> SettingError {
-    let keys: Vec<_> = OWN_KEYS.into_iter().chain(interfaces.process_keys().map(|own| own.key)).collect();
-    let tables = ["disk", LIMIT_GROUP].into_iter().chain(interfaces.tables().map(|(_, own)| own.name));
+    let keys: Vec<_> = keys::process_keys(interfaces).map(|key| key.name).collect();
+    let tables = ["disk", LIMIT_GROUP.name].into_iter().chain(interfaces.tables().map(|(_, own)| own.name));
     let tables: Vec<_> = tables.map(|table| format!("[[{table}]]")).collect();
     let expected = format!("{}, or {} tables", keys.join(", "), tables.join(" or "));
     process.error("syntax", format!("an unknown key {key:?} at the top"), expected)
@@ -215,7 +198,7 @@ fn insert(settings: &mut Settings, key: &str, value: &Value) -> Result<(), Setti
     if !is_key(key) {
         return Err(settings.error("syntax", format!("{key:?}"), "a key of letters, digits, - and _"));
     }
-    if let ("socket-mode" | "admin-mode" | "metrics-mode", Value::Integer(number)) = (key, value) {
+    if let (true, Value::Integer(number)) = (is_mode_key(key), value) {
         // TOML integers have no leading zeros: a bare 660 would be decimal.
         let expected = "a string of octal digits such as \"0660\"";
         return Err(settings.error(key, format!("the number {number}"), expected));
@@ -262,13 +245,13 @@ mod tests {
     fn numbers_booleans_and_strings_become_text() {
         let text =
             "workers = 2\npin = [1, 0]\n[[disk]]\nqueues = 4\ndirect = false\nsize = \"1G\"\n[[disk]]\nid = 'b'\n";
-        let mut raw = parse("f", text, INTERFACES).unwrap();
-        assert_eq!(raw.process.text("workers").as_deref(), Some("2"));
-        assert_eq!(raw.process.text("pin").as_deref(), Some("1,0"));
-        assert_eq!(raw.disks[0].text("queues").as_deref(), Some("4"));
-        assert_eq!(raw.disks[0].text("direct").as_deref(), Some("false"));
-        assert_eq!(raw.disks[0].text("size").as_deref(), Some("1G"));
-        assert_eq!(raw.disks[1].text("id").as_deref(), Some("b"));
+        let raw = parse("f", text, INTERFACES).unwrap();
+        assert_eq!(raw.process.peek("workers"), Some("2"));
+        assert_eq!(raw.process.peek("pin"), Some("1,0"));
+        assert_eq!(raw.disks[0].peek("queues"), Some("4"));
+        assert_eq!(raw.disks[0].peek("direct"), Some("false"));
+        assert_eq!(raw.disks[0].peek("size"), Some("1G"));
+        assert_eq!(raw.disks[1].peek("id"), Some("b"));
         assert_eq!(raw.disks[1].subject(), "f: disk #2");
     }
 
@@ -318,7 +301,7 @@ mod tests {
             ("pin = [\"0\"]", "f: pin: found [\"0\"], expected an array of CPU numbers"),
             (
                 "queues = 2",
-                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, admin-owner, admin-group, metrics, metrics-mode, drain-timeout-s, state, strict, sandbox, sandbox-allow, user, group, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[limit-group]] or [[controller]] tables",
+                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, admin, admin-mode, admin-owner, admin-group, state, metrics, metrics-mode, drain-timeout-s, hang-warning-s, sandbox, sandbox-allow, user, group, strict, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[limit-group]] or [[controller]] tables",
             ),
             (
                 "admin-mode = 660",

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use mqblk_admin::Verb;
 use mqblk_admin::model::{ControllerStat, DiskStat};
 use mqblk_core::lock::RankedMutex;
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_core::{Geometry, Resize};
 use mqblk_engine::{
     AnyDisk, Coalesce, DiskHealth, Engine, PlugOptions, PollPolicy, QueueId, QueueMove, QueuePlacement, QueueSettings,
@@ -34,6 +34,12 @@ use crate::sockets::PlannedSocket;
 use crate::state_file::{SavedState, StateFile};
 use crate::storage_backends::StorageBackends;
 
+/// The interface of a disk.
+pub static INTERFACE: Key = Key::text("interface", "WORD", "`virtio-blk`, `virtio-scsi`, `xen`").default("virtio-blk").about(
+    "how guests reach the disk: virtio-blk; virtio-scsi (a controller with this LUN, with the keys of both); or xen",
+    "Keys of [controllers](#a-controller), of [LUNs](#a-lun), of [Xen disks](xen.md).",
+);
+
 /// Why the queues of an interface cannot be changed.
 pub const FIXED_QUEUES: &str = "queues of this interface are served as they were set up";
 
@@ -46,7 +52,17 @@ pub trait GuestInterface: Sync {
     fn word(&self) -> &'static str;
 
     /// Returns the top-level keys that it owns. Each is also an option of the command line.
-    fn process_keys(&self) -> &'static [ProcessKey] {
+    fn process_keys(&self) -> &'static [&'static Key] {
+        &[]
+    }
+
+    /// Returns the one of its top-level keys that is a reason to run a daemon without any disk.
+    fn serving_key(&self) -> Option<&'static Key> {
+        None
+    }
+
+    /// Returns the keys of its disks, besides those that all disks have.
+    fn disk_keys(&self) -> &'static [&'static [&'static Key]] {
         &[]
     }
 
@@ -64,32 +80,8 @@ pub trait GuestInterface: Sync {
         Ok(tables.iter().map(|table| table.settings.clone()).collect())
     }
 
-    /// Returns the help text on the keys of its disks, with a trailing empty line.
-    fn disk_help(&self) -> &'static str {
-        ""
-    }
-
     /// Starts to take the keys of a configuration.
     fn keys(&self) -> Box<dyn InterfaceKeys>;
-}
-
-/// A top-level key of the configuration, and option of the command line.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ProcessKey {
-    /// The key; the option is `--KEY`.
-    pub key: &'static str,
-    /// The placeholder of its value.
-    pub value_name: &'static str,
-    /// The value of the option without a value; `None`: the option needs one.
-    pub value_if_omitted: Option<&'static str>,
-    /// The help text.
-    pub about: &'static str,
-    /// More paragraphs of the help text.
-    pub more: &'static str,
-    /// The heading that the option is listed under; `None`: that of all options.
-    pub heading: Option<&'static str>,
-    /// True if the key is a reason to run a daemon without any disk.
-    pub serves: bool,
 }
 
 /// An array of tables of the configuration, and option of the command line.
@@ -101,8 +93,10 @@ pub struct ConfigTable {
     pub value_name: &'static str,
     /// The help text of the option.
     pub about: &'static str,
-    /// The help text on its keys, with a trailing empty line.
-    pub help: &'static str,
+    /// Its keys.
+    pub keys: &'static [&'static [&'static Key]],
+    /// True if a table describes a storage: it has the keys of the storage's backend too.
+    pub has_storage: bool,
     /// The tables inside each of its tables.
     pub inner: &'static [ConfigTable],
 }
@@ -545,15 +539,15 @@ impl Interfaces {
     /// # Errors
     /// If it is not the word of an interface.
     pub fn take(&self, settings: &mut Settings) -> Result<usize, SettingError> {
-        let Some(text) = settings.text("interface") else { return Ok(0) };
+        let Some(text) = settings.text(&INTERFACE) else { return Ok(0) };
         let words = self.words();
         let found = words.iter().position(|word| *word == text);
-        found.ok_or_else(|| settings.error("interface", format!("{text:?}"), format!("one of {}", words.join(", "))))
+        found.ok_or_else(|| settings.error(&INTERFACE, format!("{text:?}"), format!("one of {}", words.join(", "))))
     }
 
-    /// Returns the top-level keys of all interfaces.
-    pub fn process_keys(&self) -> impl Iterator<Item = &'static ProcessKey> {
-        self.0.iter().flat_map(|interface| interface.process_keys())
+    /// Returns the top-level keys that are a reason to run a daemon without any disk.
+    pub fn serving_keys(&self) -> impl Iterator<Item = &'static Key> {
+        self.0.iter().filter_map(|interface| interface.serving_key())
     }
 
     /// Returns the outermost tables of all interfaces, each with the index of its interface.

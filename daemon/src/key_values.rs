@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     fn taken(text: &str, key: &'static str) -> Option<String> {
-        parse("disk", text).unwrap().text(key)
+        parse("disk", text).unwrap().peek(key).map(str::to_owned)
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod flush;
 pub mod interface;
 pub mod interfaces;
 pub mod key_values;
+pub mod keys;
 pub mod limits;
 pub mod live;
 mod metrics;

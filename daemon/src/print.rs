@@ -2,13 +2,17 @@
 
 use std::fmt::Write as _;
 
-use mqblk_engine::{DiskLimits, PlugOptions};
+use mqblk_engine::DiskLimits;
 use mqblk_vhost_user_server::is_passed;
 use toml::Value;
 
 use crate::config::{MetricsAddress, ServeConfig, StorageConfig};
 use crate::limits::{LIMIT_GROUP, limit_pairs};
-use crate::sockets::ADMIN_KEYS;
+use crate::resolve::STORAGE;
+use crate::resolve::process::{DRAIN_TIMEOUT_S, HANG_WARNING_S, PIN, STATE, STRICT, WORKERS};
+use crate::sandbox::{SANDBOX, SANDBOX_ALLOW};
+use crate::sockets::{ADMIN, ADMIN_KEYS, METRICS, METRICS_MODE};
+use crate::user::{GROUP, USER};
 
 /// A key and its value.
 pub type Pair = (&'static str, Value);
@@ -29,36 +33,36 @@ pub fn to_toml(config: &ServeConfig) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{key} = {value}");
     };
-    line("workers", &config.workers);
+    line(WORKERS.name, &config.workers);
     if let Some(pin) = &config.pin {
         let cpus: Vec<String> = pin.iter().map(u16::to_string).collect();
-        line("pin", &format!("[{}]", cpus.join(", ")));
+        line(PIN.name, &format!("[{}]", cpus.join(", ")));
     }
-    line("hang-warning-s", &config.hang_warning.map_or(0, |time| time.as_secs()));
+    line(HANG_WARNING_S.name, &config.hang_warning.map_or(0, |time| time.as_secs()));
     if let Some(admin) = &config.admin {
-        line("admin", &string(&admin.socket.to_string_lossy()));
+        line(ADMIN.name, &string(&admin.socket.to_string_lossy()));
         if !is_passed(&admin.socket) {
             ADMIN_KEYS.pairs(&admin.permissions).iter().for_each(|(key, value)| line(key, value));
         }
     }
     if let Some(metrics) = &config.metrics {
-        line("metrics", &string(&metrics.address.to_string()));
+        line(METRICS.name, &string(&metrics.address.to_string()));
         if let MetricsAddress::Unix(_) = metrics.address {
-            line("metrics-mode", &string(&metrics.mode.to_string()));
+            line(METRICS_MODE.name, &string(&metrics.mode.to_string()));
         }
     }
-    line("drain-timeout-s", &config.drain_timeout.as_secs());
+    line(DRAIN_TIMEOUT_S.name, &config.drain_timeout.as_secs());
     if let Some(state) = &config.state {
-        line("state", &string(&state.path().to_string_lossy()));
+        line(STATE.name, &string(&state.path().to_string_lossy()));
     }
-    line("strict", &string(if config.strict { "on" } else { "off" }));
-    line("sandbox", &string(config.sandbox.mode.word()));
+    line(STRICT.name, &string(if config.strict { "on" } else { "off" }));
+    line(SANDBOX.name, &string(config.sandbox.mode.word()));
     if let Some(allow) = config.sandbox.allow_text() {
-        line("sandbox-allow", &string(&allow));
+        line(SANDBOX_ALLOW.name, &string(&allow));
     }
     if let Some(user) = &config.user {
-        line("user", &string(user.name()));
-        line("group", &string(user.group()));
+        line(USER.name, &string(user.name()));
+        line(GROUP.name, &string(user.group()));
     }
     for (key, value) in config.interfaces.iter().flat_map(|interface| interface.process_pairs()) {
         line(key, &value);
@@ -79,40 +83,15 @@ pub fn to_toml(config: &ServeConfig) -> String {
 
 /// Returns `storage` and the keys of its backend, with their values.
 pub fn backend_pairs(storage: &StorageConfig) -> Vec<Pair> {
-    let mut pairs = vec![("storage", string(&storage.kind))];
+    let mut pairs = vec![(STORAGE.name, string(&storage.kind))];
     pairs.extend(storage.resolved_settings.iter().map(|(key, value)| (*key, number_or_text(value))));
     pairs
 }
 
-/// Returns the keys of a storage that all backends have, with their values. Of limits those that are set.
-pub fn storage_pairs(storage: &StorageConfig) -> Vec<Pair> {
-    let mut pairs = plug_pairs(&storage.plug);
-    pairs.extend([
-        ("watch-size", string(if storage.watch_size { "on" } else { "off" })),
-        ("on-error", string(&storage.errors.on_error.to_string())),
-        ("on-enospc", string(storage.errors.on_enospc.word())),
-        ("cache", string(storage.cache.word())),
-        ("serial", string(&storage.serial)),
-    ]);
-    pairs.extend(limit_pairs(&storage.limits.own));
-    pairs.extend(storage.limits.group.iter().map(|group| (LIMIT_GROUP, string(group.name()))));
-    pairs
-}
-
-/// Returns the keys of merging and `depth` with their values.
-pub fn plug_pairs(plug: &PlugOptions) -> Vec<Pair> {
-    vec![
-        ("merge", string(plug.merge.word())),
-        ("merge-bytes", number_or_text(&plug.merge_bytes.to_string())),
-        ("merge-segments", Value::Integer(plug.merge_segments.into())),
-        ("depth", Value::Integer(plug.depth.into())),
-    ]
-}
-
-/// Returns the limits that a disk has now, as [`storage_pairs`] those of its configuration.
+/// Returns the limits that a disk has now, as [`storage_pairs`](crate::resolve::storage_pairs) those of its configuration.
 pub fn current_limit_pairs(limits: &DiskLimits) -> Vec<Pair> {
     let mut pairs = limit_pairs(&limits.own());
-    pairs.extend(limits.group().iter().map(|group| (LIMIT_GROUP, string(group.name()))));
+    pairs.extend(limits.group().iter().map(|group| (LIMIT_GROUP.name, string(group.name()))));
     pairs
 }
 

@@ -2,19 +2,44 @@
 
 use std::time::Duration;
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_engine::{Coalesce, PollPolicy, QueuePlacement, QueueSettings};
 use toml::Value;
 
 use crate::print::{Pair, string};
-use crate::resolve::take_u16;
 
-/// The key of the map.
-pub const QUEUE_MAP: &str = "queue-map";
+/// The worker of each queue.
+pub static QUEUE_MAP: Key = Key::text("queue-map", "Q:W,...", "`QUEUE:WORKER,...` with each queue once")
+    .otherwise("round-robin over all disks")
+    .live()
+    .about("the worker of each queue", "[Moved](admin.md#queuemove) one after the other while the guest works.");
+/// How a worker waits for requests.
+pub static POLL: Key = Key::text("poll", "POLICY", "`off`, `adaptive[:<max us>]`, `<us>`, `busy`")
+    .default("adaptive")
+    .live()
+    .about(
+        "how a queue is polled before the worker sleeps: off, adaptive[:MAX US], US (always so many microseconds), or busy (never sleep)",
+        "See [polling](#polling).",
+    );
+/// The option of cloud-hypervisor's vhost_user_block.
+pub static POLL_QUEUE: Key = Key::switch("poll_queue")
+    .otherwise("as `poll` says")
+    .live()
+    .about("on: the default of poll; off: poll=off", "The word of cloud-hypervisor's vhost_user_block.");
+/// The longest time that a call is deferred.
+pub static COALESCE_US: Key = Key::number("coalesce-us", 0, 10_000).placeholder("US").default("0").live().about(
+    "defer calls to the guest for at most this many microseconds while more of its requests are in flight",
+    "See [calls](#calls). A call that was deferred is sent when this is changed.",
+);
+/// The completions that are not deferred any longer.
+pub static COALESCE_MAX: Key = Key::number("coalesce-max", 0, 65_535)
+    .default("0")
+    .live()
+    .about("call as soon as this many completions wait; 0: any number may wait. Needs coalesce-us", "");
+/// The keys of queues that all interfaces have.
+pub const KEYS: &[&Key] = &[&QUEUE_MAP, &POLL, &POLL_QUEUE, &COALESCE_US, &COALESCE_MAX];
 /// Maximum number of virtqueues of a device in vhost-user, and of workers of the process.
 pub const MAX_QUEUES: u16 = 256;
-/// Maximum of `coalesce-us`: 10 ms.
-const MAX_COALESCE_US: u64 = 10_000;
 
 /// The worker of each request queue of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,7 +52,7 @@ pub struct QueueMap {
 impl QueueMap {
     /// Takes `queue-map`. The queues have no workers yet.
     pub fn take(settings: &mut Settings) -> QueueMap {
-        QueueMap { requested: settings.text(QUEUE_MAP), workers: Vec::new() }
+        QueueMap { requested: settings.text(&QUEUE_MAP), workers: Vec::new() }
     }
 
     /// Returns true if `queue-map` was given.
@@ -69,7 +94,7 @@ impl QueueMap {
         }
         if let Some(text) = &self.requested {
             let expected = format!("worker {worker} for all queues: this storage serves one connection at a time");
-            return Err(settings.error(QUEUE_MAP, format!("{text:?}"), expected));
+            return Err(settings.error(&QUEUE_MAP, format!("{text:?}"), expected));
         }
         tracing::info!(
             "{}: all queues are on worker {worker}: the storage serves one connection at a time",
@@ -107,13 +132,13 @@ impl From<Vec<u16>> for QueueMap {
     }
 }
 
-/// Takes `poll`, or `poll_queue`, the option of cloud-hypervisor's vhost_user_block. Without either it stays as it is in `current`.
+/// Takes the policy. Without a key it stays as it is in `current`.
 ///
 /// # Errors
 /// If the value is invalid.
 pub fn take_poll(settings: &mut Settings, current: PollPolicy) -> Result<PollPolicy, SettingError> {
-    let switch = settings.switch("poll_queue")?;
-    let Some(text) = settings.text("poll") else {
+    let switch = settings.switch(&POLL_QUEUE)?;
+    let Some(text) = settings.text(&POLL) else {
         return Ok(match switch {
             None => current,
             Some(false) => PollPolicy::Off,
@@ -121,38 +146,38 @@ pub fn take_poll(settings: &mut Settings, current: PollPolicy) -> Result<PollPol
         });
     };
     if let Some(on) = switch {
-        let found = format!("{text:?}, and poll_queue={on}");
-        return Err(settings.error("poll", found, "one of the two"));
+        let found = format!("{text:?}, and {POLL_QUEUE}={on}");
+        return Err(settings.error(&POLL, found, "one of the two"));
     }
-    text.parse().map_err(|expected: String| settings.error("poll", format!("{text:?}"), expected))
+    text.parse().map_err(|expected: String| settings.error(&POLL, format!("{text:?}"), expected))
 }
 
-/// Takes `coalesce-us` and `coalesce-max`. What is not given stays as it is in `current`; without `coalesce-us` there is no `coalesce-max`.
+/// Takes how calls are coalesced. What is not given stays as it is in `current`; without a time there is no number.
 ///
 /// # Errors
 /// If a value is invalid.
 pub fn take_coalesce(settings: &mut Settings, current: Coalesce) -> Result<Coalesce, SettingError> {
-    let us = settings.number("coalesce-us", 0..=MAX_COALESCE_US)?;
+    let us = settings.number(&COALESCE_US)?;
     let delay = us.map_or(current.delay, Duration::from_micros);
-    let answers = take_u16(settings, "coalesce-max", 0, u16::MAX)?;
+    let answers = settings.number(&COALESCE_MAX)?;
     if delay.is_zero() && answers.is_some_and(|answers| answers > 0) {
-        let found = "a number of answers, but coalesce-us is 0";
+        let found = format!("a number of completions, but {COALESCE_US} is 0");
         return Err(settings.error(
-            "coalesce-max",
+            &COALESCE_MAX,
             found,
-            "coalesce-us with it: the longest time that a call is put off",
+            format!("{COALESCE_US} with it: the longest time that a call is deferred"),
         ));
     }
-    let answers = answers.map_or(current.answers, u32::from);
+    let answers = answers.map_or(current.answers, |answers| answers as u32);
     Ok(Coalesce { delay, answers: if delay.is_zero() { 0 } else { answers } })
 }
 
 /// Returns the keys of polling with their values.
 pub fn polling_pairs(poll: PollPolicy, coalesce: Coalesce) -> Vec<Pair> {
     vec![
-        ("poll", string(&poll.to_string())),
-        ("coalesce-us", Value::Integer(coalesce.delay.as_micros() as i64)),
-        ("coalesce-max", Value::Integer(coalesce.answers.into())),
+        (POLL.name, string(&poll.to_string())),
+        (COALESCE_US.name, Value::Integer(coalesce.delay.as_micros() as i64)),
+        (COALESCE_MAX.name, Value::Integer(coalesce.answers.into())),
     ]
 }
 
@@ -176,7 +201,7 @@ pub fn workers_of(queues: &QueueSettings) -> Vec<u16> {
 /// # Errors
 /// If the value is invalid.
 pub fn take_queue_map(settings: &mut Settings, queues: u16, workers: u16) -> Result<Option<Vec<u16>>, SettingError> {
-    settings.text(QUEUE_MAP).map(|text| parse(settings, &text, queues, workers)).transpose()
+    settings.text(&QUEUE_MAP).map(|text| parse(settings, &text, queues, workers)).transpose()
 }
 
 /// Parses `QUEUE:WORKER,...`. Each of the `queues` queues must appear once.
@@ -189,14 +214,14 @@ fn parse(settings: &Settings, text: &str, queues: u16, workers: u16) -> Result<V
         let numbers = pair.split_once(':').and_then(|(queue, worker)| Some((number(queue)?, number(worker)?)));
         let Some((queue, worker)) = numbers else {
             return Err(settings.error(
-                QUEUE_MAP,
+                &QUEUE_MAP,
                 format!("{pair:?}"),
                 "QUEUE:WORKER pairs separated by commas, such as 0:0,1:1",
             ));
         };
         if worker >= workers {
             return Err(settings.error(
-                QUEUE_MAP,
+                &QUEUE_MAP,
                 format!("worker {worker}"),
                 format!("workers from 0 to {}", workers - 1),
             ));
@@ -204,18 +229,18 @@ fn parse(settings: &Settings, text: &str, queues: u16, workers: u16) -> Result<V
         match map.get_mut(usize::from(queue)) {
             None => {
                 return Err(settings.error(
-                    QUEUE_MAP,
+                    &QUEUE_MAP,
                     format!("queue {queue}"),
                     format!("queues from 0 to {}", queues - 1),
                 ));
             }
-            Some(Some(_)) => return Err(settings.error(QUEUE_MAP, format!("queue {queue} twice"), "each queue once")),
+            Some(Some(_)) => return Err(settings.error(&QUEUE_MAP, format!("queue {queue} twice"), "each queue once")),
             Some(slot) => *slot = Some(worker),
         }
     }
     if let Some(queue) = map.iter().position(Option::is_none) {
         return Err(settings.error(
-            QUEUE_MAP,
+            &QUEUE_MAP,
             format!("no worker for queue {queue}"),
             format!("one for each of the {queues} queues"),
         ));
@@ -228,7 +253,7 @@ fn number(text: &str) -> Option<u16> {
 }
 
 fn map_pair(map: &[u16]) -> Pair {
-    (QUEUE_MAP, string(&display(map)))
+    (QUEUE_MAP.name, string(&display(map)))
 }
 
 /// Formats the map for [`parse`].
@@ -246,7 +271,7 @@ mod tests {
         let mut placement = QueuePlacement::new(2);
         let mut assign = |map: Option<&str>, queues| {
             let mut settings = Settings::new("disk");
-            map.map_or(Ok(()), |map| settings.insert(QUEUE_MAP, map)).unwrap();
+            map.map_or(Ok(()), |map| settings.insert(&QUEUE_MAP, map)).unwrap();
             let mut map = QueueMap::take(&mut settings);
             map.assign(&settings, queues, &mut placement).unwrap();
             (map.workers().to_vec(), map.pair().map(|(_, text)| text))

@@ -229,7 +229,7 @@ fn addition(one: &Described) -> ConfigChange {
 /// Returns what is different of one thing.
 fn differences(was: &Described, is: &Described) -> Vec<ConfigChange> {
     let (old, new) = (keys_of(&was.settings), keys_of(&is.settings));
-    let can_change = |key: &String| is_live_key(key) && (key != crate::queues::QUEUE_MAP || new.contains_key(key));
+    let can_change = |key: &String| is_live_key(key) && (key != crate::queues::QUEUE_MAP.name || new.contains_key(key));
     let (live, others): (Vec<String>, Vec<String>) = different_keys(&old, &new).into_iter().partition(can_change);
     let mut changes = Vec::new();
     if !live.is_empty() {

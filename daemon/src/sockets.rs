@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 pub use mqblk_vhost_user_server::discard;
 use mqblk_vhost_user_server::{
     PASSED_PREFIX, SocketAccess, SocketError, claim_passed, is_passed, is_prepared, make_early, passed_names,
@@ -44,34 +44,76 @@ impl Default for SocketPermissions {
     }
 }
 
-/// The names of the keys of a socket.
+/// The keys of a socket.
 #[derive(Clone, Copy, Debug)]
 pub struct SocketKeys {
     /// The key of its path.
-    pub path: &'static str,
+    pub path: &'static Key,
     /// The key of its permission bits.
-    pub mode: &'static str,
-    /// The key of its owner.
-    pub owner: &'static str,
-    /// The key of its group.
-    pub group: &'static str,
+    pub mode: &'static Key,
+    /// The keys of its owner and group; `None`: they are the daemon's.
+    pub owner: Option<(&'static Key, &'static Key)>,
 }
+
+const fn mode(name: &'static str) -> Key {
+    Key::text(name, "BITS", "octal, `0000` to `0777`").default("0600")
+}
+const fn owner(name: &'static str) -> Key {
+    Key::text(name, "NAME|UID", "a user of this host, by name or number").otherwise("the daemon's")
+}
+const fn group(name: &'static str) -> Key {
+    Key::text(name, "NAME|GID", "a group of this host, by name or number").otherwise("the daemon's")
+}
+
+/// The permissions of a vhost-user socket.
+pub static SOCKET_MODE: Key =
+    mode("socket-mode").about("the socket's permissions, octal", "Whoever can connect can read and write the disk.");
+/// The owner of a vhost-user socket.
+pub static SOCKET_OWNER: Key =
+    owner("socket-owner").about("the socket's owner", "[systemd.md](systemd.md#sockets-for-vmms).");
+/// The group of a vhost-user socket.
+pub static SOCKET_GROUP: Key = group("socket-group").about("the socket's group", "");
+/// The admin socket.
+pub static ADMIN: Key = Key::text("admin", "PATH", "a path of at most 107 bytes, or `fd:NAME`").bare("on").about(
+    "make an admin socket for `mqblk stat` and others; without PATH where they look",
+    "See [the admin socket](#the-admin-socket). `fd:NAME`: the socket of that name that systemd has made.",
+);
+/// The permissions of the admin socket.
+pub static ADMIN_MODE: Key = mode("admin-mode").about("the admin socket's permissions, octal", "");
+/// The owner of the admin socket.
+pub static ADMIN_OWNER: Key = owner("admin-owner").about("the admin socket's owner", "");
+/// The group of the admin socket.
+pub static ADMIN_GROUP: Key = group("admin-group").about("the admin socket's group", "");
+/// Where scrapers connect to.
+pub static METRICS: Key =
+    Key::text("metrics", "IP:PORT|unix:PATH", "an address of this host, or `unix:` and a path of at most 107 bytes")
+        .about(
+            "serve metrics there over HTTP, for Prometheus and others, without authentication",
+            "[metrics.md](metrics.md).",
+        );
+/// The permissions of a Unix socket for metrics.
+pub static METRICS_MODE: Key = mode("metrics-mode").about("the permissions of a Unix socket for metrics, octal", "");
 
 /// Those of a vhost-user socket.
 pub const VHOST_USER_KEYS: SocketKeys =
-    SocketKeys { path: "socket", mode: "socket-mode", owner: "socket-owner", group: "socket-group" };
+    SocketKeys { path: &crate::vhost_user::SOCKET, mode: &SOCKET_MODE, owner: Some((&SOCKET_OWNER, &SOCKET_GROUP)) };
 /// Those of the admin socket.
 pub const ADMIN_KEYS: SocketKeys =
-    SocketKeys { path: "admin", mode: "admin-mode", owner: "admin-owner", group: "admin-group" };
+    SocketKeys { path: &ADMIN, mode: &ADMIN_MODE, owner: Some((&ADMIN_OWNER, &ADMIN_GROUP)) };
 
-/// Those of the socket for metrics, of which the owner and group are the daemon's.
-pub const METRICS_KEYS: SocketKeys =
-    SocketKeys { path: "metrics", mode: "metrics-mode", owner: "metrics-owner", group: "metrics-group" };
+/// Those of the socket for metrics.
+pub const METRICS_KEYS: SocketKeys = SocketKeys { path: &METRICS, mode: &METRICS_MODE, owner: None };
+
+/// Returns true if a key has permission bits.
+pub fn is_mode_key(key: &str) -> bool {
+    [&SOCKET_MODE, &ADMIN_MODE, &METRICS_MODE].iter().any(|mode| mode.name == key)
+}
 
 impl SocketKeys {
     /// Returns the first key of permissions that was given.
-    pub fn given_permission(&self, settings: &Settings) -> Option<&'static str> {
-        [self.mode, self.owner, self.group].into_iter().find(|key| settings.peek(key).is_some())
+    pub fn given_permission(&self, settings: &Settings) -> Option<&'static Key> {
+        let owner = self.owner.into_iter().flat_map(|(owner, group)| [owner, group]);
+        std::iter::once(self.mode).chain(owner).find(|key| settings.peek(key).is_some())
     }
 
     /// Checks the path of a socket, and claims the socket that the process was started with, if it names one. Permissions are not taken yet.
@@ -113,23 +155,25 @@ impl SocketKeys {
     pub fn take_permissions(&self, settings: &mut Settings) -> Result<SocketPermissions, SettingError> {
         Ok(SocketPermissions {
             mode: take_mode(settings, self.mode)?.unwrap_or(SocketMode::OWNER_ONLY),
-            owner: take_id(settings, self.owner, "user", find_user)?,
-            group: take_id(settings, self.group, "group", find_group)?,
+            owner: take_id(settings, self.owner.map(|(owner, _)| owner), "user", find_user)?,
+            group: take_id(settings, self.owner.map(|(_, group)| group), "group", find_group)?,
         })
     }
 
     /// Returns the permissions of a socket as keys with their values.
     pub fn pairs(&self, permissions: &SocketPermissions) -> Vec<Pair> {
         let SocketPermissions { mode, owner, group } = permissions;
-        let mut pairs = vec![(self.mode, string(&mode.to_string()))];
-        pairs.extend(owner.as_ref().map(|owner| (self.owner, string(&owner.name))));
-        pairs.extend(group.as_ref().map(|group| (self.group, string(&group.name))));
+        let mut pairs = vec![(self.mode.name, string(&mode.to_string()))];
+        if let Some((owner_key, group_key)) = self.owner {
+            pairs.extend(owner.as_ref().map(|owner| (owner_key.name, string(&owner.name))));
+            pairs.extend(group.as_ref().map(|group| (group_key.name, string(&group.name))));
+        }
         pairs
     }
 }
 
 /// Takes permission bits.
-pub fn take_mode(settings: &mut Settings, key: &'static str) -> Result<Option<SocketMode>, SettingError> {
+pub fn take_mode(settings: &mut Settings, key: &'static Key) -> Result<Option<SocketMode>, SettingError> {
     let Some(text) = settings.text(key) else { return Ok(None) };
     match SocketMode::parse(&text) {
         Some(mode) => Ok(Some(mode)),
@@ -140,11 +184,11 @@ pub fn take_mode(settings: &mut Settings, key: &'static str) -> Result<Option<So
 /// Takes a user or group, by name or number.
 fn take_id(
     settings: &mut Settings,
-    key: &'static str,
+    key: Option<&'static Key>,
     noun: &str,
     find: impl Fn(&str) -> nix::Result<Option<u32>>,
 ) -> Result<Option<HostId>, SettingError> {
-    let Some(name) = settings.text(key) else { return Ok(None) };
+    let Some((key, name)) = key.and_then(|key| Some((key, settings.text(key)?))) else { return Ok(None) };
     let failed = |why: &dyn Display| {
         settings.error(key, format!("{name:?}{why}"), format!("a {noun} of this host, or its number"))
     };

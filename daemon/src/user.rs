@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_core::thread::spawn_scoped;
 use mqblk_core::{ImageAccess, ImageOpenError, ImageOpener};
 use mqblk_storage::host_images::HostImages;
@@ -17,6 +17,19 @@ use rustix::fs::{Access, AtFlags, CWD};
 use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::sandbox::{self, FileUse};
+
+/// The user that the daemon becomes.
+pub static USER: Key = Key::text("user", "NAME|UID", "a user of this host").otherwise("the one that starts the daemon").about(
+    "become this user when the disks are open; needs a start as root",
+    "The images of the configuration are opened with root's rights, and with `sandbox=on` also those that are added later: they need not be the \
+     user's. The folders of sockets, of `state`, of `reservations` and of `xen-state` must be, which is checked at the start. Sockets belong to \
+     the user. Xen's devices need root.",
+);
+/// Its group.
+pub static GROUP: Key = Key::text("group", "NAME|GID", "a group of this host").otherwise("the user's").about(
+    "with user: the group of the process",
+    "And so of its sockets: with `socket-mode=0660` VMMs in that group can connect. The user's other groups are kept.",
+);
 
 /// The process cannot become the user.
 #[derive(Debug, thiserror::Error)]
@@ -71,45 +84,45 @@ impl UserConfig {
     /// # Errors
     /// If there is no such user or group.
     pub fn take(settings: &mut Settings) -> Result<Option<UserConfig>, SettingError> {
-        let (user, group) = (settings.text("user"), settings.text("group"));
+        let (user, group) = (settings.text(&USER), settings.text(&GROUP));
         let Some(name) = user else {
             return match group {
-                Some(group) => Err(settings.error("group", format!("{group:?}, but no user"), "user with it")),
+                Some(group) => Err(settings.error(&GROUP, format!("{group:?}, but no user"), "user with it")),
                 None => Ok(None),
             };
         };
         let failed =
-            |key: &str, found: &str, why: &dyn Display| settings.error(key, format!("{found:?}: {why}"), "one");
+            |key: &Key, found: &str, why: &dyn Display| settings.error(key, format!("{found:?}: {why}"), "one");
         let entry = match name.parse::<u32>() {
             Ok(uid) => User::from_uid(Uid::from_raw(uid)),
             Err(_) => User::from_name(&name),
         };
-        let entry = entry.map_err(|error| failed("user", &name, &error))?;
+        let entry = entry.map_err(|error| failed(&USER, &name, &error))?;
         let uid = match (&entry, name.parse::<u32>()) {
             (Some(entry), _) => entry.uid,
             (None, Ok(uid)) => Uid::from_raw(uid),
-            (None, Err(_)) => return Err(settings.error("user", format!("{name:?}"), "a user of this host, or a UID")),
+            (None, Err(_)) => return Err(settings.error(&USER, format!("{name:?}"), "a user of this host, or a UID")),
         };
         let gid = match (&group, &entry) {
             (Some(group), _) => {
-                match (find_group(group).map_err(|error| failed("group", group, &error))?, group.parse()) {
+                match (find_group(group).map_err(|error| failed(&GROUP, group, &error))?, group.parse()) {
                     (Some(entry), _) => entry.gid,
                     (None, Ok(gid)) => Gid::from_raw(gid),
                     (None, Err(_)) => {
-                        return Err(settings.error("group", format!("{group:?}"), "a group of this host, or a GID"));
+                        return Err(settings.error(&GROUP, format!("{group:?}"), "a group of this host, or a GID"));
                     }
                 }
             }
             (None, Some(entry)) => entry.gid,
             (None, None) => {
                 let found = format!("nothing, and user {name:?}, which has no entry on this host");
-                return Err(settings.error("group", found, "the user's group with it"));
+                return Err(settings.error(&GROUP, found, "the user's group with it"));
             }
         };
         let listed = entry.as_ref().and_then(|entry| CString::new(entry.name.as_str()).ok());
         let groups = match listed.map(|name| getgrouplist(&name, gid)).transpose() {
             Ok(groups) => groups.unwrap_or_else(|| vec![gid]),
-            Err(error) => return Err(failed("user", &name, &error)),
+            Err(error) => return Err(failed(&USER, &name, &error)),
         };
         let group = group.or_else(|| Some(Group::from_gid(gid).ok()??.name)).unwrap_or_else(|| gid.to_string());
         Ok(Some(UserConfig { name, uid, group, gid, groups }))

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_core::{BudgetLimits, ByteLen, TenantBudget};
 use mqblk_engine::{Coalesce, FixedBufferUse, PollPolicy, QueueDisk, QueuePlacement};
 use mqblk_memory::SharedFileRules;
@@ -15,10 +15,12 @@ use toml::Value;
 use crate::contract::{ContractRecorder, DeviceContract, DiskContract, device_key};
 use crate::interface::{HostContext, ResolveContext};
 use crate::print::{Pair, number, string};
-use crate::queues::{QueueMap, polling_pairs, take_coalesce, take_poll};
+use crate::queues::{MAX_QUEUES, QueueMap, polling_pairs, take_coalesce, take_poll};
 use crate::resolve::{Claim, ConfigError, file_claim, take_u16, with_similar_key};
 use crate::sandbox::FileUse;
-use crate::sockets::{PlannedSocket, SocketPermissions, VHOST_USER_KEYS, file_of_socket};
+use crate::sockets::{
+    PlannedSocket, SOCKET_GROUP, SOCKET_MODE, SOCKET_OWNER, SocketPermissions, VHOST_USER_KEYS, file_of_socket,
+};
 
 /// The vhost-user endpoint of a device: its socket and its queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,32 +51,32 @@ pub struct VhostUserEndpoint {
 
 impl VhostUserEndpoint {
     /// Takes the keys of the device that is the settings' subject, of the interface `word`, and claims its socket. `queues` is the default
-    /// number of queues, `max_queues` the maximum. A guest that has the device already decides its queues.
+    /// of `queues_key`. A guest that has the device already decides its queues.
     ///
     /// # Errors
     /// If a value is invalid, or the socket is claimed already.
     pub fn take(
         settings: &mut Settings,
         word: &str,
-        (queues, max_queues): (u16, u16),
+        (queues_key, queues): (&'static Key, u16),
         context: &mut ResolveContext<'_>,
     ) -> Result<VhostUserEndpoint, SettingError> {
-        settings.alias("num_queues", "queues")?;
-        settings.alias("queue_size", "queue-size")?;
-        let key = settings.peek("socket").map(|socket| device_key(Path::new(socket)));
+        settings.unify(queues_key)?;
+        settings.unify(&QUEUE_SIZE)?;
+        let key = settings.peek(&SOCKET).map(|socket| device_key(Path::new(socket)));
         let given = key.and_then(|key| context.given.get(&key)).filter(|given| given.interface == word).cloned();
         given.iter().for_each(|given| given.apply_queues(settings));
-        let taken = Self::take_keys(settings, queues, max_queues);
+        let taken = Self::take_keys(settings, queues_key, queues);
         let taken = taken.map(|endpoint| VhostUserEndpoint { given, ..endpoint });
         let endpoint = taken.map_err(|error| with_similar_key(error, settings))?;
         let owner = settings.subject().rsplit(": ").next().unwrap_or_default().to_owned();
-        context.names.claim_file(settings, "socket", &endpoint.socket, owner)?;
+        context.names.claim_file(settings, SOCKET.name, &endpoint.socket, owner)?;
         Ok(endpoint)
     }
 
     /// Returns its unique values.
     pub fn claims(&self) -> Vec<Claim> {
-        vec![file_claim("socket", &self.socket)]
+        vec![file_claim(SOCKET.name, &self.socket)]
     }
 
     /// Returns the files that are opened by path while it is served.
@@ -87,19 +89,21 @@ impl VhostUserEndpoint {
         PlannedSocket { subject, path: self.socket.clone(), permissions: self.permissions.clone() }
     }
 
-    fn take_keys(settings: &mut Settings, queues: u16, max_queues: u16) -> Result<VhostUserEndpoint, SettingError> {
+    fn take_keys(
+        settings: &mut Settings,
+        queues_key: &'static Key,
+        queues: u16,
+    ) -> Result<VhostUserEndpoint, SettingError> {
         Ok(VhostUserEndpoint {
             socket: take_socket(settings)?,
             permissions: VHOST_USER_KEYS.take_permissions(settings)?,
-            queues: take_u16(settings, "queues", 1, max_queues)?.unwrap_or(queues.min(max_queues)),
+            queues: take_u16(settings, queues_key)?.unwrap_or(queues),
             queue_size: take_queue_size(settings)?,
             poll: take_poll(settings, PollPolicy::default())?,
             coalesce: take_coalesce(settings, Coalesce::default())?,
             shared_files: take_shared_files(settings)?,
             budget: take_budget(settings)?,
-            fixed_buffers: settings
-                .choice("fixed-buffers", FixedBufferUse::WORDS)?
-                .map_or(FixedBufferUse::Auto, FixedBufferUse::from_word),
+            fixed_buffers: settings.word(&FIXED_BUFFERS)?.map_or(FixedBufferUse::Auto, FixedBufferUse::from_word),
             queue_map: QueueMap::take(settings),
             given: None,
         })
@@ -123,23 +127,23 @@ impl VhostUserEndpoint {
 
     /// Returns the keys with their values.
     pub fn pairs(&self) -> Vec<Pair> {
-        let mut pairs = vec![("socket", string(&self.socket.to_string_lossy()))];
+        let mut pairs = vec![(SOCKET.name, string(&self.socket.to_string_lossy()))];
         if !is_passed(&self.socket) {
             pairs.extend(VHOST_USER_KEYS.pairs(&self.permissions));
         }
-        pairs.push(("queues", Value::Integer(self.queues.into())));
-        pairs.push(("queue-size", Value::Integer(self.queue_size.into())));
+        pairs.push((QUEUES.name, Value::Integer(self.queues.into())));
+        pairs.push((QUEUE_SIZE.name, Value::Integer(self.queue_size.into())));
         pairs.extend(self.queue_map.pair());
         pairs.extend(polling_pairs(self.poll, self.coalesce));
-        pairs.push(("fixed-buffers", string(self.fixed_buffers.word())));
+        pairs.push((FIXED_BUFFERS.name, string(self.fixed_buffers.word())));
         let SharedFileRules { any_file_system, require_seals } = self.shared_files;
-        pairs.push(("guest-memory", string(GUEST_MEMORY[usize::from(any_file_system)])));
-        pairs.push(("require-seals", string(if require_seals { "on" } else { "off" })));
+        pairs.push((GUEST_MEMORY.name, string(GUEST_MEMORY_WORDS[usize::from(any_file_system)])));
+        pairs.push((REQUIRE_SEALS.name, string(if require_seals { "on" } else { "off" })));
         let BudgetLimits { mappings, address_space, guest_memory } = self.budget;
         let limit = |limit: u64| number(i64::try_from(limit).unwrap_or(i64::MAX));
-        pairs.push(("max-mappings", limit(mappings)));
-        pairs.push(("max-address-space", limit(address_space.0)));
-        pairs.extend(guest_memory.map(|bytes| ("mem-budget", limit(bytes.0))));
+        pairs.push((MAX_MAPPINGS.name, limit(mappings)));
+        pairs.push((MAX_ADDRESS_SPACE.name, limit(address_space.0)));
+        pairs.extend(guest_memory.map(|bytes| (MEM_BUDGET.name, limit(bytes.0))));
         pairs
     }
 
@@ -191,17 +195,76 @@ impl VhostUserEndpoint {
     }
 }
 
-/// The words of `guest-memory`: only files whose pages are memory, or any.
-const GUEST_MEMORY: [&str; 2] = ["ram", "any"];
+/// The vhost-user socket.
+pub static SOCKET: Key = Key::text("socket", "PATH", "a path of at most 107 bytes, or `fd:NAME`").required().about(
+    "the vhost-user socket to make; fd:NAME: the one of that name that systemd has made",
+    "A socket that was left behind is replaced; one that somebody listens on, or another kind of file, is an error. Removed at exit. \
+     `fd:NAME`: [systemd.md](systemd.md#socket-activation).",
+);
+/// The number of virtqueues of a disk.
+pub static QUEUES: Key = Key::number("queues", 1, MAX_QUEUES as u64)
+    .alias("num_queues")
+    .otherwise("the number of CPUs that the process may use")
+    .about("virtqueues offered", "The guest may use fewer. Also `num_queues`.");
+/// The largest ring. Since 10.0 QEMU sets up each vhost-user ring with 1024 entries, whatever it is configured to, and supports no larger ones.
+pub static QUEUE_SIZE: Key = Key::text("queue-size", "N", "a power of two from 2 to 32768").alias("queue_size").default("1024").about(
+    "the largest ring accepted: a power of two from 2 to 32768",
+    "Also `queue_size`. The VMM chooses how long its rings are (QEMU 7.2: its `queue-size`, 128; QEMU 10.0: 1024, whatever it is told), and \
+     memory is taken for what it chooses. Below 128 it also limits the segments of a request, for guests without indirect descriptors.",
+);
+static FIXED_BUFFERS: Key = Key::words("fixed-buffers", FixedBufferUse::WORDS).default("auto").about(
+    "register guest memory with the kernel: on, off, or auto (at most 64 MiB, where the memlock limit allows it)",
+    "Each request is cheaper then. It needs a memlock limit (`ulimit -l`) of the guest's size, makes all of the guest's memory exist, and other \
+     disks on the worker wait while it does: up to seconds a GiB. `auto` of a controller considers the LUNs that it starts with.",
+);
+static GUEST_MEMORY: Key = Key::words("guest-memory", &GUEST_MEMORY_WORDS).default("ram").about(
+    "files that a VMM may share as memory: ram (memfds, tmpfs, hugetlbfs), or any",
+    "An access to a file of another file system may wait for storage, a network or (FUSE) a process of the guest's owner, and the disks of \
+     everybody else on the worker wait with it.",
+);
+static REQUIRE_SEALS: Key = Key::switch("require-seals").default("off").about(
+    "accept only memory that can never be truncated",
+    "`F_SEAL_SHRINK`; QEMU's `memory-backend-memfd` has it. Memory that is truncated is noticed in any case: requests that touch it fail, and \
+     the guest's queues end.",
+);
+/// At least those of one frontend with a region, at most all that Linux allows a process by default (vm.max_map_count).
+static MAX_MAPPINGS: Key = Key::number("max-mappings", 4, 65_530).default("2048").about(
+    "mappings of its memory that a VMM may cause",
+    "At a time, those included that only requests in flight still use. A VMM has at most 509 memory slots.",
+);
+static MAX_ADDRESS_SPACE: Key = Key::size("max-address-space").default("8T").about(
+    "address space that these mappings may take",
+    "The daemon has 128 TiB on most machines. A VMM that replaces its memory table, as one without memory hot-plug does, has both tables mapped \
+     for a moment.",
+);
+static MEM_BUDGET: Key = Key::size("mem-budget").otherwise("no limit").about(
+    "refuse a VMM that shares more guest memory",
+    "Guest pages that the daemon touches first are charged to the daemon's cgroup, so that the sum over all disks is what its `MemoryMax` has to \
+     allow: [security.md](security.md).",
+);
+/// The keys of a vhost-user device, besides those of its queues, of which the number has a key of the interface.
+pub const KEYS: &[&Key] = &[
+    &SOCKET,
+    &SOCKET_MODE,
+    &SOCKET_OWNER,
+    &SOCKET_GROUP,
+    &QUEUE_SIZE,
+    &FIXED_BUFFERS,
+    &GUEST_MEMORY,
+    &REQUIRE_SEALS,
+    &MAX_MAPPINGS,
+    &MAX_ADDRESS_SPACE,
+    &MEM_BUDGET,
+];
+
+/// Only files whose pages are memory, or any.
+static GUEST_MEMORY_WORDS: [&str; 2] = ["ram", "any"];
 
 fn take_shared_files(settings: &mut Settings) -> Result<SharedFileRules, SettingError> {
-    let any_file_system = settings.choice("guest-memory", &GUEST_MEMORY)? == Some(GUEST_MEMORY[1]);
-    let require_seals = settings.switch("require-seals")?.unwrap_or(false);
+    let any_file_system = settings.word(&GUEST_MEMORY)? == Some(GUEST_MEMORY_WORDS[1]);
+    let require_seals = settings.switch_or_default(&REQUIRE_SEALS)?;
     Ok(SharedFileRules { any_file_system, require_seals })
 }
-
-/// The bounds of `max-mappings`: those of one frontend with a region, and all that Linux allows a process by default (vm.max_map_count).
-const MAX_MAPPINGS: std::ops::RangeInclusive<u64> = 4..=65_530;
 
 /// The least of `max-address-space` and `mem-budget`: no guest is smaller.
 const LEAST_MEMORY: ByteLen = ByteLen(1 << 20);
@@ -209,13 +272,13 @@ const LEAST_MEMORY: ByteLen = ByteLen(1 << 20);
 fn take_budget(settings: &mut Settings) -> Result<BudgetLimits, SettingError> {
     let default = BudgetLimits::default();
     Ok(BudgetLimits {
-        mappings: settings.number("max-mappings", MAX_MAPPINGS)?.unwrap_or(default.mappings),
-        address_space: take_memory(settings, "max-address-space")?.unwrap_or(default.address_space),
-        guest_memory: take_memory(settings, "mem-budget")?,
+        mappings: settings.number(&MAX_MAPPINGS)?.unwrap_or(default.mappings),
+        address_space: take_memory(settings, &MAX_ADDRESS_SPACE)?.unwrap_or(default.address_space),
+        guest_memory: take_memory(settings, &MEM_BUDGET)?,
     })
 }
 
-fn take_memory(settings: &mut Settings, key: &'static str) -> Result<Option<ByteLen>, SettingError> {
+fn take_memory(settings: &mut Settings, key: &'static Key) -> Result<Option<ByteLen>, SettingError> {
     match settings.size(key)? {
         Some(size) if size < LEAST_MEMORY || i64::try_from(size.0).is_err() => {
             Err(settings.error(key, format!("{} bytes", size.0), "1M or more"))
@@ -225,21 +288,17 @@ fn take_memory(settings: &mut Settings, key: &'static str) -> Result<Option<Byte
 }
 
 fn take_socket(settings: &mut Settings) -> Result<PathBuf, SettingError> {
-    let Some(path) = settings.text("socket") else {
-        return Err(settings.error("socket", "nothing", "the path of the vhost-user socket to make"));
+    let Some(path) = settings.text(&SOCKET) else {
+        return Err(settings.error(&SOCKET, "nothing", "the path of the vhost-user socket to make"));
     };
     VHOST_USER_KEYS.check_path(settings, path)
 }
 
-/// The default of `queue-size`. Since 10.0 QEMU sets up each vhost-user ring with 1024 entries, whatever it is configured to, and supports
-/// no larger ones.
-const QUEUE_SIZE: u16 = 1024;
-
 fn take_queue_size(settings: &mut Settings) -> Result<u16, SettingError> {
-    let Some(text) = settings.text("queue-size") else { return Ok(QUEUE_SIZE) };
+    let Some(text) = settings.given(&QUEUE_SIZE)? else { return Ok(QUEUE_SIZE.default_number() as u16) };
     match text.parse::<u16>() {
         Ok(size @ 2..) if size.is_power_of_two() => Ok(size),
-        _ => Err(settings.error("queue-size", format!("{text:?}"), "a power of two from 2 to 32768")),
+        _ => Err(settings.error(&QUEUE_SIZE, format!("{text:?}"), "a power of two from 2 to 32768")),
     }
 }
 

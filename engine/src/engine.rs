@@ -86,25 +86,23 @@ impl Engine {
         self.workers.remove_last()
     }
 
-    /// Attaches a queue to worker `worker` (modulo their number). `make` builds it on the worker's thread, with the worker's context and
-    /// the queue's waker. `leave` releases what `make` took of the context, when the queue is detached.
+    /// Attaches a queue to worker `worker` (modulo their number). `make` builds it on the worker's thread, with the queue's waker; then it
+    /// [enters](GuestQueue::enter) the worker's context.
     ///
     /// # Errors
-    /// When the disk cannot be opened on the worker, `make` fails, or the worker has ended.
+    /// When the disk cannot be opened on the worker, `make` or the queue's entry fails, or the worker has ended.
     pub fn attach<Q>(
         &self,
         worker: usize,
         options: QueueOptions,
-        make: impl FnOnce(&mut UringContext, &Arc<dyn Wake>) -> Result<Q, String> + Send + 'static,
-        leave: impl FnOnce(&mut Q, &mut UringContext) + Send + 'static,
+        make: impl FnOnce(&Arc<dyn Wake>) -> Result<Q, String> + Send + 'static,
     ) -> Result<QueueHandle<Q>, AttachError>
     where
-        Q: GuestQueue<Context = UringContext> + Send + 'static,
-        Q::Position: Send + 'static,
+        Q: GuestQueue<Context = UringContext>,
     {
         let _attaching = self.workers.begin_attach();
         let (number, mailbox) = self.workers.mailbox(worker);
-        let slot_and_generation = mailbox.call(move |worker| worker.attach_queue(options, make, leave))?;
+        let slot_and_generation = mailbox.call(move |worker| worker.attach_queue(options, make))?;
         let (slot, generation) = slot_and_generation?;
         Ok(QueueHandle { mailbox, worker: number, slot, generation, _queue: PhantomData })
     }
@@ -151,8 +149,7 @@ impl Engine {
 
 impl<Q> QueueHandle<Q>
 where
-    Q: GuestQueue<Context = UringContext> + 'static,
-    Q::Position: Send + 'static,
+    Q: GuestQueue<Context = UringContext>,
 {
     /// Runs `visit` on the queue, on its worker's thread, between two turns.
     ///

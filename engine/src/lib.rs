@@ -62,7 +62,7 @@ pub use errors::{DiskHealth, ErrorPolicy, HealthStats, OnError, OnNoSpace, StopR
 pub use latency::{LatencyHistogram, percentile_ns};
 pub use limits::{Burst, DiskLimits, IoLimit, IoLimits, LimitClock, LimitGroup, LimitKind, ThrottleStats, UsedTokens};
 pub use liveness::LivenessProbe;
-pub use moving::{Extracted, Inserted, MoveResult, QueueState};
+pub use moving::{MoveResult, QueueState};
 pub use mqblk_uring::{
     EventFd, FixedBufferUse, Kick, Notifier, UringContext, UringOptions, make_rings_on_a_thread, redirect,
 };

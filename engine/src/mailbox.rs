@@ -5,10 +5,11 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use mqblk_core::Wake;
+use mqblk_core::lock::lock;
 use mqblk_uring::EventFd;
 
 use crate::attach_error::{UNRESPONSIVE_AFTER, WorkerError};
@@ -32,11 +33,11 @@ impl WokenList {
     /// Empties the list. Calls `here` with the queues that are this worker's, by slot and generation.
     fn take(&self, mut here: impl FnMut(u16, u32)) {
         let mut redirected = Vec::new();
-        for waker in self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for waker in lock(&self.0).drain(..) {
             // From here on a wake lists the queue again. The queue's `woken` runs after this and must see what was done before each wake
             // that found it listed: the swap reads the value which that wake wrote.
             waker.is_listed.swap(false, Ordering::SeqCst);
-            let target = waker.target.lock().unwrap_or_else(PoisonError::into_inner);
+            let target = lock(&waker.target);
             if std::ptr::eq(target.list.as_ptr(), self) {
                 here(target.slot, target.generation);
             } else {
@@ -69,7 +70,7 @@ impl<W> MailboxReceiver<W> {
     /// Redirects a waker to a queue that has come to this worker. A wake before this may have reached the queue's former worker, which
     /// does not have it any more: the caller treats the queue as woken.
     pub(crate) fn redirect(&self, waker: &Waker, slot: u16, generation: u32) {
-        *waker.target.lock().unwrap_or_else(PoisonError::into_inner) = self.target(slot, generation);
+        *lock(&waker.target) = self.target(slot, generation);
     }
 
     /// Moves the queues that were woken to `into`, by slot and generation.
@@ -102,18 +103,18 @@ impl Wake for WakerHandle {
         while !self.0.is_listed.swap(true, Ordering::SeqCst) {
             // The target is unlocked before the list is locked: `WokenList::take` locks them in the other order.
             let (target, eventfd) = {
-                let target = self.0.target.lock().unwrap_or_else(PoisonError::into_inner);
+                let target = lock(&self.0.target);
                 (Weak::clone(&target.list), target.eventfd.clone())
             };
             if let Some(list) = target.upgrade() {
-                list.0.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&self.0));
+                lock(&list.0).push(Arc::clone(&self.0));
                 eventfd.signal();
                 return;
             }
             // The worker has ended. If the queue has gone to another one meanwhile, a wake that found it listed relies on this one: the swap
             // reads the value which that wake wrote.
             self.0.is_listed.swap(false, Ordering::SeqCst);
-            if Weak::ptr_eq(&target, &self.0.target.lock().unwrap_or_else(PoisonError::into_inner).list) {
+            if Weak::ptr_eq(&target, &lock(&self.0.target).list) {
                 return;
             }
         }

@@ -28,14 +28,14 @@ pub struct QueueOptions {
     /// The disks it serves.
     pub disks: Vec<QueueDisk>,
     /// Becomes readable when the guest kicks; `None`: requests are found only while the queue is polled. An eventfd is never read. A
-    /// descriptor that must be read before it reports the next kick is read by the queue in its [`disarm`](GuestQueue::disarm), which
+    /// descriptor that must be read before it reports the next kick is read by the queue in its [`disarm`](mqblk_core::GuestQueue::disarm), which
     /// follows each kick.
     pub kick: Option<Kick>,
     /// How long it is polled.
     pub poll: PollPolicy,
     /// How calls to its guest are coalesced.
     pub coalesce: Coalesce,
-    /// The queue is not pulled from until [`QueueHandle::set_enabled`].
+    /// The queue is not pulled from until [`QueueHandle::set_enabled`](crate::QueueHandle::set_enabled).
     pub paused: bool,
     /// Called once, on the worker's thread, if the ring is found to be broken.
     pub on_broken: Box<dyn FnOnce(&str) + Send>,

@@ -1,6 +1,8 @@
 //! How a device's queues are served. It can be changed while they are.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use mqblk_core::lock::lock;
 
 use crate::options::Coalesce;
 use crate::poll::PollPolicy;
@@ -55,7 +57,7 @@ impl SharedQueueSettings {
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueSettings> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

@@ -57,7 +57,7 @@ impl Worker {
     /// Returns the indexes of a queue's parked and throttled requests, without those of which some part is at the storage.
     pub(crate) fn unserved<Q>(&mut self, slot: u16, generation: u32) -> Vec<u16>
     where
-        Q: GuestQueue<Context = UringContext> + 'static,
+        Q: GuestQueue<Context = UringContext>,
     {
         let mut tags: Vec<Tag> = self.channels.parked_of(slot);
         tags.extend(self.channels.throttled_of(slot));
@@ -75,7 +75,7 @@ impl Worker {
         mut dropped: impl FnMut(&mut Q, &mut UringContext, Q::Token, Option<Buffer>),
     ) -> usize
     where
-        Q: GuestQueue<Context = UringContext> + 'static,
+        Q: GuestQueue<Context = UringContext>,
     {
         let indexes = self.unserved::<Q>(slot, generation);
         let chosen = |tag: Tag| tag.queue() == slot && indexes.binary_search(&tag.index()).is_ok();
@@ -92,7 +92,7 @@ impl Worker {
         indexes.len()
     }
 
-    fn runner<Q: GuestQueue<Context = UringContext> + 'static>(
+    fn runner<Q: GuestQueue<Context = UringContext>>(
         &mut self,
         slot: u16,
         generation: u32,
@@ -103,8 +103,7 @@ impl Worker {
 
 impl<Q> QueueHandle<Q>
 where
-    Q: GuestQueue<Context = UringContext> + 'static,
-    Q::Position: Send + 'static,
+    Q: GuestQueue<Context = UringContext>,
 {
     /// Drains as [`drain`](Self::drain) does, but parked requests are dropped instead of failed, and throttled ones instead of waited for: for
     /// an interface that records which requests are in flight, and a next daemon that replays them. `dropped` gets each, on the queue's worker: it drops the queue's state

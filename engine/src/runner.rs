@@ -80,8 +80,10 @@ pub(crate) trait AnyQueue: Any {
     fn indexes_of_disk(&self, disk: DiskSlot) -> Vec<u16>;
     /// Returns the queue for access by its type.
     fn as_any(&mut self) -> &mut dyn Any;
-    /// Returns the queue to be taken apart.
-    fn into_any(self: Box<Self>) -> Box<dyn Any>;
+    /// Closes the queue, which leaves the context. Returns its position.
+    fn detach(self: Box<Self>, context: &mut UringContext) -> Box<dyn Any + Send>;
+    /// Returns the [`IdleQueue`], which has left the context.
+    fn leave(self: Box<Self>, context: &mut UringContext) -> Box<dyn Any + Send>;
 }
 
 /// What a pull resulted in.
@@ -151,7 +153,7 @@ pub(crate) struct IdleQueue<Q> {
     options: RunnerOptions,
 }
 
-impl<Q: GuestQueue<Context = UringContext> + 'static> QueueRunner<Q> {
+impl<Q: GuestQueue<Context = UringContext>> QueueRunner<Q> {
     /// Returns the runner of a queue.
     pub(crate) fn new(queue: Q, options: RunnerOptions, now: Ticks) -> QueueRunner<Q> {
         let depth = queue.depth();
@@ -248,7 +250,7 @@ impl<Q: GuestQueue> QueueRunner<Q> {
     }
 }
 
-impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q> {
+impl<Q: GuestQueue<Context = UringContext>> AnyQueue for QueueRunner<Q> {
     #[inline]
     fn pull(&mut self, context: &mut UringContext, submit: &mut SubmitContext<ToOnlyDisk<'_>>) -> PullResult {
         self.pull_batch(context, submit)
@@ -428,7 +430,14 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         self
     }
 
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
+    fn detach(mut self: Box<Self>, context: &mut UringContext) -> Box<dyn Any + Send> {
+        self.queue.close();
+        self.queue.leave(context);
+        Box::new(self.queue.position())
+    }
+
+    fn leave(mut self: Box<Self>, context: &mut UringContext) -> Box<dyn Any + Send> {
+        self.queue.leave(context);
+        Box::new(self.into_idle())
     }
 }

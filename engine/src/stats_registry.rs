@@ -1,7 +1,9 @@
 //! Statistics of a device's queues over all their attachments: a guest that resets its device, a VMM or a frontend that reconnects, does
 //! not reset them.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use mqblk_core::lock::lock;
 
 use crate::counters::{QueueId, QueueStats, WorkerStats};
 use mqblk_core::DiskSlot;
@@ -36,7 +38,7 @@ impl StatsRegistry {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<QueueHistory>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queues)
     }
 
     /// Records that queue `index` is attached.

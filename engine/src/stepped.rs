@@ -46,34 +46,16 @@ impl SteppedWorker {
     /// which cuts it off.
     ///
     /// # Errors
-    /// When the disk cannot be opened, or `make` fails.
+    /// When the disk cannot be opened, or `make` or the queue's entry fails.
     pub fn attach<Q>(
         &mut self,
         options: QueueOptions,
-        make: impl FnOnce(&mut UringContext, &Arc<dyn Wake>) -> Result<Q, String>,
+        make: impl FnOnce(&Arc<dyn Wake>) -> Result<Q, String>,
     ) -> Result<SteppedQueue, AttachError>
     where
-        Q: GuestQueue<Context = UringContext> + Send + 'static,
-        Q::Position: Send + 'static,
+        Q: GuestQueue<Context = UringContext>,
     {
-        self.attach_closing(options, make, |_, _| {})
-    }
-
-    /// Attaches a queue like [`attach`](Self::attach). `close` is called with the drained queue before it is dropped.
-    ///
-    /// # Errors
-    /// When the disk cannot be opened, or `make` fails.
-    pub fn attach_closing<Q>(
-        &mut self,
-        options: QueueOptions,
-        make: impl FnOnce(&mut UringContext, &Arc<dyn Wake>) -> Result<Q, String>,
-        close: impl FnOnce(&mut Q, &mut UringContext) + Send + 'static,
-    ) -> Result<SteppedQueue, AttachError>
-    where
-        Q: GuestQueue<Context = UringContext> + Send + 'static,
-        Q::Position: Send + 'static,
-    {
-        let (slot, generation) = self.worker.attach_queue(options, make, close)?;
+        let (slot, generation) = self.worker.attach_queue(options, make)?;
         Ok(SteppedQueue { slot, generation })
     }
 

@@ -25,7 +25,7 @@ mod attaching;
 mod completing;
 mod leaving;
 mod report;
-pub(crate) use attached_queue::{AttachedQueue, DetachFn, LeavingQueue, OnBroken, OnDrained, TakeFn};
+pub(crate) use attached_queue::{AttachedQueue, LeavingQueue, MovingParts, OnDrained};
 pub use leaving::Detached;
 pub(crate) use leaving::LeftQueue;
 pub(crate) use report::Age;

@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockW
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mqblk_core::lock::lock;
 use mqblk_core::thread::spawn;
 use mqblk_core::thread_role::{ThreadRole, enter};
 use mqblk_uring::UringOptions;
@@ -50,7 +51,7 @@ pub(crate) struct WorkerList {
 
 impl WorkerList {
     fn lock(&self) -> MutexGuard<'_, Vec<WorkerThread>> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.threads)
     }
 
     /// Returns the number of workers, at least 1.

@@ -23,6 +23,7 @@ mod guest;
 mod mapping;
 mod pool;
 mod rules;
+mod share;
 mod shared;
 mod sigbus;
 
@@ -34,5 +35,6 @@ pub use guest::{GuestAddress, GuestMemory, MemoryError, Region, UserAddress};
 pub use mapping::{Mapping, create_memfd, zero_file};
 pub use pool::{Buffer, BufferFault, BufferPool, FixedBuffers, LeaseAccess, LeaseId, PooledContext, Segment};
 pub use rules::SharedFileRules;
+pub use share::{FixedBufferUse, MemoryShare};
 pub use shared::{Pod, SharedArray, SharedU16, SharedU32, SharedWords, full_fence};
 pub use sigbus::{MemoryLoss, is_address_lost};

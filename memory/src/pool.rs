@@ -3,7 +3,9 @@
 //! A pool belongs to one worker. It takes leases on guest memory tables and hands out [`Buffer`]s whose segments lie in them; while a
 //! buffer lives its table stays mapped. All bookkeeping is worker-local: taking and releasing a buffer costs two plain counter updates.
 
+use std::io;
 use std::num::NonZeroU32;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -12,6 +14,7 @@ use mqblk_core::{ByteLen, ByteOffset};
 use crate::dirty::DirtyLog;
 use crate::guest::{GuestAddress, GuestMemory};
 use crate::mapping::Mapping;
+use crate::share::FixedBufferUse;
 use crate::shared::keep_copy;
 use crate::sigbus;
 
@@ -65,6 +68,27 @@ fn new_tag() -> NonZeroU32 {
 pub trait PooledContext: mqblk_core::IoContext<Buffer = Buffer> + 'static {
     /// Returns the worker's buffers.
     fn pool(&mut self) -> &mut BufferPool;
+
+    /// Takes a lease on a memory table, which [`retire`](Self::retire) ends. A context may return the same lease for the same table; it is
+    /// retired as often. A context without fixed buffers registers nothing.
+    ///
+    /// # Errors
+    /// Only with [`FixedBufferUse::On`], when the kernel refuses the registration.
+    fn adopt(&mut self, memory: Arc<GuestMemory>, _fixed: FixedBufferUse) -> io::Result<LeaseId> {
+        Ok(self.pool().acquire_lease(memory, vec![]))
+    }
+
+    /// Retires a lease. Its memory stays mapped, and registered, until its last buffer is released.
+    fn retire(&mut self, lease: LeaseId) {
+        self.pool().retire_lease(lease);
+    }
+
+    /// Keeps `file` open until [`let_close`](Self::let_close) was called as often. When the process is killed, the file stays open, and a
+    /// lock on it held, until the kernel has completed this context's operations. Does nothing where the kernel has none.
+    fn keep_open(&mut self, _file: &Arc<OwnedFd>) {}
+
+    /// Undoes one [`keep_open`](Self::keep_open).
+    fn let_close(&mut self, _file: &Arc<OwnedFd>) {}
 }
 
 /// A guest address is not mapped, or a request has more segments than allowed.

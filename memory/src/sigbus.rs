@@ -14,9 +14,10 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence};
-use std::sync::{Mutex, Once, OnceLock, PoisonError};
+use std::sync::{Mutex, Once, OnceLock};
 
 use mqblk_core::MappingBudget;
+use mqblk_core::lock::lock;
 
 /// Slots of a chunk of the table.
 const CHUNK_SLOTS: usize = 4096;
@@ -170,7 +171,7 @@ impl WatchSlot {
 
 impl Drop for WatchSlot {
     fn drop(&mut self) {
-        let mut free = FREE_SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = lock(&FREE_SLOTS);
         if let Some(range) = slot(self.0) {
             range.set(Range { start: 0, len: 0, page: 0 });
             MappingBudget::of_process().release(range.held.swap(0, Ordering::Relaxed));
@@ -186,7 +187,7 @@ impl Drop for WatchSlot {
 pub(crate) fn watch(start: usize, len: usize, page: usize) -> io::Result<WatchSlot> {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(install);
-    let mut free = FREE_SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut free = lock(&FREE_SLOTS);
     if free.is_empty() && !add_chunk(&mut free) {
         let text = format!("found {} mappings of shared memory, expected at most as many", MAX_CHUNKS * CHUNK_SLOTS);
         return Err(io::Error::new(io::ErrorKind::OutOfMemory, text));

@@ -14,12 +14,21 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_core::settings::Settings;
+use mqblk_core::settings::{Key, Settings};
 use mqblk_core::{ByteLen, ByteOffset, Completion, Op, Request, Tag};
-use mqblk_memory::{Buffer, GuestAddress, GuestMemory, Region};
+use mqblk_memory::{Buffer, GuestAddress, GuestMemory, PooledContext as _, Region};
 use mqblk_uring::{FixedBufferUse, UringContext, UringOptions, Wait};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
+
+static RW: Key = Key::words("rw", &["randread", "randwrite"]).default("randread");
+static BS: Key = Key::size("bs");
+static DEPTH: Key = Key::number("depth", 1, 1024).default("32");
+static BATCH: Key = Key::number("batch", 1, 1024).default("1");
+static SPIN: Key = Key::switch("spin");
+static CHUNK: Key = Key::number("chunk", 1, 1024).default("1024");
+static MEMORY_SHIFT: Key = Key::number("memory-shift", 0, 4095);
+static SECONDS: Key = Key::number("seconds", 1, 3600).default("3");
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -36,17 +45,17 @@ fn main() -> Result<(), Failure> {
         let (key, value) = argument.split_once('=').ok_or("expected KEY=VALUE")?;
         settings.insert(key, value)?;
     }
-    let op = match settings.choice("rw", &["randread", "randwrite"])? {
+    let op = match settings.word(&RW)? {
         Some("randwrite") => Op::Write { fua: false },
         _ => Op::Read,
     };
-    let len = settings.size("bs")?.unwrap_or(ByteLen(4096)).0;
-    let depth = settings.number("depth", 1..=1024)?.unwrap_or(32);
-    let batch = settings.number("batch", 1..=1024)?.unwrap_or(1) as usize;
-    let spin = settings.switch("spin")?.unwrap_or(false);
-    let chunk = settings.number("chunk", 1..=1024)?.unwrap_or(1024) as usize;
-    let shift = settings.number("memory-shift", 0..=4095)?.unwrap_or(0);
-    let time = Duration::from_secs(settings.number("seconds", 1..=3600)?.unwrap_or(3));
+    let len = settings.size(&BS)?.unwrap_or(ByteLen(4096)).0;
+    let depth = settings.number_or_default(&DEPTH)?;
+    let batch = settings.number_or_default(&BATCH)? as usize;
+    let spin = settings.switch_or_default(&SPIN)?;
+    let chunk = settings.number_or_default(&CHUNK)? as usize;
+    let shift = settings.number_or_default(&MEMORY_SHIFT)?;
+    let time = Duration::from_secs(settings.number_or_default(&SECONDS)?);
     let disk = mqblk_storage::open(&kind, &mut settings)?;
     settings.finish()?;
 

@@ -6,6 +6,8 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::units::in_range;
 use mqblk_core::{BlockSize, ByteLen, ByteOffset, DiskError, Errno, Geometry, Op, Outcome, Request};
 
+use crate::keys::{BLOCK_SIZE, SIZE};
+
 /// The outcome of a request that no engine should have admitted.
 pub(crate) const INVALID: Outcome = Outcome::Failed(Errno::INVAL);
 
@@ -65,7 +67,7 @@ fn check_any_request<B>(geometry: &Geometry, request: &Request<B>) -> Option<Out
 
 /// Takes `block-size`.
 pub(crate) fn block_size(settings: &mut Settings) -> Result<Option<BlockSize>, SettingError> {
-    Ok(settings.choice("block-size", &["512", "4096"])?.map(|word| match word {
+    Ok(settings.word(&BLOCK_SIZE)?.map(|word| match word {
         "512" => BlockSize::B512,
         _ => BlockSize::B4096,
     }))
@@ -73,11 +75,11 @@ pub(crate) fn block_size(settings: &mut Settings) -> Result<Option<BlockSize>, S
 
 /// Takes `size`, which must be a multiple of the block size above 0.
 pub(crate) fn size(settings: &mut Settings, block: BlockSize) -> Result<ByteLen, SettingError> {
-    match settings.size("size")? {
-        None => Err(settings.error("size", "nothing", "the disk's size in bytes such as 64M or 10G")),
+    match settings.size(&SIZE)? {
+        None => Err(settings.error(&SIZE, "nothing", "the disk's size in bytes such as 64M or 10G")),
         Some(size) if size == ByteLen::ZERO || !size.is_aligned(block) => {
             let expected = format!("a multiple of block-size {} above 0", block.bytes());
-            Err(settings.error("size", format!("{} bytes", size.0), expected))
+            Err(settings.error(&SIZE, format!("{} bytes", size.0), expected))
         }
         Some(size) => Ok(size),
     }

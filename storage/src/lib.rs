@@ -12,6 +12,7 @@ pub mod connection;
 pub mod fault;
 pub mod file;
 pub mod host_images;
+mod keys;
 mod lock_mode;
 #[cfg(feature = "nbd")]
 pub mod nbd;
@@ -26,4 +27,4 @@ mod remote_requests;
 #[cfg(any(feature = "nbd", feature = "qcow2"))]
 mod zeroes;
 
-pub use registry::{TEST_KINDS, backend_names, backend_of_path, open, open_with};
+pub use registry::{TEST_KINDS, backend_keys, backend_names, backend_of_path, open, open_with};

@@ -2,6 +2,8 @@
 
 use mqblk_core::settings::{SettingError, Settings};
 
+use crate::keys::LOCK;
+
 /// The values of `lock`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LockMode {
@@ -14,11 +16,9 @@ pub(crate) enum LockMode {
 }
 
 impl LockMode {
-    const NAMES: &[&str] = &["exclusive", "shared-migration", "off"];
-
     /// Takes `lock`.
     pub(crate) fn from_settings(settings: &mut Settings) -> Result<LockMode, SettingError> {
-        Ok(match settings.choice("lock", LockMode::NAMES)? {
+        Ok(match settings.word(&LOCK)? {
             None | Some("exclusive") => LockMode::Exclusive,
             Some("shared-migration") => LockMode::SharedMigration,
             Some(_) => LockMode::Off,
@@ -26,7 +26,11 @@ impl LockMode {
     }
 
     pub(crate) fn name(self) -> &'static str {
-        LockMode::NAMES[self as usize]
+        match self {
+            LockMode::Exclusive => "exclusive",
+            LockMode::SharedMigration => "shared-migration",
+            LockMode::Off => "off",
+        }
     }
 
     /// Returns true if a block device is claimed when it is opened.

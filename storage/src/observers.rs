@@ -1,10 +1,11 @@
 //! Who is told what happens to a disk's storage, and what is counted of it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use mqblk_core::counters::ConnectionCounters;
+use mqblk_core::lock::lock;
 use mqblk_core::{ConnectionStats, DiskObserver};
 
 /// A disk's observer, what it was told, and the statistics of its connections. Kept by backends that have something to say:
@@ -64,7 +65,7 @@ fn add(counter: &AtomicU64, bytes: u64) {
 
 impl Observers {
     fn lock(&self) -> MutexGuard<'_, ObservedState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Sets the observer, and tells it at once if a connection is lost.

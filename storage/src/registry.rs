@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mqblk_core::settings::Settings;
+use mqblk_core::settings::{Key, Settings};
 use mqblk_core::{Disk, DiskError, ImageOpener};
 use mqblk_uring::UringContext;
 
@@ -11,20 +11,22 @@ use crate::host_images::HostImages;
 /// Opens a disk and takes the backend's keys out of the settings. Other keys stay. Files are opened by the image opener only.
 type Opener = fn(&mut Settings, &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError>;
 
-/// Name, opener, and the schemes of `path` that choose the backend.
+/// A backend: its name, opener and keys, and the schemes of `path` that choose it.
+type Backend = (&'static str, Opener, &'static [&'static Key], &'static [&'static str]);
+
 #[rustfmt::skip] // one line each, below its feature
-const BACKENDS: &[(&str, Opener, &[&str])] = &[
-    ("file", crate::file::open, &[]),
+const BACKENDS: &[Backend] = &[
+    ("file", crate::file::open, crate::file::KEYS, &[]),
     #[cfg(feature = "nbd")]
-    ("nbd", crate::nbd::open, &["nbd", "nbds", "nbd+unix", "nbds+unix"]),
-    ("null", crate::null::open, &[]),
+    ("nbd", crate::nbd::open, crate::nbd::KEYS, &["nbd", "nbds", "nbd+unix", "nbds+unix"]),
+    ("null", crate::null::open, crate::null::KEYS, &[]),
     #[cfg(feature = "qcow2")]
-    ("qcow2", crate::qcow2::open, &[]),
-    ("ram", crate::ram::open, &[]),
-    ("rbd", crate::rbd::open, &["rbd"]),
+    ("qcow2", crate::qcow2::open, crate::qcow2::KEYS, &[]),
+    ("ram", crate::ram::open, crate::ram::KEYS, &[]),
+    ("rbd", crate::rbd::open, crate::rbd::KEYS, &["rbd"]),
 ];
 
-/// Backends that exist for tests. They can be opened like all others, and are not among [`kinds`].
+/// Backends that exist for tests. They can be opened like all others, and are not among [`backend_names`].
 #[rustfmt::skip] // one line each
 const TEST_BACKENDS: &[(&str, Opener)] = &[
     ("blocking", crate::blocking::open_plain_file),
@@ -45,6 +47,11 @@ pub fn backend_names() -> impl ExactSizeIterator<Item = &'static str> {
     BACKENDS.iter().map(|(kind, ..)| *kind)
 }
 
+/// Returns the backends that a user is offered, each with its keys.
+pub fn backend_keys() -> impl ExactSizeIterator<Item = (&'static str, &'static [&'static Key])> {
+    BACKENDS.iter().map(|(name, _, keys, _)| (*name, *keys))
+}
+
 /// Returns the backend that a `path` chooses by its scheme; `None` if it is a path of the file system. A file whose name looks like a URI is
 /// given as `./NAME`.
 ///
@@ -54,11 +61,11 @@ pub fn backend_of_path(path: &str) -> Result<Option<&'static str>, (String, Stri
     let Some((scheme, rest)) = path.split_once(':') else { return Ok(None) };
     let is_scheme = scheme.starts_with(|first: char| first.is_ascii_alphabetic())
         && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
-    let backend = BACKENDS.iter().find(|(_, _, schemes)| schemes.contains(&scheme));
+    let backend = BACKENDS.iter().find(|(.., schemes)| schemes.contains(&scheme));
     match backend {
         Some((kind, ..)) => Ok(Some(kind)),
         None if is_scheme && rest.starts_with("//") => {
-            let known: Vec<&str> = BACKENDS.iter().flat_map(|(_, _, schemes)| schemes.iter().copied()).collect();
+            let known: Vec<&str> = BACKENDS.iter().flat_map(|(.., schemes)| schemes.iter().copied()).collect();
             let expected =
                 format!("a path, or one of the schemes {} (./{path} is a file of that name)", known.join(", "));
             Err((format!("{path:?}, with an unknown scheme {scheme:?}"), expected))
@@ -86,7 +93,7 @@ pub fn open_with(
     settings: &mut Settings,
     opener: &Arc<dyn ImageOpener>,
 ) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
-    let backends = BACKENDS.iter().map(|(name, open, _)| (name, open));
+    let backends = BACKENDS.iter().map(|(name, open, ..)| (name, open));
     let test_backends = TEST_BACKENDS.iter().chain(UNIT_TEST_BACKENDS).map(|(name, open)| (name, open));
     match backends.chain(test_backends).find(|(name, _)| **name == kind) {
         Some((_, open)) => open(settings, opener),

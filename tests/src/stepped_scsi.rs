@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use mqblk_core::{Call, DiskSlot, Wake};
-use mqblk_engine::{AnyDisk, FixedBufferUse, PlugOptions, QueueDisk, SteppedQueue, SteppedWorker, UringContext};
-use mqblk_memory::{GuestAddress, GuestMemory};
+use mqblk_engine::{AnyDisk, PlugOptions, QueueDisk, SteppedQueue, SteppedWorker, UringContext};
+use mqblk_memory::{GuestAddress, GuestMemory, MemoryShare};
 use mqblk_ring::split::driver::ChainLayout;
 use mqblk_ring::split::{SplitDriver, SplitRing};
 use mqblk_ring::virtqueue::{DeviceRing, RingAddresses};
@@ -196,11 +196,10 @@ impl SteppedController {
         let options = polled_queue(if role == QueueRole::Requests { open.to_vec() } else { vec![] });
         let worker = index % self.workers.len();
         let (device, memory) = (&self.device, &self.memory);
-        let attached = self.workers[worker].attach(options, |context, waker| {
-            let lease = context.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
+        let attached = self.workers[worker].attach(options, |waker| {
             let parts = QueueResources {
                 ring: DeviceRing::new(ring, 0, false),
-                lease,
+                share: MemoryShare::new(Arc::clone(memory), RING_SIZE.into()),
                 call: Some(Box::new(NoCall)),
                 features: HOTPLUG_AND_CHANGE,
                 waker: Arc::clone(waker),

@@ -19,7 +19,7 @@ use mqblk_engine::{
     AnyDisk, DiskHealth, DiskLimits, ErrorPolicy, IoLimit, IoLimits, LimitKind, MergeMode, PlugOptions, PollPolicy,
     QueueDisk, QueueOptions, SteppedWorker, UringContext, UringOptions,
 };
-use mqblk_memory::{GuestAddress, GuestMemory, LeaseId};
+use mqblk_memory::{GuestAddress, GuestMemory, MemoryShare};
 use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
 use mqblk_tests::in_process::{Plan, Rig, disk};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
@@ -260,7 +260,7 @@ fn a_million_requests_allocate_nothing() {
 
 /// A queue of several disks: it admits a given number of requests, to one disk after the other, some with two steps.
 struct ManyDisks {
-    lease: LeaseId,
+    share: MemoryShare,
     admitted: u64,
     shared: Arc<Shared>,
 }
@@ -288,7 +288,7 @@ impl ManyDisks {
             2 => into.admit(token, DiskSlot(DISKS), Op::Flush, ByteOffset(0), ByteLen::ZERO, None),
             kind => {
                 let op = if kind % 3 == 0 && step == 0 { Op::Write { fua: false } } else { Op::Read };
-                let buffer = context.buffers.take(self.lease);
+                let buffer = context.buffers.take(self.share.lease());
                 let at = number % u64::from(MANY) * u64::from(BLOCK);
                 context.buffers.push(&buffer, GuestAddress(at), BLOCK, 64).expect("mapped");
                 into.admit(token, disk, op, start, len, Some(buffer));
@@ -304,6 +304,14 @@ impl GuestQueue for ManyDisks {
 
     fn depth(&self) -> u16 {
         MANY
+    }
+
+    fn enter(&mut self, context: &mut UringContext) -> Result<(), String> {
+        self.share.enter(context)
+    }
+
+    fn leave(&mut self, context: &mut UringContext) {
+        self.share.leave(context);
     }
 
     fn pull<I: Intake<u64, Buffer>>(&mut self, context: &mut UringContext, into: &mut I) -> PullEnd {
@@ -389,10 +397,8 @@ fn many_disks(requests: u64) -> usize {
     let shared = Arc::<Shared>::default();
     let mut worker = SteppedWorker::new(UringOptions::default()).expect("the host has io_uring");
     let of_queue = Arc::clone(&shared);
-    let made = worker.attach(options, |context, _| {
-        let lease = context.buffers.acquire_lease(memory, vec![]);
-        Ok(ManyDisks { lease, admitted: 0, shared: of_queue })
-    });
+    let share = MemoryShare::new(memory, MANY.into());
+    let made = worker.attach(options, |_| Ok(ManyDisks { share, admitted: 0, shared: of_queue }));
     made.expect("attached");
     let mut serve = |until: u64| {
         shared.wanted.store(until, Ordering::Relaxed);

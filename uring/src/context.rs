@@ -100,13 +100,6 @@ impl mqblk_core::IoContext for UringContext {
     type Buffer = mqblk_memory::Buffer;
 }
 
-impl mqblk_memory::PooledContext for UringContext {
-    #[inline]
-    fn pool(&mut self) -> &mut BufferPool {
-        &mut self.buffers
-    }
-}
-
 impl UringContext {
     /// Sets up a context. Must be called on the thread that will use it.
     ///

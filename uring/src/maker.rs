@@ -6,9 +6,10 @@
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use io_uring::IoUring;
+use mqblk_core::lock::lock;
 use mqblk_core::thread_role::{self, ThreadRole};
 
 use crate::restrictions::restrict;
@@ -82,7 +83,7 @@ pub(crate) fn make(ring: RingUse) -> io::Result<NewRing> {
             let ended = || io::Error::other("the thread that sets up rings has ended");
             let (made, result) = sync_channel(1);
             let request = RingRequest { ring, made };
-            maker.lock().unwrap_or_else(PoisonError::into_inner).send(request).map_err(|_| ended())?;
+            lock(maker).send(request).map_err(|_| ended())?;
             mqblk_core::lock::assert_may_wait("the thread that sets up rings");
             result.recv().map_err(|_| ended())??
         }

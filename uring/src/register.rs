@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use mqblk_memory::{FixedBuffers, GuestMemory, LeaseId};
+use mqblk_memory::{BufferPool, FixedBufferUse, FixedBuffers, GuestMemory, LeaseId, PooledContext};
 
 use crate::context::{UringContext, with_memlock};
 
@@ -33,40 +33,6 @@ impl RingFile {
 /// Registering pins every page: memory that the guest has not touched yet is allocated, and the worker's other disks wait meanwhile.
 /// Measured: 15 s for 4 GiB untouched, 45 ms a GiB once touched, at every start of a queue and every change of memory.
 const AUTO_LIMIT: u64 = 64 << 20;
-
-/// Registration of guest memory as fixed buffers, which pins it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FixedBufferUse {
-    /// If it is at most 64 MiB and the kernel allows it; otherwise ordinary buffers.
-    Auto,
-    /// Always: a guest whose memory cannot be registered is refused.
-    On,
-    /// Never.
-    Off,
-}
-
-impl FixedBufferUse {
-    /// The words that a user writes.
-    pub const WORDS: &'static [&'static str] = &["auto", "on", "off"];
-
-    /// Returns the choice of one of [`FixedBufferUse::WORDS`].
-    pub fn from_word(word: &str) -> FixedBufferUse {
-        match word {
-            "on" => FixedBufferUse::On,
-            "off" => FixedBufferUse::Off,
-            _ => FixedBufferUse::Auto,
-        }
-    }
-
-    /// Returns the word that a user writes for this choice.
-    pub const fn word(self) -> &'static str {
-        match self {
-            FixedBufferUse::Auto => "auto",
-            FixedBufferUse::On => "on",
-            FixedBufferUse::Off => "off",
-        }
-    }
-}
 
 /// A file that several queues of a worker keep open.
 #[derive(Debug)]
@@ -110,56 +76,14 @@ impl Tables {
     }
 }
 
-impl UringContext {
-    /// Registers a file. Falls back to its descriptor when the table is full.
-    pub fn register_file(&mut self, file: Arc<OwnedFd>) -> RingFile {
-        if let Some(index) = self.tables.free_files.pop() {
-            if self.ring.submitter().register_files_update(index, &[file.as_raw_fd()]).is_ok() {
-                return RingFile::Fixed(index);
-            }
-            self.tables.free_files.push(index);
-        }
-        RingFile::Plain(file)
+impl PooledContext for UringContext {
+    #[inline]
+    fn pool(&mut self) -> &mut BufferPool {
+        &mut self.buffers
     }
 
-    /// Ends a registration. Operations in flight keep the file until they complete.
-    pub fn unregister_file(&mut self, file: RingFile) {
-        if let RingFile::Fixed(index) = file {
-            let _ = self.ring.submitter().register_files_update(index, &[-1]);
-            self.tables.free_files.push(index);
-        }
-    }
-
-    /// Keeps `file` open. When the process is killed, it stays open until the kernel has completed this ring's operations, because the
-    /// ring's table of files is freed only then. A lock on the file is held as long. Each call is undone by one
-    /// [`let_close`](Self::let_close). Returns false if the table is full: then the file is closed as soon as the process is killed.
-    pub fn keep_open(&mut self, file: &Arc<OwnedFd>) -> bool {
-        let known = self.tables.kept.iter().position(|kept| Arc::ptr_eq(&kept.file, file));
-        let at = known.unwrap_or_else(|| {
-            let registered = self.register_file(Arc::clone(file));
-            self.tables.kept.push(KeptFile { file: Arc::clone(file), registered, users: 0 });
-            self.tables.kept.len() - 1
-        });
-        self.tables.kept[at].users += 1;
-        matches!(self.tables.kept[at].registered, RingFile::Fixed(_))
-    }
-
-    /// Undoes [`keep_open`](Self::keep_open).
-    pub fn let_close(&mut self, file: &Arc<OwnedFd>) {
-        let Some(at) = self.tables.kept.iter().position(|kept| Arc::ptr_eq(&kept.file, file)) else { return };
-        self.tables.kept[at].users -= 1;
-        if self.tables.kept[at].users == 0 {
-            let KeptFile { registered, .. } = self.tables.kept.swap_remove(at);
-            self.unregister_file(registered);
-        }
-    }
-
-    /// Takes a lease on a memory table for the buffers of this context, and registers its regions as fixed buffers. Taking the same table
-    /// again returns the same lease, which must be retired as often.
-    ///
-    /// # Errors
-    /// Only with [`FixedBufferUse::On`], when the kernel refuses the registration.
-    pub fn adopt(&mut self, memory: Arc<GuestMemory>, fixed: FixedBufferUse) -> io::Result<LeaseId> {
+    /// Returns the same lease for the same table, and registers its regions as fixed buffers.
+    fn adopt(&mut self, memory: Arc<GuestMemory>, fixed: FixedBufferUse) -> io::Result<LeaseId> {
         if let Some(known) = self.tables.shared.iter_mut().find(|known| Arc::ptr_eq(&known.memory, &memory)) {
             known.users += 1;
             return Ok(known.lease);
@@ -190,8 +114,7 @@ impl UringContext {
         Ok(lease)
     }
 
-    /// Retires a lease. Its memory stays mapped, and registered, until its last buffer is released.
-    pub fn retire(&mut self, lease: LeaseId) {
+    fn retire(&mut self, lease: LeaseId) {
         let Some(at) = self.tables.shared.iter().position(|known| known.lease == lease) else { return };
         self.tables.shared[at].users -= 1;
         if self.tables.shared[at].users > 0 {
@@ -208,6 +131,50 @@ impl UringContext {
                 self.tables.leaving.push((lease, indices));
                 self.due = true;
             }
+        }
+    }
+
+    /// The ring's table of files holds it, which the kernel frees only after all the ring's operations have completed.
+    fn keep_open(&mut self, file: &Arc<OwnedFd>) {
+        let known = self.tables.kept.iter().position(|kept| Arc::ptr_eq(&kept.file, file));
+        let at = known.unwrap_or_else(|| {
+            let registered = self.register_file(Arc::clone(file));
+            if matches!(registered, RingFile::Plain(_)) {
+                tracing::debug!("a worker's table of files is full: a killed daemon's requests may outlive its lock");
+            }
+            self.tables.kept.push(KeptFile { file: Arc::clone(file), registered, users: 0 });
+            self.tables.kept.len() - 1
+        });
+        self.tables.kept[at].users += 1;
+    }
+
+    fn let_close(&mut self, file: &Arc<OwnedFd>) {
+        let Some(at) = self.tables.kept.iter().position(|kept| Arc::ptr_eq(&kept.file, file)) else { return };
+        self.tables.kept[at].users -= 1;
+        if self.tables.kept[at].users == 0 {
+            let KeptFile { registered, .. } = self.tables.kept.swap_remove(at);
+            self.unregister_file(registered);
+        }
+    }
+}
+
+impl UringContext {
+    /// Registers a file. Falls back to its descriptor when the table is full.
+    pub fn register_file(&mut self, file: Arc<OwnedFd>) -> RingFile {
+        if let Some(index) = self.tables.free_files.pop() {
+            if self.ring.submitter().register_files_update(index, &[file.as_raw_fd()]).is_ok() {
+                return RingFile::Fixed(index);
+            }
+            self.tables.free_files.push(index);
+        }
+        RingFile::Plain(file)
+    }
+
+    /// Ends a registration. Operations in flight keep the file until they complete.
+    pub fn unregister_file(&mut self, file: RingFile) {
+        if let RingFile::Fixed(index) = file {
+            let _ = self.ring.submitter().register_files_update(index, &[-1]);
+            self.tables.free_files.push(index);
         }
     }
 

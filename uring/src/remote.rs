@@ -6,10 +6,11 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use io_uring::{opcode, types};
 use mqblk_core::ByteLen;
+use mqblk_core::lock::lock;
 use mqblk_memory::Buffer;
 
 use crate::context::{CompletionQueue, UringContext};
@@ -50,7 +51,7 @@ struct Port {
 
 impl Port {
     fn send(&self, add: impl FnOnce(&mut PendingEvents<RemoteEvent>) -> bool) {
-        let signal = add(&mut self.pending.lock().unwrap_or_else(PoisonError::into_inner));
+        let signal = add(&mut lock(&self.pending));
         if signal {
             self.eventfd.signal();
         }
@@ -81,7 +82,7 @@ impl PortReceiver {
     #[cold]
     pub(crate) fn receive(&mut self, more: bool, in_flight: &mut InFlight, queues: &mut [CompletionQueue]) -> usize {
         (self.polled, self.lapsed) = (more, !more);
-        self.port.pending.lock().unwrap_or_else(PoisonError::into_inner).take(&mut self.batch);
+        lock(&self.port.pending).take(&mut self.batch);
         let mut count = 0;
         for event in self.batch.drain(..) {
             let (client, message) = match event {

@@ -3,8 +3,10 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Instant;
+
+use mqblk_core::lock::lock;
 
 use super::LogFormat;
 use mqblk_core::{RateLimit, TokenBucket};
@@ -83,7 +85,7 @@ impl<F> LimitedLines<F> {
     }
 
     fn take(&self, mut subject: String, now: Instant) -> Option<u64> {
-        let mut subjects = self.subjects.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut subjects = lock(&self.subjects);
         if subjects.len() >= MAX_SUBJECTS && !subjects.contains_key(&subject) {
             subject.clear();
         }

@@ -2,6 +2,7 @@
 
 mod args;
 mod background;
+mod keys;
 mod signals;
 
 use std::io::Write as _;
@@ -23,19 +24,14 @@ use crate::failure::{self, BAD_USAGE, FAILED};
 use crate::logging;
 use crate::vhost_user::VhostUserArgs;
 use args::ConventionArgs;
-pub(crate) use args::{InterfaceOptions, ServeArgs, add_interfaces};
+pub(crate) use args::{KeyOptions, ServeArgs, add_keys};
 use signals::StopSignals;
 
 /// The capabilities of a vhost-user backend program of type block, in the format of QEMU's docs/interop/vhost-user.json.
 const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
 
 /// Serves until a signal stops the daemon.
-pub(crate) fn run(
-    args: ServeArgs,
-    given: InterfaceOptions,
-    interfaces: Interfaces,
-    log: Arc<dyn LogLevel>,
-) -> ExitCode {
+pub(crate) fn run(args: ServeArgs, given: KeyOptions, interfaces: Interfaces, log: Arc<dyn LogLevel>) -> ExitCode {
     if args.print_capabilities {
         return show(&format!("{CAPABILITIES}\n"));
     }
@@ -64,12 +60,7 @@ pub(crate) fn run_conventional(args: &VhostUserArgs, interfaces: Interfaces, log
     code
 }
 
-fn run_configured(
-    args: ServeArgs,
-    given: InterfaceOptions,
-    interfaces: Interfaces,
-    log: Arc<dyn LogLevel>,
-) -> ExitCode {
+fn run_configured(args: ServeArgs, given: KeyOptions, interfaces: Interfaces, log: Arc<dyn LogLevel>) -> ExitCode {
     // Before images are opened, or sockets come from another process: both may be thousands.
     raise_descriptor_limit();
     mqblk_daemon::test_keys::limit_mappings();
@@ -174,7 +165,7 @@ fn serve(config: ServeConfig) -> Result<(), Box<dyn std::error::Error>> {
 /// The command line that the daemon was started with.
 struct CommandLine {
     args: ServeArgs,
-    given: InterfaceOptions,
+    given: KeyOptions,
     interfaces: Interfaces,
 }
 
@@ -203,7 +194,7 @@ fn raise_descriptor_limit() {
 /// Collects the settings of the file, then those of the command line.
 fn gather(
     args: &ServeArgs,
-    given: &InterfaceOptions,
+    given: &KeyOptions,
     interfaces: Interfaces,
     open: OpenConfig<'_>,
 ) -> Result<RawConfig, SettingError> {
@@ -211,31 +202,9 @@ fn gather(
         Some(path) => file::read(path, open, interfaces)?,
         None => RawConfig::new("serve"),
     };
-    let strict = args.strict.then(|| "on".to_owned());
-    let sandbox_allow = (!args.sandbox_allow.is_empty()).then(|| args.sandbox_allow.join(":"));
-    let own = [
-        ("workers", &args.workers),
-        ("pin", &args.pin),
-        ("hang-warning-s", &args.hang_warning_s),
-        ("admin", &args.admin),
-        ("admin-mode", &args.admin_mode),
-        ("admin-owner", &args.admin_owner),
-        ("admin-group", &args.admin_group),
-        ("metrics", &args.metrics),
-        ("metrics-mode", &args.metrics_mode),
-        ("drain-timeout-s", &args.drain_timeout_s),
-        ("state", &args.state),
-        ("strict", &strict),
-        ("sandbox", &args.sandbox),
-        ("sandbox-allow", &sandbox_allow),
-        ("user", &args.user),
-        ("group", &args.group),
-    ];
-    let own = own.into_iter().filter_map(|(key, value)| Some((key, value.as_ref()?)));
-    for (key, value) in own.chain(given.process.iter().map(|(key, value)| (*key, value))) {
+    for (key, value) in &given.process {
         // Replaces that of the file.
-        raw.process.text(key);
-        raw.process.insert(key, value)?;
+        raw.process.replace(key, value);
         raw.process.set_subject("serve");
     }
     for (index, text) in args.disks.iter().enumerate() {

@@ -16,7 +16,7 @@ const DISK: &[Param] = &[
     Param {
         name: "settings",
         kind: ParamKind::Settings,
-        about: "The keys to change, as an object or as KEY=VALUE,...: those of limits, limit-group, those of merging, depth; and of a disk queue-map, poll, coalesce-us, coalesce-max",
+        about: "The keys to change, as an object or as KEY=VALUE,...: those that can be changed while guests work",
     },
 ];
 
@@ -25,7 +25,7 @@ const CONTROLLER: &[Param] = &[
     Param {
         name: "settings",
         kind: ParamKind::Settings,
-        about: "The keys to change, as an object or as KEY=VALUE,...: queue-map, poll, coalesce-us, coalesce-max",
+        about: "The keys of queues to change, as an object or as KEY=VALUE,...",
     },
 ];
 

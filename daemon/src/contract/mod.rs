@@ -20,7 +20,9 @@ use mqblk_core::{BlockSize, ByteLen, DiscardLimits, Geometry, Limits};
 use mqblk_engine::AnyDisk;
 use serde::{Deserialize, Serialize};
 
+use crate::queues::QUEUE_MAP;
 use crate::resolve::canonical_path;
+use crate::vhost_user::{QUEUE_SIZE, QUEUES};
 use disk::GivenDisk;
 pub use kept::{ContractRecorder, KeptContracts, SavedContracts};
 pub use raw_images::RawImages;
@@ -234,8 +236,8 @@ impl DeviceContract {
     /// Sets the keys of a device's queues that its guest relies on, before they are taken: its number of queues at least, and the size of its
     /// rings.
     pub fn apply_queues(&self, settings: &mut Settings) {
-        let given: Option<u16> = settings.peek("queues").and_then(|text| text.parse().ok());
-        let has_map = settings.peek(crate::queues::QUEUE_MAP).is_some();
+        let given: Option<u16> = settings.peek(&QUEUES).and_then(|text| text.parse().ok());
+        let has_map = settings.peek(&QUEUE_MAP).is_some();
         match given {
             Some(queues) if queues >= self.queues => {}
             // The map would not fit.
@@ -247,23 +249,23 @@ impl DeviceContract {
                 );
             }
             None if has_map => {}
-            _ => replace(settings, "queues", &self.queues.to_string()),
+            _ => replace(settings, &QUEUES, &self.queues.to_string()),
         }
-        replace(settings, "queue-size", &self.queue_size.to_string());
+        replace(settings, &QUEUE_SIZE, &self.queue_size.to_string());
     }
 }
 
 /// Sets `key`, and logs if the configuration says otherwise.
-fn replace(settings: &mut Settings, key: &'static str, value: &str) {
+fn replace(settings: &mut Settings, key: impl AsRef<str>, value: &str) {
+    let key = key.as_ref();
     let subject = settings.subject().to_owned();
-    if let Some(found) = settings.text(key).filter(|found| found != value) {
+    if let Some(found) = settings.peek(key).filter(|found| *found != value) {
         tracing::warn!(
             "{subject}: {key}: the guest has {value}, found {found} in the configuration; the guest's is kept until its VMM has \
              disconnected and the daemon starts again"
         );
     }
-    // There is none now.
-    let _ = settings.insert(key, value);
+    settings.replace(key, value);
 }
 
 #[cfg(test)]

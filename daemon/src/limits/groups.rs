@@ -2,12 +2,17 @@
 
 use std::sync::Arc;
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_engine::{IoLimits, LimitGroup};
 
 use super::keys::{LIMIT_GROUP, limit_pairs, take_limits};
 use crate::print::{Pair, Section, string};
 use crate::resolve::check_id;
+
+/// The name of a group.
+pub static NAME: Key = Key::text("name", "NAME", "up to 64 letters, digits, `.`, `_`, `-`")
+    .required()
+    .about("the name that disks have as their limit-group", "");
 
 /// All groups. Their limits can be changed at run time.
 #[derive(Clone, Debug, Default)]
@@ -21,15 +26,15 @@ impl LimitGroups {
     pub fn take(tables: impl IntoIterator<Item = Settings>) -> Result<LimitGroups, SettingError> {
         let mut groups: Vec<Arc<LimitGroup>> = Vec::new();
         for mut settings in tables {
-            let Some(name) = settings.text("name") else {
-                return Err(settings.error("name", "nothing", "the name that disks have as their limit-group"));
+            let Some(name) = settings.text(&NAME) else {
+                return Err(settings.error(&NAME, "nothing", "the name that disks have as their limit-group"));
             };
-            check_id(&settings, &name, "", "").map_err(|error| SettingError { key: "name".to_owned(), ..error })?;
+            check_id(&settings, &name, "", "").map_err(|error| SettingError { key: NAME.name.to_owned(), ..error })?;
             if name == "off" {
-                return Err(settings.error("name", "\"off\"", "another name: limit-group=off is no group"));
+                return Err(settings.error(&NAME, "\"off\"", "another name: limit-group=off is no group"));
             }
             if groups.iter().any(|group| group.name() == name) {
-                return Err(settings.error("name", format!("{name:?}, which another group has"), "a name of its own"));
+                return Err(settings.error(&NAME, format!("{name:?}, which another group has"), "a name of its own"));
             }
             settings.set_subject(format!("{LIMIT_GROUP} {name:?}"));
             let limits = take_limits(&mut settings, IoLimits::default())?;
@@ -64,21 +69,21 @@ impl LimitGroups {
     /// # Errors
     /// If there is no such group.
     pub fn take_group(&self, settings: &mut Settings) -> Result<Option<Option<Arc<LimitGroup>>>, SettingError> {
-        match settings.text(LIMIT_GROUP) {
+        match settings.text(&LIMIT_GROUP) {
             None => Ok(None),
             Some(name) if name == "off" => Ok(Some(None)),
-            Some(name) => Ok(Some(Some(Arc::clone(self.find(settings, LIMIT_GROUP, &name)?)))),
+            Some(name) => Ok(Some(Some(Arc::clone(self.find(settings, LIMIT_GROUP.name, &name)?)))),
         }
     }
 
     /// Returns the tables of the groups with their keys and values.
     pub fn sections(&self) -> Vec<Section> {
-        self.iter().map(|group| Section { heading: LIMIT_GROUP, pairs: group_pairs(group) }).collect()
+        self.iter().map(|group| Section { heading: LIMIT_GROUP.name, pairs: group_pairs(group) }).collect()
     }
 }
 
 fn group_pairs(group: &LimitGroup) -> Vec<Pair> {
-    let mut pairs = vec![("name", string(group.name()))];
+    let mut pairs = vec![(NAME.name, string(group.name()))];
     pairs.extend(limit_pairs(&group.limits()));
     pairs
 }

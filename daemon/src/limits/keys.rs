@@ -1,40 +1,94 @@
 //! The keys of limits: a rate, the height of its bursts, and their length.
 
 use mqblk_core::ByteLen;
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings, parse_size};
 use mqblk_engine::{Burst, IoLimit, IoLimits, LimitKind};
 
 use crate::print::{Pair, number_or_text};
 
-/// The key of a disk that names its group.
-pub const LIMIT_GROUP: &str = "limit-group";
+/// The group that a disk is in.
+pub static LIMIT_GROUP: Key = Key::text("limit-group", "NAME", "the name of a `--limit-group`, or `off`")
+    .default("off")
+    .live()
+    .about("share the limits of --limit-group name=NAME,...", "");
 /// The value that removes a limit.
 const OFF: &str = "off";
+
+const fn rate(name: &'static str, about: &'static str) -> Key {
+    Key::text(name, "N|off", "a whole number, or `off`").default(OFF).live().about(about, "")
+}
+const fn bandwidth(name: &'static str, about: &'static str) -> Key {
+    Key::text(name, "SIZE|off", "a size, or `off`").default(OFF).live().about(about, "")
+}
+const fn seconds(name: &'static str, about: &'static str) -> Key {
+    Key::number(name, 1, IoLimit::MAX_BURST_S as u64).placeholder("S").default("1").live().about(about, "")
+}
+
+static IOPS: Key = rate("iops", "most requests a second");
+static IOPS_MAX: Key = rate("iops-max", "most requests a second in a burst");
+static IOPS_BURST_S: Key = seconds("iops-burst-s", "how many seconds that burst may take");
+static IOPS_READ: Key = rate("iops-read", "most reads a second");
+static IOPS_READ_MAX: Key = rate("iops-read-max", "most reads a second in a burst");
+static IOPS_READ_BURST_S: Key = seconds("iops-read-burst-s", "how many seconds that burst may take");
+static IOPS_WRITE: Key = rate("iops-write", "most writes a second");
+static IOPS_WRITE_MAX: Key = rate("iops-write-max", "most writes a second in a burst");
+static IOPS_WRITE_BURST_S: Key = seconds("iops-write-burst-s", "how many seconds that burst may take");
+static BANDWIDTH: Key = bandwidth("bandwidth", "most bytes a second");
+static BANDWIDTH_MAX: Key = bandwidth("bandwidth-max", "most bytes a second in a burst");
+static BANDWIDTH_BURST_S: Key = seconds("bandwidth-burst-s", "how many seconds that burst may take");
+static BANDWIDTH_READ: Key = bandwidth("bandwidth-read", "most bytes read a second");
+static BANDWIDTH_READ_MAX: Key = bandwidth("bandwidth-read-max", "most bytes read a second in a burst");
+static BANDWIDTH_READ_BURST_S: Key = seconds("bandwidth-read-burst-s", "how many seconds that burst may take");
+static BANDWIDTH_WRITE: Key = bandwidth("bandwidth-write", "most bytes written a second");
+static BANDWIDTH_WRITE_MAX: Key = bandwidth("bandwidth-write-max", "most bytes written a second in a burst");
+static BANDWIDTH_WRITE_BURST_S: Key = seconds("bandwidth-write-burst-s", "how many seconds that burst may take");
+
+/// All keys of limits.
+pub const KEYS: &[&Key] = &[
+    &IOPS,
+    &IOPS_MAX,
+    &IOPS_BURST_S,
+    &IOPS_READ,
+    &IOPS_READ_MAX,
+    &IOPS_READ_BURST_S,
+    &IOPS_WRITE,
+    &IOPS_WRITE_MAX,
+    &IOPS_WRITE_BURST_S,
+    &BANDWIDTH,
+    &BANDWIDTH_MAX,
+    &BANDWIDTH_BURST_S,
+    &BANDWIDTH_READ,
+    &BANDWIDTH_READ_MAX,
+    &BANDWIDTH_READ_BURST_S,
+    &BANDWIDTH_WRITE,
+    &BANDWIDTH_WRITE_MAX,
+    &BANDWIDTH_WRITE_BURST_S,
+];
 
 /// The keys of one limit.
 struct LimitKeys {
     kind: LimitKind,
-    rate: &'static str,
-    max: &'static str,
-    burst_s: &'static str,
+    rate: &'static Key,
+    max: &'static Key,
+    burst_s: &'static Key,
 }
 
-const KEYS: [LimitKeys; 6] = [
-    LimitKeys { kind: LimitKind::Iops, rate: "iops", max: "iops-max", burst_s: "iops-burst-s" },
-    LimitKeys { kind: LimitKind::IopsRead, rate: "iops-read", max: "iops-read-max", burst_s: "iops-read-burst-s" },
-    LimitKeys { kind: LimitKind::IopsWrite, rate: "iops-write", max: "iops-write-max", burst_s: "iops-write-burst-s" },
-    LimitKeys { kind: LimitKind::Bandwidth, rate: "bandwidth", max: "bandwidth-max", burst_s: "bandwidth-burst-s" },
+static LIMITS: [LimitKeys; 6] = [
+    LimitKeys { kind: LimitKind::Iops, rate: &IOPS, max: &IOPS_MAX, burst_s: &IOPS_BURST_S },
+    LimitKeys { kind: LimitKind::IopsRead, rate: &IOPS_READ, max: &IOPS_READ_MAX, burst_s: &IOPS_READ_BURST_S },
+    LimitKeys { kind: LimitKind::IopsWrite, rate: &IOPS_WRITE, max: &IOPS_WRITE_MAX, burst_s: &IOPS_WRITE_BURST_S },
+    LimitKeys { kind: LimitKind::Bandwidth, rate: &BANDWIDTH, max: &BANDWIDTH_MAX, burst_s: &BANDWIDTH_BURST_S },
     LimitKeys {
         kind: LimitKind::BandwidthRead,
-        rate: "bandwidth-read",
-        max: "bandwidth-read-max",
-        burst_s: "bandwidth-read-burst-s",
+        rate: &BANDWIDTH_READ,
+        max: &BANDWIDTH_READ_MAX,
+        burst_s: &BANDWIDTH_READ_BURST_S,
     },
     LimitKeys {
         kind: LimitKind::BandwidthWrite,
-        rate: "bandwidth-write",
-        max: "bandwidth-write-max",
-        burst_s: "bandwidth-write-burst-s",
+        rate: &BANDWIDTH_WRITE,
+        max: &BANDWIDTH_WRITE_MAX,
+        burst_s: &BANDWIDTH_WRITE_BURST_S,
     },
 ];
 
@@ -44,7 +98,7 @@ const KEYS: [LimitKeys; 6] = [
 /// Returns the first invalid value.
 pub fn take_limits(settings: &mut Settings, current: IoLimits) -> Result<IoLimits, SettingError> {
     let mut limits = current;
-    for keys in &KEYS {
+    for keys in &LIMITS {
         let limit = take_limit(settings, keys, current.get(keys.kind))?;
         limits.set(keys.kind, limit);
     }
@@ -58,7 +112,7 @@ fn take_limit(
 ) -> Result<Option<IoLimit>, SettingError> {
     let given_rate = take_rate(settings, keys.rate, keys.kind)?;
     let given_max = take_rate(settings, keys.max, keys.kind)?;
-    let given_seconds = settings.number(keys.burst_s, 1..=IoLimit::MAX_BURST_S.into())?;
+    let given_seconds = settings.number(keys.burst_s)?;
     let rate = given_rate.unwrap_or(current.map(|limit| limit.rate));
     let Some(rate) = rate else {
         // With `off` for the limit its burst may be `off` too.
@@ -89,41 +143,34 @@ fn take_limit(
 }
 
 /// Takes a rate. The inner `None`: no limit.
-fn take_rate(settings: &mut Settings, key: &'static str, kind: LimitKind) -> Result<Option<Option<u64>>, SettingError> {
-    if matches!(settings.peek(key), Some(OFF | "0")) {
-        return Ok(settings.text(key).map(|_| None));
+fn take_rate(settings: &mut Settings, key: &'static Key, kind: LimitKind) -> Result<Option<Option<u64>>, SettingError> {
+    let Some(text) = settings.text(key) else { return Ok(None) };
+    if matches!(text.as_str(), OFF | "0") {
+        return Ok(Some(None));
     }
     let most = IoLimit::max_rate(kind);
-    if !kind.is_bandwidth() {
-        let text = settings.peek(key).map(str::to_owned);
-        let number = settings.number(key, 1..=most);
-        let expected = || format!("requests a second, a whole number from 1 to {most}, or {OFF}");
-        return number
-            .map(|number| number.map(Some))
-            .map_err(|_| settings.error(key, format!("{:?}", text.unwrap_or_default()), expected()));
-    }
-    let expected = || format!("bytes a second such as 500K, 64M or 1G, up to {}, or {OFF}", ByteLen(most));
-    let text = settings.peek(key).map(str::to_owned);
-    let size = match settings.size(key) {
-        Ok(size) => size,
-        Err(_) => return Err(settings.error(key, format!("{:?}", text.unwrap_or_default()), expected())),
+    let (rate, expected) = if kind.is_bandwidth() {
+        let expected = format!("bytes a second such as 500K, 64M or 1G, up to {}, or {OFF}", ByteLen(most));
+        (parse_size(&text).map(|size| size.0), expected)
+    } else {
+        (text.parse().ok(), format!("requests a second, a whole number from 1 to {most}, or {OFF}"))
     };
-    match size {
-        Some(size) if size.0 > most => Err(settings.error(key, size.to_string(), expected())),
-        size => Ok(size.map(|size| Some(size.0))),
+    match rate.filter(|rate| (1..=most).contains(rate)) {
+        Some(rate) => Ok(Some(Some(rate))),
+        None => Err(settings.error(key, format!("{text:?}"), expected)),
     }
 }
 
 /// Returns the keys of limits with their values, of those that are set.
 pub fn limit_pairs(limits: &IoLimits) -> Vec<Pair> {
     let mut pairs = Vec::new();
-    for keys in &KEYS {
+    for keys in &LIMITS {
         let Some(IoLimit { rate, burst }) = limits.get(keys.kind) else { continue };
         let text = |rate: u64| if keys.kind.is_bandwidth() { ByteLen(rate).to_string() } else { rate.to_string() };
-        pairs.push((keys.rate, number_or_text(&text(rate))));
+        pairs.push((keys.rate.name, number_or_text(&text(rate))));
         if let Some(Burst { rate, seconds }) = burst {
-            pairs.push((keys.max, number_or_text(&text(rate))));
-            pairs.push((keys.burst_s, toml::Value::Integer(seconds.into())));
+            pairs.push((keys.max.name, number_or_text(&text(rate))));
+            pairs.push((keys.burst_s.name, toml::Value::Integer(seconds.into())));
         }
     }
     pairs
@@ -131,7 +178,7 @@ pub fn limit_pairs(limits: &IoLimits) -> Vec<Pair> {
 
 /// Returns the keys of the limit that `key` is one of: its rate, its burst's rate and its burst's length.
 pub(crate) fn keys_of_limit(key: &str) -> Option<[&'static str; 3]> {
-    KEYS.iter().map(|keys| [keys.rate, keys.max, keys.burst_s]).find(|keys| keys.contains(&key))
+    LIMITS.iter().map(|keys| [keys.rate.name, keys.max.name, keys.burst_s.name]).find(|keys| keys.contains(&key))
 }
 
 /// Returns true if `key` is one that [`limit_pairs`] may return.

@@ -6,5 +6,6 @@ mod keys;
 mod tests;
 
 pub use groups::LimitGroups;
-pub use keys::{LIMIT_GROUP, limit_pairs, take_limits};
+pub use groups::NAME as LIMIT_GROUP_NAME;
+pub use keys::{KEYS as LIMIT_KEYS, LIMIT_GROUP, limit_pairs, take_limits};
 pub(crate) use keys::{is_limit_key, keys_of_limit};

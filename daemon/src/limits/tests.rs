@@ -68,7 +68,7 @@ fn wrong_limits_are_refused() {
         ("iops=100000001", format!("iops: found \"100000001\", expected {IOPS}")),
         ("iops=99999999999999999999", format!("iops: found \"99999999999999999999\", expected {IOPS}")),
         ("bandwidth=fast", format!("bandwidth: found \"fast\", expected {BYTES}")),
-        ("bandwidth-read=129G", format!("bandwidth-read: found 129G, expected {BYTES}")),
+        ("bandwidth-read=129G", format!("bandwidth-read: found \"129G\", expected {BYTES}")),
         ("iops=10,iops-max=10", "iops-max: found 10, expected more than iops (10), or off".to_owned()),
         ("iops=10,iops-max=9,iops-burst-s=2", "iops-max: found 9, expected more than iops (10), or off".to_owned()),
         ("iops-max=10", "iops-max: found 10, expected iops with it".to_owned()),

@@ -66,12 +66,12 @@ impl LiveTarget {
     fn check_left(&self, settings: Settings) -> Result<(), SettingError> {
         let Some(key) = settings.keys_left().next().map(str::to_owned) else { return Ok(()) };
         let value = format!("{:?}", settings.peek(&key).unwrap_or_default());
-        let expected = if self.is_lun() && queues::KEYS.contains(&key.as_str()) {
+        let expected = if self.is_lun() && is_queue_key(&key) {
             let id = self.device.id();
             format!("a key of a LUN; {key} is one of its controller: mqblk controller set {id} {key}=...")
         } else if self.export.is_none() && storage::is_key(&key) {
             format!("a key of a controller; {key} is one of its LUNs: mqblk disk set LUN {key}=...")
-        } else if queues::KEYS.contains(&key.as_str()) {
+        } else if is_queue_key(&key) {
             format!("another key: {}", crate::interface::FIXED_QUEUES)
         } else if self.fixed_keys().contains(&key) {
             let noun = if self.export.is_none() { "controller" } else { "disk" };
@@ -101,7 +101,7 @@ pub(crate) fn is_live_key(key: &str) -> bool {
 
 /// Returns true if a key is one of a device's queues.
 pub(crate) fn is_queue_key(key: &str) -> bool {
-    queues::KEYS.contains(&key)
+    crate::queues::KEYS.iter().any(|known| known.name == key)
 }
 
 /// Returns the value that stands for a key without one in the configuration; `None`: none needs to be given. `keys`: the others that are set.

@@ -4,32 +4,34 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqblk_core::settings::{SettingError, Settings};
-use mqblk_engine::{PollPolicy, QueueMove, QueueSettings};
+use mqblk_core::settings::{Key, SettingError, Settings};
+use mqblk_engine::{QueueMove, QueueSettings};
 
 use super::{Apply, Keeping, LiveTarget, describe};
 use crate::exclusive::VerbScope;
 use crate::interface::ServedDevice;
 use crate::print::Pair;
-use crate::queues::{QUEUE_MAP, current_map_pair, polling_pairs, take_coalesce, take_poll, take_queue_map, workers_of};
+use crate::queues::{
+    COALESCE_MAX, COALESCE_US, KEYS, POLL, POLL_QUEUE, QUEUE_MAP, current_map_pair, polling_pairs, take_coalesce,
+    take_poll, take_queue_map, workers_of,
+};
 use crate::resize::ChangeError;
 use crate::state::DaemonState;
-
-/// All keys.
-pub(super) const KEYS: [&str; 5] = [QUEUE_MAP, "poll", "poll_queue", "coalesce-us", "coalesce-max"];
 
 /// How long a queue's requests in flight may take while it moves. Its guest waits for that.
 const MOVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Returns the value of a key that is not configured.
 pub(super) fn default_value(key: &str, keys: &BTreeMap<String, Option<String>>) -> Option<String> {
-    match key {
-        "poll" if !keys.contains_key("poll_queue") => Some(PollPolicy::default().to_string()),
-        "coalesce-us" => Some("0".to_owned()),
-        // Without `coalesce-us` there is none.
-        "coalesce-max" if keys.get("coalesce-us").is_some_and(Option::is_some) => Some("0".to_owned()),
-        _ => None,
-    }
+    let is_set = |key: &Key| keys.get(key.name).is_some_and(Option::is_some);
+    let key = KEYS.iter().find(|known| known.name == key)?;
+    // One of two words for the policy; without a time there is no number.
+    let is_free = match key.name {
+        name if name == POLL.name => !keys.contains_key(POLL_QUEUE.name),
+        name if name == COALESCE_MAX.name => is_set(&COALESCE_US),
+        _ => true,
+    };
+    key.default_value().filter(|_| is_free).map(str::to_owned)
 }
 
 pub(super) fn prepare_polling(
@@ -45,7 +47,7 @@ pub(super) fn prepare_polling(
     }
     let (device, subject) = (Arc::clone(&target.device), target.subject());
     Ok(Some(Box::new(move |_| {
-        tracing::info!("{subject}: poll={poll},coalesce-us={}", coalesce.delay.as_micros());
+        tracing::info!("{subject}: {POLL}={poll},{COALESCE_US}={}", coalesce.delay.as_micros());
         device.set_polling(poll, coalesce).map_err(|why| ChangeError::Failed(format!("{subject}: {why}")))
     })))
 }
@@ -68,7 +70,7 @@ pub(super) fn prepare_map(
     settings: &mut Settings,
 ) -> Result<Option<Apply>, ChangeError> {
     let Some(before) = target.queues().and_then(|device| device.queue_settings()) else { return Ok(None) };
-    let text = settings.peek(QUEUE_MAP).unwrap_or_default().to_owned();
+    let text = settings.peek(&QUEUE_MAP).unwrap_or_default().to_owned();
     let workers = state.engine().workers() as u16;
     let Some(map) = take_queue_map(settings, before.map.len() as u16, workers)? else { return Ok(None) };
     let moves: Vec<(u16, u16)> = (0..)
@@ -95,7 +97,7 @@ fn one_channel(settings: &Settings, text: &str, disk: &str) -> SettingError {
         "the workers of now: the storage of {disk:?} serves one connection at a time, which cannot move; remove the disk and add it with another \
          queue-map"
     );
-    settings.error(QUEUE_MAP, format!("{text:?}"), expected)
+    settings.error(&QUEUE_MAP, format!("{text:?}"), expected)
 }
 
 /// Moves queues, each to a worker. Fails with what has become of those that did not move; the others have.
@@ -187,7 +189,7 @@ impl DaemonState {
             placement.place(&after);
         }
         tracing::info!(device = device.id(), queue, worker, "queue moved");
-        self.keep_live(target, &[QUEUE_MAP.to_owned()], Keeping::Record);
+        self.keep_live(target, &[QUEUE_MAP.name.to_owned()], Keeping::Record);
         Ok(moved)
     }
 }

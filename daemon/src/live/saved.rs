@@ -15,6 +15,7 @@ use super::workers::SavedWorkers;
 use super::{Keeping, LiveTarget};
 use crate::limits::{LIMIT_GROUP, keys_of_limit};
 use crate::print::Pair;
+use crate::queues::{COALESCE_MAX, COALESCE_US, POLL, POLL_QUEUE};
 use crate::resize::ChangeError;
 use crate::state::DaemonState;
 use crate::state_file::StateFile;
@@ -95,8 +96,8 @@ pub type ConfiguredValues = BTreeMap<String, String>;
 /// Returns the keys that are set or kept with `key`: those that are checked together.
 pub(crate) fn keys_set_with(key: &str) -> Vec<&str> {
     match key {
-        "poll_queue" => vec!["poll"],
-        "coalesce-us" | "coalesce-max" => vec!["coalesce-us", "coalesce-max"],
+        key if key == POLL_QUEUE.name => vec![POLL.name],
+        key if key == COALESCE_US.name || key == COALESCE_MAX.name => vec![COALESCE_US.name, COALESCE_MAX.name],
         key => keys_of_limit(key).map_or_else(|| vec![key], |keys| keys.to_vec()),
     }
 }
@@ -104,7 +105,7 @@ pub(crate) fn keys_set_with(key: &str) -> Vec<&str> {
 /// Returns the value of a key that has no present value: it was removed. `None`: without a value it is not given.
 fn removed(key: &str) -> Option<String> {
     let is_limit = keys_of_limit(key).is_some();
-    (key == LIMIT_GROUP || (is_limit && !key.ends_with("-burst-s"))).then(|| "off".to_owned())
+    (key == LIMIT_GROUP.name || (is_limit && !key.ends_with("-burst-s"))).then(|| "off".to_owned())
 }
 
 /// Records the present values of what was given.
@@ -263,7 +264,7 @@ mod tests {
         record(&mut saved, &given(&["iops"]), &[], &values(&[("iops", "5000")]));
         assert_eq!(kept(&saved), [("iops", "off"), ("iops-max", "off")]);
         assert_eq!(saved["iops"].configured.as_deref(), Some("5000"));
-        record(&mut saved, &given(&["depth", LIMIT_GROUP]), &burst[3..], &values(&[]));
+        record(&mut saved, &given(&["depth", LIMIT_GROUP.name]), &burst[3..], &values(&[]));
         assert_eq!(kept(&saved), [("depth", "3"), ("iops", "off"), ("iops-max", "off"), ("limit-group", "off")]);
         forget(&mut saved, &given(&["iops-burst-s", "limit-group"]));
         assert_eq!(kept(&saved), [("depth", "3")]);

@@ -2,39 +2,35 @@
 
 use std::collections::BTreeMap;
 
-use mqblk_core::settings::Settings;
-use mqblk_engine::PlugOptions;
+use mqblk_core::settings::{Key, Settings};
 
 use super::{Apply, LiveTarget, describe};
-use crate::limits::{LIMIT_GROUP, is_limit_key, keys_of_limit, take_limits};
-use crate::print::{Pair, current_limit_pairs, plug_pairs};
+use crate::limits::{LIMIT_GROUP, LIMIT_KEYS, is_limit_key, keys_of_limit, take_limits};
+use crate::print::{Pair, current_limit_pairs};
 use crate::resize::ChangeError;
-use crate::resolve::take_plug;
+use crate::resolve::{PLUG_KEYS, plug_pairs, take_plug};
 use crate::state::DaemonState;
-
-/// The keys of merging and depth.
-const PLUG_KEYS: [&str; 4] = ["merge", "merge-bytes", "merge-segments", "depth"];
 
 /// Returns true if a key is one of those here.
 pub(super) fn is_key(key: &str) -> bool {
-    is_limit_key(key) || key == LIMIT_GROUP || PLUG_KEYS.contains(&key)
+    is_limit_key(key) || key == LIMIT_GROUP.name || PLUG_KEYS.iter().any(|known| known.name == key)
 }
 
 /// Returns the value of a key that is not configured.
 pub(super) fn default_value(key: &str, keys: &BTreeMap<String, Option<String>>) -> Option<String> {
-    if let Some([rate, max, burst_s]) = keys_of_limit(key) {
+    if let Some([_, max, burst_s]) = keys_of_limit(key) {
         let is_set = |key: &str| keys.get(key).is_some_and(Option::is_some);
         return match key {
-            _ if key == rate || key == max => Some("off".to_owned()),
             // Of a burst without a length.
-            _ => (key == burst_s && is_set(max)).then(|| "1".to_owned()),
+            _ if key == burst_s => is_set(max).then(|| default_of(LIMIT_KEYS, key)).flatten(),
+            _ => default_of(LIMIT_KEYS, key),
         };
     }
-    if key == LIMIT_GROUP {
-        return Some("off".to_owned());
-    }
-    let pair = plug_pairs(&PlugOptions::default()).into_iter().find(|(other, _)| *other == key);
-    pair.map(|(_, value)| value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+    default_of(PLUG_KEYS, key).or_else(|| default_of(&[&LIMIT_GROUP], key))
+}
+
+fn default_of(keys: &[&Key], name: &str) -> Option<String> {
+    keys.iter().find(|key| key.name == name)?.default_value().map(str::to_owned)
 }
 
 fn not_open(settings: &Settings) -> ChangeError {
@@ -49,7 +45,7 @@ pub(super) fn prepare_limits(
     let Some(export) = &target.export else { return Ok(None) };
     let health = export.health().ok_or_else(|| not_open(settings))?;
     let before = health.limits().own();
-    let given = settings.keys_left().any(|key| is_limit_key(key) || key == LIMIT_GROUP);
+    let given = settings.keys_left().any(|key| is_limit_key(key) || key == LIMIT_GROUP.name);
     let limits = take_limits(settings, before)?;
     let group = state.limit_groups().take_group(settings)?;
     if !given {

@@ -120,10 +120,10 @@ impl DaemonState {
             let to = self.placement().least_loaded();
             move_queues(self, device, &[(queue, to)]).map_err(|why| format!("{id:?}: {why}"))?;
         }
-        let is_kept = self.saved().settings.get(&id).is_some_and(|kept| kept.contains_key(QUEUE_MAP));
+        let is_kept = self.saved().settings.get(&id).is_some_and(|kept| kept.contains_key(QUEUE_MAP.name));
         if is_kept && let Some(target) = self.live_any(&id) {
             // The kept map may have named the worker.
-            self.keep_live(&target, &[QUEUE_MAP.to_owned()], Keeping::Record);
+            self.keep_live(&target, &[QUEUE_MAP.name.to_owned()], Keeping::Record);
         }
         Ok(())
     }

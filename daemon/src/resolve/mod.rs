@@ -5,14 +5,14 @@
 //! unique. Each guest interface takes its own keys.
 
 mod names;
-mod process;
+pub mod process;
 mod storage;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::disk::DiskError;
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_engine::QueuePlacement;
 use mqblk_vhost_user_server::SocketError;
 
@@ -26,13 +26,16 @@ use crate::limits::LimitGroups;
 use crate::live::saved::{SECTION, SavedChanges};
 use crate::out::Admission;
 use crate::sandbox::{SandboxConfig, SandboxError};
-use crate::sockets::PlannedSocket;
+use crate::sockets::{ADMIN, PlannedSocket};
 use crate::state_file::SavedState;
 use crate::storage_backends::{ConfiguredStorages, StorageBackends};
 use crate::takeover::TakeoverError;
 use crate::user::{UserConfig, UserError};
-pub use names::{Claim, UniqueNames, canonical_path, check_id, claimed_error, file_claim, rename_subject, take_id};
-pub use storage::{StorageKeys, is_printable, take_plug, take_printable, take_storage_kind};
+pub use names::{Claim, ID, UniqueNames, canonical_path, check_id, claimed_error, file_claim, rename_subject, take_id};
+pub use storage::{
+    KEYS as STORAGE_KEYS, PLUG_KEYS, SERIAL, STORAGE, StorageKeys, is_printable, plug_pairs, storage_pairs, take_plug,
+    take_printable, take_storage_kind,
+};
 
 /// Why a configuration cannot be served. Each message is one line.
 #[derive(Debug, thiserror::Error)]
@@ -234,7 +237,7 @@ pub fn resolve_handed(
     handed: Option<&SavedContracts>,
 ) -> Result<ClosedConfig, ConfigError> {
     // With an admin socket disks may be added later.
-    if raw.is_empty(interfaces) && raw.process.peek("admin").is_none() {
+    if raw.is_empty(interfaces) && raw.process.peek(&ADMIN).is_none() {
         return Err(nothing_to_serve(&raw.process, interfaces).into());
     }
     let limit_groups = LimitGroups::take(raw.limit_groups.drain(..))?;
@@ -269,7 +272,7 @@ pub fn resolve_handed(
     if let Some(state) = &state {
         state.check_writers(user.as_ref().map(|user| user.ids().0))?;
     }
-    let strict = raw.process.switch("strict")?.unwrap_or(false);
+    let strict = raw.process.switch_or_default(&process::STRICT)?;
     raw.process.finish()?;
     let mut placement = QueuePlacement::new(workers);
     for (_, device) in &mut devices {
@@ -328,8 +331,7 @@ fn take_devices(
 fn nothing_to_serve(process: &Settings, interfaces: Interfaces) -> SettingError {
     let names: Vec<_> = ["disk"].into_iter().chain(interfaces.tables().map(|(_, table)| table.name)).collect();
     let list = |format: fn(&&str) -> String| names.iter().map(format).collect::<Vec<_>>().join(" or ");
-    let serves = interfaces.process_keys().filter(|key| key.serves);
-    let serves: String = serves.map(|key| format!(", or --{}", key.key)).collect();
+    let serves: String = interfaces.serving_keys().map(|key| format!(", or --{key}")).collect();
     let expected = format!(
         "at least one {} KEY=VALUE,..., or a {} table in --config FILE{serves}, or --admin PATH to add disks later",
         list(|name| format!("--{name}")),
@@ -338,13 +340,12 @@ fn nothing_to_serve(process: &Settings, interfaces: Interfaces) -> SettingError 
     process.error("disk", "none", expected)
 }
 
-/// Takes a whole number.
+/// Takes a whole number of a key whose range has 16 bits.
 ///
 /// # Errors
 /// If the value is not in the range.
-pub fn take_u16(settings: &mut Settings, key: &'static str, min: u16, max: u16) -> Result<Option<u16>, SettingError> {
-    let number = settings.number(key, u64::from(min)..=u64::from(max))?;
-    Ok(number.and_then(|number| u16::try_from(number).ok()))
+pub fn take_u16(settings: &mut Settings, key: &'static Key) -> Result<Option<u16>, SettingError> {
+    Ok(settings.number(key)?.and_then(|number| u16::try_from(number).ok()))
 }
 
 /// Names a misspelled key in the error of a missing key, if there is one: missing keys are detected before unknown ones.

@@ -3,7 +3,12 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
+
+/// What names a disk, controller or LUN.
+pub static ID: Key = Key::text("id", "NAME", "up to 64 letters, digits, `.`, `_`, `-`")
+    .otherwise("from the file's or socket's name, else the kind of storage")
+    .about("unique name in logs and metrics", "Of a LUN: CONTROLLER:TARGET:LUN by default.");
 
 const ID_BYTES: usize = 64;
 
@@ -120,7 +125,7 @@ pub fn check_id(settings: &Settings, id: &str, source: &str, also: &str) -> Resu
     let colons = if also.is_empty() { "" } else { "colons, " };
     let expected =
         format!("1 to {ID_BYTES} letters, digits, {colons}dots, dashes and underscores, with a letter or digit first");
-    Err(settings.error("id", format!("{id:?}{source}"), expected))
+    Err(settings.error(&ID, format!("{id:?}{source}"), expected))
 }
 
 /// Takes the id. Defaults to the file name of the path in `key`, or to `fallback`.
@@ -128,7 +133,7 @@ pub fn take_id(settings: &mut Settings, key: &str, fallback: &str) -> Result<Str
     let from_path = settings.peek(key).map(|path| {
         Path::new(path).file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_else(|| path.to_owned())
     });
-    let (id, source) = match (settings.text("id"), from_path) {
+    let (id, source) = match (settings.text(&ID), from_path) {
         (Some(id), _) => (id, String::new()),
         (None, Some(name)) => (name, format!(" (from the {key}; give one with id=)")),
         (None, None) => (fallback.to_owned(), String::new()),

@@ -4,22 +4,53 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mqblk_core::settings::{EXPECTED_CPUS, SettingError, Settings, parse_cpu_list};
+use mqblk_core::settings::{EXPECTED_CPUS, Key, SettingError, Settings, parse_cpu_list};
 
 use super::names::{UniqueNames, file_claim};
 use super::take_u16;
 use crate::config::{AdminConfig, MetricsAddress, MetricsConfig, SocketMode};
 use crate::cpus::{self, Cpus};
 use crate::queues::MAX_QUEUES;
-use crate::sockets::{ADMIN_KEYS, METRICS_KEYS, take_mode};
+use crate::sockets::{ADMIN, ADMIN_KEYS, METRICS, METRICS_KEYS, METRICS_MODE, take_mode};
 use crate::state_file::SavedState;
+
+/// The number of threads that serve queues.
+pub static WORKERS: Key = Key::number("workers", 1, MAX_QUEUES as u64)
+    .otherwise("the number of CPUs that the process may use, or of all queues, whichever is smaller; with `pin` as many as it names")
+    .about("worker threads", "`mqblk worker` adds and removes some while the daemon runs.");
+/// The CPUs of workers.
+pub static PIN: Key =
+    Key::text("pin", "CPU,...", "CPUs that the process may use and ranges of them, one for each worker: `0-3,8`")
+        .otherwise("not pinned")
+        .about("the CPU of each worker, in order, such as 0-3,8", "In a file also an array.");
+/// The age of a request that is logged: a day at most. The default is well before guests time a request out (Linux: after 30 s).
+pub static HANG_WARNING_S: Key = Key::number("hang-warning-s", 0, 86_400).placeholder("S").default("10").about(
+    "warn in the log of a request that the storage has not ended after S seconds; 0: never",
+    "See [storage that hangs](#storage-that-hangs).",
+);
+/// How long a stop waits. The default is well below the 90 s after which systemd kills a service.
+pub static DRAIN_TIMEOUT_S: Key = Key::number("drain-timeout-s", 1, 3600).placeholder("S").default("30").about(
+    "how many seconds a stop waits for storage",
+    "What is in flight after that is left to the next daemon ([restart.md](restart.md)). A VMM that stops a queue (GET_VRING_BASE) waits as long; \
+     then its connection is ended.",
+);
+/// The state file.
+pub static STATE: Key = Key::text("state", "FILE", "a path").about(
+    "keep what is added, removed and set while the daemon runs in this file, for the next start",
+    "And what guests were given. Made when it is not there. See [changes over a restart](#changes-over-a-restart).",
+);
+/// Whether all disks have to be served.
+pub static STRICT: Key = Key::switch("strict").bare("on").default("off").about(
+    "serve nothing if a disk cannot be served",
+    "Without it the other disks are served, and this one is [out](#a-disk-that-cannot-be-served) and tried again.",
+);
 
 /// Takes `admin` and the keys of its permissions. `names` has the sockets of all devices.
 pub(super) fn take_admin(settings: &mut Settings, names: &UniqueNames) -> Result<Option<AdminConfig>, SettingError> {
-    let given = settings.text("admin").filter(|word| !matches!(word.as_str(), "off" | "false"));
+    let given = settings.text(&ADMIN).filter(|word| !matches!(word.as_str(), "off" | "false"));
     let Some(given) = given else {
         let Some(key) = ADMIN_KEYS.given_permission(settings) else { return Ok(None) };
-        let found = format!("{:?}, but no admin", settings.peek(key).unwrap_or_default());
+        let found = format!("{:?}, but no {ADMIN}", settings.peek(key).unwrap_or_default());
         return Err(settings.error(key, found, "admin with it"));
     };
     let (path, makes_folder) = match given.as_str() {
@@ -29,7 +60,7 @@ pub(super) fn take_admin(settings: &mut Settings, names: &UniqueNames) -> Result
     let socket = ADMIN_KEYS.check_path(settings, path.to_string_lossy().into_owned())?;
     if let Some(owner) = names.owner(&file_claim("socket", &socket)) {
         let found = format!("{:?}, the socket of {owner}", socket.display().to_string());
-        return Err(settings.error("admin", found, "a path of its own"));
+        return Err(settings.error(&ADMIN, found, "a path of its own"));
     }
     let permissions = ADMIN_KEYS.take_permissions(settings)?;
     Ok(Some(AdminConfig { socket, permissions, makes_folder }))
@@ -37,7 +68,7 @@ pub(super) fn take_admin(settings: &mut Settings, names: &UniqueNames) -> Result
 
 /// Takes `state`, and reads the file.
 pub(super) fn take_state(settings: &mut Settings) -> Result<Option<SavedState>, SettingError> {
-    settings.text("state").map(|path| SavedState::read(Path::new(&path))).transpose()
+    settings.text(&STATE).map(|path| SavedState::read(Path::new(&path))).transpose()
 }
 
 /// The prefix of a path in `metrics`.
@@ -52,8 +83,8 @@ pub(super) fn take_metrics(
     names: &UniqueNames,
 ) -> Result<Option<MetricsConfig>, SettingError> {
     let mode = take_mode(settings, METRICS_KEYS.mode)?;
-    let text = settings.text("metrics");
-    let without = |found: &str| settings.error("metrics-mode", found.to_owned(), "metrics=unix:PATH with it");
+    let text = settings.text(&METRICS);
+    let without = |found: &str| settings.error(&METRICS_MODE, found.to_owned(), "metrics=unix:PATH with it");
     let Some(text) = text else {
         return mode.map_or(Ok(None), |mode| Err(without(&format!("\"{mode}\", but no metrics"))));
     };
@@ -65,13 +96,13 @@ pub(super) fn take_metrics(
             let owner = names.owner(&claim).or(is_admin.then_some("the daemon for administration"));
             if let Some(owner) = owner {
                 let found = format!("{:?}, the socket of {owner}", path.display().to_string());
-                return Err(settings.error("metrics", found, "a path of its own"));
+                return Err(settings.error(&METRICS, found, "a path of its own"));
             }
             MetricsAddress::Unix(path)
         }
         None => MetricsAddress::Tcp(parse_address(&text).ok_or_else(|| {
             let expected = "IP:PORT such as 127.0.0.1:9471 or [::1]:9471, localhost:PORT or unix:PATH";
-            settings.error("metrics", format!("{text:?}"), expected)
+            settings.error(&METRICS, format!("{text:?}"), expected)
         })?),
     };
     match (&address, mode) {
@@ -92,24 +123,14 @@ fn parse_address(text: &str) -> Option<SocketAddr> {
     }
 }
 
-/// The default of `drain-timeout-s`: well below the 90 s after which systemd kills a service.
-const DRAIN_SECONDS: u64 = 30;
-const MAX_DRAIN_SECONDS: u64 = 3600;
-
 /// Takes `drain-timeout-s`.
 pub(super) fn take_drain_timeout(settings: &mut Settings) -> Result<Duration, SettingError> {
-    let seconds = settings.number("drain-timeout-s", 1..=MAX_DRAIN_SECONDS)?;
-    Ok(Duration::from_secs(seconds.unwrap_or(DRAIN_SECONDS)))
+    settings.number_or_default(&DRAIN_TIMEOUT_S).map(Duration::from_secs)
 }
-
-/// Maximum of `hang-warning-s`: a day.
-const MAX_HANG_WARNING_S: u64 = 86_400;
-/// The default of `hang-warning-s`: well before guests time a request out (Linux: after 30 s).
-const HANG_WARNING_S: u64 = 10;
 
 /// Takes `hang-warning-s`.
 pub(super) fn take_hang_warning(settings: &mut Settings) -> Result<Option<Duration>, SettingError> {
-    let seconds = settings.number("hang-warning-s", 0..=MAX_HANG_WARNING_S)?.unwrap_or(HANG_WARNING_S);
+    let seconds = settings.number_or_default(&HANG_WARNING_S)?;
     Ok((seconds > 0).then(|| Duration::from_secs(seconds)))
 }
 
@@ -119,20 +140,20 @@ pub(super) fn take_workers(
     cpus: &Cpus,
     total_queues: u64,
 ) -> Result<(u16, Option<Vec<u16>>), SettingError> {
-    let workers = take_u16(settings, "workers", 1, MAX_QUEUES)?;
-    let pin = match settings.text("pin") {
+    let workers = take_u16(settings, &WORKERS)?;
+    let pin = match settings.text(&PIN) {
         Some(text) => Some(parse_pin(settings, &text, cpus)?),
         None => None,
     };
     let workers = match (workers, &pin) {
         (Some(workers), Some(pin)) if pin.len() != usize::from(workers) => {
             let found = format!("{} CPUs for {workers} workers", pin.len());
-            return Err(settings.error("pin", found, "one CPU for each worker"));
+            return Err(settings.error(&PIN, found, "one CPU for each worker"));
         }
         (Some(workers), _) => workers,
         (None, Some(pin)) if pin.len() <= usize::from(MAX_QUEUES) => pin.len() as u16,
         (None, Some(pin)) => {
-            return Err(settings.error("pin", format!("{} CPUs", pin.len()), format!("at most {MAX_QUEUES}")));
+            return Err(settings.error(&PIN, format!("{} CPUs", pin.len()), format!("at most {MAX_QUEUES}")));
         }
         (None, None) => u64::from(cpus.count.min(MAX_QUEUES)).min(total_queues) as u16,
     };
@@ -141,14 +162,14 @@ pub(super) fn take_workers(
 
 fn parse_pin(settings: &Settings, text: &str, cpus: &Cpus) -> Result<Vec<u16>, SettingError> {
     let mut pin = Vec::new();
-    for cpu in parse_cpu_list(text).ok_or_else(|| settings.error("pin", format!("{text:?}"), EXPECTED_CPUS))? {
+    for cpu in parse_cpu_list(text).ok_or_else(|| settings.error(&PIN, format!("{text:?}"), EXPECTED_CPUS))? {
         if !cpus.pinnable.contains(&cpu) {
             let expected =
                 format!("CPUs of this host that this process may use: {}", cpus::display_list(&cpus.pinnable));
-            return Err(settings.error("pin", format!("CPU {cpu}"), expected));
+            return Err(settings.error(&PIN, format!("CPU {cpu}"), expected));
         }
         if pin.contains(&cpu) {
-            return Err(settings.error("pin", format!("CPU {cpu} twice"), "a CPU of its own for each worker"));
+            return Err(settings.error(&PIN, format!("CPU {cpu} twice"), "a CPU of its own for each worker"));
         }
         pin.push(cpu);
     }

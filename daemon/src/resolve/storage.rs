@@ -2,21 +2,64 @@
 
 use mqblk_core::ByteLen;
 use mqblk_core::disk::DiskError;
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_engine::{ErrorPolicy, IoLimits, MergeMode, OnError, OnNoSpace, PlugOptions};
 
-use super::{ConfigError, take_u16, with_similar_key};
+use super::{ConfigError, with_similar_key};
 use crate::config::{CacheMode, StorageConfig, StorageLimits};
 use crate::contract::DiskContract;
-use crate::limits::take_limits;
+use crate::limits::{LIMIT_GROUP, limit_pairs, take_limits};
+use crate::print::{Pair, number, number_or_text, string};
 use crate::storage_backends::StorageBackends;
 
 /// Bounds of `merge-bytes`: a page, and the maximum length of a request.
 const MIN_MERGE_BYTES: ByteLen = ByteLen(4 << 10);
 const MAX_MERGE_BYTES: ByteLen = ByteLen(64 << 20);
-/// Maximum number of segments that the kernel accepts in an operation (UIO_MAXIOV).
-const MAX_MERGE_SEGMENTS: u16 = 1024;
 const DEFAULT_STORAGE: &str = "file";
+
+/// The storage backend.
+pub static STORAGE: Key = Key::text("storage", "KIND", "`file`, `nbd`, `null`, `qcow2`, `ram`, `rbd`")
+    .otherwise("by the scheme of `path`, else `file`")
+    .about(
+        "the kind of storage",
+        "[Which for what](storage/README.md). `null` is for measuring: it forgets what is written, and a read leaves the guest's memory as it is. \
+         `ram` is empty at start and lost at exit.",
+    );
+/// The serial number. How long it may be is the interface's.
+pub static SERIAL: Key = Key::text("serial", "TEXT", "1 to 20 bytes of printable ASCII, of a LUN to 64")
+    .otherwise("the first bytes of the id")
+    .about("the serial number that the guest sees", "`/sys/block/vda/serial`.");
+static CACHE: Key = Key::words("cache", CacheMode::WORDS).placeholder("MODE").default("writeback").about(
+    "writeback: a write is durable after a flush; writethrough: before it is completed",
+    "The guest may switch.",
+);
+static WATCH_SIZE: Key = Key::switch("watch-size")
+    .default("on")
+    .about("detect that the file or block device has grown, and notify the guest", "[resize.md](resize.md).");
+static ON_ERROR: Key = Key::text("on-error", "POLICY", "`report`, `stop`, `retry:<seconds>` with 1 to 86400").default("report").about(
+    "when the storage fails a request: report it to the guest; stop: keep it, and all that follow, until mqblk resume; or retry:SECONDS",
+    "See [errors](#errors).",
+);
+static ON_ENOSPC: Key = Key::words("on-enospc", OnNoSpace::WORDS)
+    .default("report")
+    .about("when the storage has no space for a request: report, or stop", "`ENOSPC` and `EDQUOT`.");
+static MERGE: Key = Key::words("merge", MergeMode::WORDS).default("auto").live().about(
+    "merge requests whose ranges touch: on, off, or auto (where a request costs the storage something: not null and ram)",
+    "See [merging](#merging). Requests that are merged already, or are with the storage, end as they are when this is changed.",
+);
+static MERGE_BYTES: Key =
+    Key::size("merge-bytes").default("1M").live().about("the longest merged request, 4K to 64M", "");
+/// At most what the kernel accepts in an operation (UIO_MAXIOV).
+static MERGE_SEGMENTS: Key =
+    Key::number("merge-segments", 2, 1024).default("1024").live().about("most memory segments of a merged request", "");
+static DEPTH: Key = Key::number("depth", 0, 65_535).default("0").live().about(
+    "most requests of the disk that each worker has with the storage; 0: it decides",
+    "Others wait. 0: as many as the storage takes, and where a worker has several disks fewer, so that a slow one leaves room for the others.",
+);
+/// The keys of how requests are merged and submitted.
+pub const PLUG_KEYS: &[&Key] = &[&MERGE, &MERGE_BYTES, &MERGE_SEGMENTS, &DEPTH];
+/// The keys of a storage that all backends have, besides those of merging and of limits.
+pub const KEYS: &[&Key] = &[&SERIAL, &STORAGE, &CACHE, &WATCH_SIZE, &ON_ERROR, &ON_ENOSPC];
 
 /// The keys of a storage that is not open yet.
 #[derive(Clone, Debug)]
@@ -38,12 +81,12 @@ impl StorageKeys {
         id: &str,
         serial_bytes: usize,
     ) -> Result<StorageKeys, SettingError> {
-        let serial = match take_printable(settings, "serial", serial_bytes)? {
+        let serial = match take_printable(settings, &SERIAL, serial_bytes)? {
             Some(serial) => serial,
             None => id.chars().take(serial_bytes).collect(),
         };
-        let cache = settings.choice("cache", CacheMode::WORDS)?.map_or(CacheMode::Writeback, CacheMode::from_word);
-        let watch_size = settings.switch("watch-size")?.unwrap_or(true);
+        let cache = settings.word(&CACHE)?.map_or(CacheMode::Writeback, CacheMode::from_word);
+        let watch_size = settings.switch_or_default(&WATCH_SIZE)?;
         let errors = take_errors(settings)?;
         let limits = take_limits(settings, IoLimits::default())?;
         Ok(StorageKeys {
@@ -78,7 +121,7 @@ impl StorageKeys {
         settings.finish()?;
         let StorageKeys { mut serial, cache, plug, watch_size, errors, kind, .. } = self;
         if let Some(given) = given {
-            serial = given.keep_text(&subject, "serial", serial);
+            serial = given.keep_text(&subject, SERIAL.name, serial);
             disk = given.keep(&subject, disk);
         }
         let kind = kind.to_owned();
@@ -88,7 +131,7 @@ impl StorageKeys {
 
 /// Takes the name of the storage backend. Without one the scheme of `path` chooses it.
 pub fn take_storage_kind(settings: &mut Settings, kinds: &[&'static str]) -> Result<&'static str, SettingError> {
-    let name = match settings.text("storage") {
+    let name = match settings.text(&STORAGE) {
         Some(name) => name,
         None => match settings.peek("path").map_or(Ok(None), mqblk_storage::backend_of_path) {
             Ok(of_path) => of_path.unwrap_or(DEFAULT_STORAGE).to_owned(),
@@ -97,12 +140,12 @@ pub fn take_storage_kind(settings: &mut Settings, kinds: &[&'static str]) -> Res
     };
     match kinds.iter().find(|backend| **backend == name) {
         Some(backend) => Ok(backend),
-        None => Err(settings.error("storage", format!("{name:?}"), format!("one of {}", kinds.join(", ")))),
+        None => Err(settings.error(&STORAGE, format!("{name:?}"), format!("one of {}", kinds.join(", ")))),
     }
 }
 
 /// Takes a text that guests read: 1 to `most` bytes of printable ASCII.
-pub fn take_printable(settings: &mut Settings, key: &'static str, most: usize) -> Result<Option<String>, SettingError> {
+pub fn take_printable(settings: &mut Settings, key: &'static Key, most: usize) -> Result<Option<String>, SettingError> {
     let Some(text) = settings.text(key) else { return Ok(None) };
     if is_printable(&text) && (1..=most).contains(&text.len()) {
         return Ok(Some(text));
@@ -117,13 +160,13 @@ pub fn is_printable(text: &str) -> bool {
 }
 
 fn take_errors(settings: &mut Settings) -> Result<ErrorPolicy, SettingError> {
-    let on_error = match settings.text("on-error") {
+    let on_error = match settings.text(&ON_ERROR) {
         None => OnError::default(),
         Some(text) => {
-            OnError::parse(&text).ok_or_else(|| settings.error("on-error", format!("{text:?}"), OnError::EXPECTED))?
+            OnError::parse(&text).ok_or_else(|| settings.error(&ON_ERROR, format!("{text:?}"), OnError::EXPECTED))?
         }
     };
-    let on_enospc = settings.choice("on-enospc", OnNoSpace::WORDS)?.map_or(OnNoSpace::default(), OnNoSpace::from_word);
+    let on_enospc = settings.word(&ON_ENOSPC)?.map_or(OnNoSpace::default(), OnNoSpace::from_word);
     Ok(ErrorPolicy { on_error, on_enospc })
 }
 
@@ -133,21 +176,46 @@ fn take_errors(settings: &mut Settings) -> Result<ErrorPolicy, SettingError> {
 /// Returns the first invalid value.
 pub fn take_plug(settings: &mut Settings, current: PlugOptions) -> Result<PlugOptions, SettingError> {
     let mut plug = current;
-    if let Some(word) = settings.choice("merge", MergeMode::WORDS)? {
+    if let Some(word) = settings.word(&MERGE)? {
         plug.merge = MergeMode::from_word(word);
     }
-    if let Some(bytes) = settings.size("merge-bytes")? {
+    if let Some(bytes) = settings.size(&MERGE_BYTES)? {
         if !(MIN_MERGE_BYTES..=MAX_MERGE_BYTES).contains(&bytes) {
             let expected = format!("from {MIN_MERGE_BYTES} to {MAX_MERGE_BYTES}");
-            return Err(settings.error("merge-bytes", bytes.to_string(), expected));
+            return Err(settings.error(&MERGE_BYTES, bytes.to_string(), expected));
         }
         plug.merge_bytes = bytes;
     }
-    if let Some(segments) = take_u16(settings, "merge-segments", 2, MAX_MERGE_SEGMENTS)? {
-        plug.merge_segments = segments.into();
+    if let Some(segments) = settings.number(&MERGE_SEGMENTS)? {
+        plug.merge_segments = segments as u32;
     }
-    if let Some(depth) = take_u16(settings, "depth", 0, u16::MAX)? {
-        plug.depth = depth.into();
+    if let Some(depth) = settings.number(&DEPTH)? {
+        plug.depth = depth as u32;
     }
     Ok(plug)
+}
+
+/// Returns the keys of merging and `depth` with their values.
+pub fn plug_pairs(plug: &PlugOptions) -> Vec<Pair> {
+    vec![
+        (MERGE.name, string(plug.merge.word())),
+        (MERGE_BYTES.name, number_or_text(&plug.merge_bytes.to_string())),
+        (MERGE_SEGMENTS.name, number(plug.merge_segments)),
+        (DEPTH.name, number(plug.depth)),
+    ]
+}
+
+/// Returns the keys of a storage that all backends have, with their values. Of limits those that are set.
+pub fn storage_pairs(storage: &StorageConfig) -> Vec<Pair> {
+    let mut pairs = plug_pairs(&storage.plug);
+    pairs.extend([
+        (WATCH_SIZE.name, string(if storage.watch_size { "on" } else { "off" })),
+        (ON_ERROR.name, string(&storage.errors.on_error.to_string())),
+        (ON_ENOSPC.name, string(storage.errors.on_enospc.word())),
+        (CACHE.name, string(storage.cache.word())),
+        (SERIAL.name, string(&storage.serial)),
+    ]);
+    pairs.extend(limit_pairs(&storage.limits.own));
+    pairs.extend(storage.limits.group.iter().map(|group| (LIMIT_GROUP.name, string(group.name()))));
+    pairs
 }

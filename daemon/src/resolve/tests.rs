@@ -10,6 +10,12 @@ use crate::interfaces::INTERFACES;
 use crate::storage_backends::OpenedDisk;
 use crate::{file, key_values, print};
 
+static PATH: Key = Key::text("path", "PATH", "a path");
+static SIZE: Key = Key::size("size");
+static READONLY: Key = Key::switch("readonly");
+static FORMAT: Key = Key::text("format", "FORMAT", "");
+static LATENCY_US: Key = Key::text("latency-us", "US", "");
+
 /// Storage backends that take keys and open no file.
 pub struct FakeBackends;
 
@@ -19,9 +25,9 @@ impl StorageBackends for FakeBackends {
     }
 
     fn open(&self, backend: &str, settings: &mut Settings) -> Result<OpenedDisk, DiskError> {
-        let path = settings.text("path").unwrap_or_default();
-        let size = settings.size("size")?.unwrap_or_default();
-        let readonly = if settings.switch("readonly")?.unwrap_or(false) { "on" } else { "off" };
+        let path = settings.text(&PATH).unwrap_or_default();
+        let size = settings.size(&SIZE)?.unwrap_or_default();
+        let readonly = if settings.switch(&READONLY)?.unwrap_or(false) { "on" } else { "off" };
         if path == "/refused" {
             let source = std::io::Error::from_raw_os_error(13);
             return Err(DiskError::Os { what: "opening \"/refused\"".to_owned(), source });
@@ -32,12 +38,12 @@ impl StorageBackends for FakeBackends {
                 resolved.push(("path", path));
                 // Not among the keys that errors list: not all tests are about files.
                 if settings.peek("format").is_some() {
-                    resolved.extend(settings.text("format").map(|format| ("format", format)));
+                    resolved.extend(settings.text(&FORMAT).map(|format| ("format", format)));
                 }
             }
             _ => resolved.push(("size", size.to_string())),
         }
-        resolved.extend(settings.text("latency-us").map(|us| ("latency-us", us)));
+        resolved.extend(settings.text(&LATENCY_US).map(|us| ("latency-us", us)));
         let mut null = Settings::new("null");
         null.insert("size", "1M").expect("one value");
         Ok((mqblk_storage::open("null", &mut null)?, resolved))
@@ -244,7 +250,7 @@ fn malformed_disk_settings() {
         ("merge-segments=1", "disk \"a\": merge-segments: found \"1\", expected a whole number from 2 to 1024"),
         ("depth=65536", "disk \"a\": depth: found \"65536\", expected a whole number from 0 to 65535"),
         ("coalesce-us=-1", "disk \"a\": coalesce-us: found \"-1\", expected a whole number from 0 to 10000"),
-        ("coalesce-max=8", "disk \"a\": coalesce-max: found a number of answers, but coalesce-us is 0, expected coalesce-us with it: the longest time that a call is put off"),
+        ("coalesce-max=8", "disk \"a\": coalesce-max: found a number of completions, but coalesce-us is 0, expected coalesce-us with it: the longest time that a call is deferred"),
         ("fixed-buffers=yes", "disk \"a\": fixed-buffers: found \"yes\", expected one of auto, on, off"),
         ("guest-memory=all", "disk \"a\": guest-memory: found \"all\", expected one of ram, any"),
         ("require-seals=yes", "disk \"a\": require-seals: found \"yes\", expected on or off"),
@@ -324,7 +330,7 @@ fn a_misspelled_key_is_named_before_a_missing_one() {
     let error_with = |keys: &[&str]| {
         let mut settings = Settings::new("disk \"a\"");
         keys.iter().for_each(|key| settings.insert(key, "1").unwrap());
-        let (_, _) = (settings.text("queues"), settings.text("id"));
+        let (_, _) = (settings.number(&crate::vhost_user::QUEUES), settings.text(&names::ID));
         with_similar_key(settings.error("path", "nothing", "a file"), &settings).to_string()
     };
     assert_eq!(error_with(&["queues"]), "disk \"a\": path: found nothing, expected a file");

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 
 /// What happens to a system call that the sandbox does not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -29,6 +29,19 @@ impl SandboxMode {
     }
 }
 
+/// What the daemon gives up.
+pub static SANDBOX: Key = Key::words("sandbox", SandboxMode::WORDS).default("off").about(
+    "give up before serving what the daemon does not need: system calls, capabilities, files that the configuration does not name; log: only log \
+     the system calls",
+    "[security.md](security.md#the-sandbox).",
+);
+/// What may be opened nevertheless.
+pub static SANDBOX_ALLOW: Key =
+    Key::text("sandbox-allow", "PATH", "an absolute path; in a file several with colons between").repeated().about(
+        "with sandbox: images at and beneath PATH may be opened while the daemon runs, for disks that are added",
+        "",
+    );
+
 /// The sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SandboxConfig {
@@ -44,18 +57,18 @@ impl SandboxConfig {
     /// # Errors
     /// If a value is invalid.
     pub fn take(settings: &mut Settings) -> Result<SandboxConfig, SettingError> {
-        let mode = match settings.choice("sandbox", SandboxMode::WORDS)? {
+        let mode = match settings.word(&SANDBOX)? {
             Some("on") => SandboxMode::On,
             Some("log") => SandboxMode::Log,
             _ => SandboxMode::Off,
         };
-        let text = settings.text("sandbox-allow");
+        let text = settings.text(&SANDBOX_ALLOW);
         let allow: Vec<PathBuf> = text.iter().flat_map(|text| text.split(':')).map(PathBuf::from).collect();
         if let Some(path) = allow.iter().find(|path| !path.is_absolute()) {
-            return Err(settings.error("sandbox-allow", format!("{path:?}"), "absolute paths, separated by colons"));
+            return Err(settings.error(&SANDBOX_ALLOW, format!("{path:?}"), "absolute paths, separated by colons"));
         }
         if mode == SandboxMode::Off && !allow.is_empty() {
-            return Err(settings.error("sandbox-allow", "paths, but no sandbox", "sandbox=on with it"));
+            return Err(settings.error(&SANDBOX_ALLOW, "paths, but no sandbox", "sandbox=on with it"));
         }
         Ok(SandboxConfig { mode, allow })
     }

@@ -21,7 +21,7 @@ use capabilities::OTHER_USERS_FILES;
 pub(crate) use capabilities::{
     KEPT_CAPABILITIES, keep as keep_capabilities, keep_and_use as keep_and_use_capabilities,
 };
-pub use config::{SandboxConfig, SandboxMode};
+pub use config::{SANDBOX, SANDBOX_ALLOW, SandboxConfig, SandboxMode};
 pub use files::FileUse;
 pub(crate) use files::file_uses;
 

@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use mqblk_core::lock::lock;
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use crate::model::{Descriptor, ModelDevice, ModelRequest, ModelServer, RequestOutcome, read, write};
@@ -119,7 +120,7 @@ impl BlkModel {
 
 impl ModelState {
     fn disk(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.disk)
     }
 }
 

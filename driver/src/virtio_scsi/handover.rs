@@ -9,8 +9,9 @@
 //! [`IdleWait`] is the protocol that prevents lost wakeups. `tests/loom_steering.rs` checks it under all interleavings.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use mqblk_core::lock::lock;
 use mqblk_memory::full_fence;
 
 /// An atomic flag. A model checker has an implementation of its own.
@@ -125,7 +126,7 @@ impl<M> Mailbox<M> {
 
     fn messages(&self) -> MutexGuard<'_, Vec<M>> {
         // A push or an exchange cannot panic halfway.
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.messages)
     }
 
     /// Adds a message. Returns true if the caller must wake the owner.

@@ -5,8 +5,9 @@ mod command;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use mqblk_core::lock::lock;
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use super::wire::LunAddress;
@@ -127,10 +128,6 @@ struct TaskState {
     held: HashSet<u64>,
     /// Tags of held commands that are being aborted.
     aborting: HashSet<u64>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The running server. Stopped on drop.

@@ -1,9 +1,10 @@
 //! A disk's health, which all its workers share. Written when a request fails; workers of a disk that may stop read one flag per batch.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use mqblk_core::lock::lock;
 use mqblk_core::{ByteOffset, Op, Outcome};
 
 use super::failures::{FailedRequest, FailureLog};
@@ -205,10 +206,6 @@ impl DiskHealth {
         line.into_iter().for_each(|line| line.log(&self.name));
         has_untold
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! Groups that share limits, and the limits of a disk: those of its own, and those of the group that it is in.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use mqblk_core::lock::lock;
 
 use super::bucket::Bucket;
 use super::io_limits::{IoLimits, LimitKind};
@@ -250,8 +252,4 @@ impl DiskLimits {
     pub(super) fn count_waiting(&self, before: usize, now: usize) {
         self.waiting.fetch_add((now as u64).wrapping_sub(before as u64), Ordering::Relaxed);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -20,11 +20,16 @@ fn timeout() -> Duration {
 }
 
 /// A queue without requests that reports each wake.
-#[derive(Debug)]
+#[derive(Clone, Debug, Default)]
 struct WokenQueue {
     /// The number of the last wake, which the waking thread sets before it wakes.
     requested: Arc<AtomicU64>,
     seen: Arc<AtomicU64>,
+    /// How many of the contexts that it enters next refuse it.
+    refusals: Arc<AtomicU64>,
+    /// A context has something of it.
+    entered: Arc<AtomicBool>,
+    closed: Arc<AtomicBool>,
 }
 
 impl GuestQueue for WokenQueue {
@@ -34,6 +39,22 @@ impl GuestQueue for WokenQueue {
 
     fn depth(&self) -> u16 {
         1
+    }
+
+    fn enter(&mut self, _: &mut UringContext) -> Result<(), String> {
+        if self.refusals.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+            return Err("no memory".to_owned());
+        }
+        assert!(!self.entered.swap(true, Ordering::SeqCst));
+        Ok(())
+    }
+
+    fn leave(&mut self, _: &mut UringContext) {
+        assert!(self.entered.swap(false, Ordering::SeqCst));
+    }
+
+    fn close(&mut self) {
+        assert!(!self.closed.swap(true, Ordering::SeqCst));
     }
 
     fn pull<I: Intake<(), Buffer>>(&mut self, _: &mut UringContext, _: &mut I) -> PullEnd {
@@ -69,7 +90,7 @@ fn engine() -> Engine {
 }
 
 /// Attaches a queue to worker 0. Returns its handle and its waker.
-fn attach(engine: &Engine, queue: WokenQueue) -> (QueueHandle<WokenQueue>, Arc<dyn Wake>) {
+fn attach(engine: &Engine, queue: &WokenQueue) -> Result<(QueueHandle<WokenQueue>, Arc<dyn Wake>), AttachError> {
     let options = QueueOptions {
         disks: Vec::new(),
         kick: None,
@@ -80,22 +101,18 @@ fn attach(engine: &Engine, queue: WokenQueue) -> (QueueHandle<WokenQueue>, Arc<d
     };
     let slot = Arc::<Mutex<Option<Arc<dyn Wake>>>>::default();
     let made = Arc::clone(&slot);
-    let make = move |_: &mut UringContext, waker: &Arc<dyn Wake>| {
+    let queue = queue.clone();
+    let make = move |waker: &Arc<dyn Wake>| {
         *made.lock().unwrap() = Some(Arc::clone(waker));
         Ok(queue)
     };
-    let handle = engine.attach(0, options, make, |_, _| {}).unwrap();
+    let handle = engine.attach(0, options, make)?;
     let waker = slot.lock().unwrap().take().unwrap();
-    (handle, waker)
+    Ok((handle, waker))
 }
 
-fn move_to(
-    handle: QueueHandle<WokenQueue>,
-    engine: &Engine,
-    worker: usize,
-    enter: impl Fn(&mut WokenQueue, &mut UringContext, &()) -> Result<(), String> + Clone + Send + 'static,
-) -> MoveResult<WokenQueue, ()> {
-    handle.move_to(engine, worker, timeout(), |_, _| (), enter).unwrap()
+fn move_to(handle: QueueHandle<WokenQueue>, engine: &Engine, worker: usize) -> MoveResult<WokenQueue> {
+    handle.move_to(engine, worker, timeout()).unwrap()
 }
 
 /// Every wake reaches the queue, whichever worker has it, and also if none has.
@@ -103,9 +120,9 @@ fn move_to(
 fn no_wake_is_lost_while_a_queue_moves() {
     const WAKES: u64 = 20_000;
     let engine = engine();
-    let (requested, seen) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
-    let queue = WokenQueue { requested: Arc::clone(&requested), seen: Arc::clone(&seen) };
-    let (mut handle, waker) = attach(&engine, queue);
+    let queue = WokenQueue::default();
+    let (mut handle, waker) = attach(&engine, &queue).unwrap();
+    let WokenQueue { requested, seen, .. } = queue;
     let done = Arc::<AtomicBool>::default();
     let waking_done = Arc::clone(&done);
     let waking = std::thread::spawn(move || {
@@ -126,7 +143,7 @@ fn no_wake_is_lost_while_a_queue_moves() {
     let mut moves = 0;
     while !done.load(Ordering::SeqCst) {
         moves += 1;
-        match move_to(handle, &engine, moves % 2, |_, _, ()| Ok(())) {
+        match move_to(handle, &engine, moves % 2) {
             MoveResult::Moved(moved) => handle = moved,
             other => panic!("{other:?}"),
         }
@@ -138,19 +155,27 @@ fn no_wake_is_lost_while_a_queue_moves() {
 #[test]
 fn a_refused_queue_returns_to_its_worker() {
     let engine = engine();
-    let queue = WokenQueue { requested: Arc::default(), seen: Arc::default() };
-    let (handle, _) = attach(&engine, queue);
-    // Only the first worker that it enters refuses it.
-    let refused = Arc::<AtomicBool>::default();
-    let enter = move |_: &mut WokenQueue, _: &mut UringContext, (): &()| {
-        if refused.swap(true, Ordering::SeqCst) { Ok(()) } else { Err("no memory".to_owned()) }
-    };
-    let MoveResult::Refused(handle, why) = move_to(handle, &engine, 1, enter) else { panic!("it moved") };
+    let queue = WokenQueue::default();
+    let (handle, _) = attach(&engine, &queue).unwrap();
+    queue.refusals.store(1, Ordering::SeqCst);
+    let MoveResult::Refused(handle, why) = move_to(handle, &engine, 1) else { panic!("it moved") };
     assert_eq!((why.to_string().as_str(), handle.id().worker), ("no memory", 0));
-    let always = |_: &mut WokenQueue, _: &mut UringContext, (): &()| Err("no memory".to_owned());
-    let MoveResult::Stranded(state, _) = move_to(handle, &engine, 1, always) else { panic!("a worker took it") };
+    queue.refusals.store(2, Ordering::SeqCst);
+    let MoveResult::Stranded(state, _) = move_to(handle, &engine, 1) else { panic!("a worker took it") };
     assert_eq!(state.position(), 7);
-    let handle = engine.insert(1, state, |_, _, ()| Ok(())).unwrap().unwrap_or_else(|(_, why)| panic!("{why}"));
+    let handle = engine.insert(1, state).unwrap().unwrap_or_else(|(_, why)| panic!("{why}"));
     assert_eq!(handle.id().worker, 1);
     assert_eq!(engine.stats().unwrap().iter().map(|worker| worker.queues.len()).collect::<Vec<_>>(), [0, 1]);
+    let is = |flag: &Arc<AtomicBool>| flag.load(Ordering::SeqCst);
+    assert!(is(&queue.entered) && !is(&queue.closed));
+    handle.drain().unwrap().wait(timeout()).unwrap().expect("nothing is in flight");
+    assert!(!is(&queue.entered) && is(&queue.closed));
+}
+
+#[test]
+fn a_new_queue_that_its_worker_refuses_is_closed() {
+    let queue = WokenQueue::default();
+    queue.refusals.store(1, Ordering::SeqCst);
+    let why = attach(&engine(), &queue).err().expect("refused").to_string();
+    assert!(why == "no memory" && queue.closed.load(Ordering::SeqCst), "{why}");
 }

@@ -46,7 +46,7 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         publish: Option<&mut Clock>,
     ) -> (usize, Option<AfterPublish>)
     where
-        Q: GuestQueue<Context = UringContext> + 'static,
+        Q: GuestQueue<Context = UringContext>,
     {
         self.complete_any(context, completed, submit, publish)
     }
@@ -61,7 +61,7 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         publish: Option<&mut Clock>,
     ) -> (usize, Option<AfterPublish>)
     where
-        Q: GuestQueue<Context = UringContext> + 'static,
+        Q: GuestQueue<Context = UringContext>,
     {
         let count = self.finish(context, completed, submit);
         match publish {

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use mqblk_uring::{Kick, UringContext};
+use mqblk_uring::Kick;
 
 use super::LeftQueue;
 use crate::attached_disks::AttachedDisks;
@@ -14,39 +14,39 @@ use crate::poll_list::Phase;
 use crate::queue_options::QueueDisk;
 use crate::runner::AnyQueue;
 
-/// Takes a queue apart when it is detached; returns its position, boxed.
-pub(crate) type DetachFn = Box<dyn FnOnce(Box<dyn AnyQueue>, &mut UringContext) -> Box<dyn Any + Send> + Send>;
-
 /// Called with the reason when a ring is found to be broken.
 pub(crate) type OnBroken = Box<dyn FnOnce(&str) + Send>;
-
-/// Takes a queue that leaves its worker for another one.
-pub(crate) type TakeFn = Box<dyn FnOnce(LeavingQueue, &mut UringContext) + Send>;
 
 /// What happens to a draining queue when none of its requests is in flight.
 pub(crate) enum OnDrained {
     /// It is taken apart, and what is left is sent.
     Detach(SyncSender<LeftQueue>),
-    /// It moves to another worker, where its phase is the one it had here.
-    Move(Phase, TakeFn),
+    /// It is sent, for another worker, where its phase is the one it had here.
+    Move(Phase, SyncSender<LeavingQueue>),
 }
 
-/// A queue that leaves its worker for another one. None of its requests is in flight.
+/// A queue that has left its worker for another one. None of its requests is in flight.
 pub(crate) struct LeavingQueue {
-    pub(crate) runner: Box<dyn AnyQueue>,
+    /// The [`IdleQueue`](crate::runner::IdleQueue), of the queue's own type.
+    pub(crate) idle: Box<dyn Any + Send>,
+    pub(crate) parts: MovingParts,
+}
+
+/// What a queue keeps on its way to another worker, besides itself.
+pub(crate) struct MovingParts {
     pub(crate) disks: Vec<QueueDisk>,
     pub(crate) kick: Option<Kick>,
     pub(crate) phase: Phase,
     pub(crate) on_broken: Option<OnBroken>,
-    pub(crate) detach: DetachFn,
     pub(crate) waker: Arc<Waker>,
     pub(crate) merges: Merges,
 }
 
 /// A queue and its worker's state for it.
+#[repr(C)] // Each turn takes the address of `disks`: as the first field it costs no instruction.
 pub(crate) struct AttachedQueue {
-    pub(crate) runner: Box<dyn AnyQueue>,
     pub(crate) disks: AttachedDisks,
+    pub(crate) runner: Box<dyn AnyQueue>,
     pub(crate) kick: Option<Kick>,
     /// Distinguishes this queue from a later one in the same slot.
     pub(crate) generation: u32,
@@ -57,7 +57,6 @@ pub(crate) struct AttachedQueue {
     /// Its requests in flight are not completed any more.
     pub(crate) frozen: bool,
     pub(crate) on_broken: Option<OnBroken>,
-    pub(crate) detach: DetachFn,
     /// What happens when it is drained; `None` while it does not drain.
     pub(crate) on_drained: Option<OnDrained>,
     /// Wakes it, wherever it is attached.
@@ -65,6 +64,19 @@ pub(crate) struct AttachedQueue {
 }
 
 impl AttachedQueue {
+    /// Returns the state of a queue that begins to be served.
+    pub(crate) fn new(
+        runner: Box<dyn AnyQueue>,
+        disks: AttachedDisks,
+        kick: Option<Kick>,
+        generation: u32,
+        on_broken: Option<OnBroken>,
+        waker: Arc<Waker>,
+    ) -> AttachedQueue {
+        let (watch, dirty, frozen, on_drained) = (generation, false, false, None);
+        AttachedQueue { runner, disks, kick, generation, watch, dirty, frozen, on_broken, on_drained, waker }
+    }
+
     /// Returns the cookie of this queue's kicks.
     #[inline]
     pub(crate) fn cookie(&self, slot: u16) -> u64 {

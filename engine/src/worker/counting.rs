@@ -48,6 +48,12 @@ impl GuestQueue for Queue {
         64
     }
 
+    fn enter(&mut self, _: &mut UringContext) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: &mut UringContext) {}
+
     fn pull<I: Intake<(), Buffer>>(&mut self, _: &mut UringContext, into: &mut I) -> PullEnd {
         let mut state = self.0.lock().unwrap();
         let (waiting, answered) = (std::mem::take(&mut state.waiting), std::mem::take(&mut state.answered));
@@ -155,7 +161,7 @@ fn fixture_of(poll: PollPolicy, kick: Option<Kick>, coalesce: Coalesce) -> (Work
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),
     };
-    worker.attach_queue(options, |_, _| Ok(Queue(Arc::clone(&state), 0)), |_, _| {}).expect("attached");
+    worker.attach_queue(options, |_| Ok(Queue(Arc::clone(&state), 0))).expect("attached");
     (worker, state, mailbox)
 }
 

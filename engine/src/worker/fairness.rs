@@ -47,6 +47,12 @@ impl GuestQueue for ScriptedQueue {
         8192
     }
 
+    fn enter(&mut self, _: &mut UringContext) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: &mut UringContext) {}
+
     fn pull<I: Intake<DiskSlot, Buffer>>(&mut self, _: &mut UringContext, into: &mut I) -> PullEnd {
         let mut guest = self.0.lock().unwrap();
         let mut taken = 0;
@@ -232,7 +238,7 @@ impl Fixture {
                 paused: false,
                 on_broken: Box::new(|why| panic!("{why}")),
             };
-            let made = worker.attach(options, |_, waker| {
+            let made = worker.attach(options, |waker| {
                 wakers.push(Arc::clone(waker));
                 Ok(ScriptedQueue(Arc::clone(guest), vec![]))
             });

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::SyncSender;
 
-use super::{AttachedQueue, LeavingQueue, OnDrained, TakeFn, Worker, with_merges};
+use super::{AttachedQueue, LeavingQueue, MovingParts, OnDrained, Worker, with_merges};
 use crate::attach_error::WorkerError;
 use crate::clock::Ticks;
 use crate::counters::QueueStats;
@@ -55,16 +55,15 @@ impl Worker {
         }
     }
 
-    /// Drains a queue that moves to another worker, and gives it to `take`. Its parked requests stay parked; its throttled ones are served as
-    /// the limits allow. Drops `take` if there is no
-    /// such queue, or it drains already.
-    pub(crate) fn begin_move(&mut self, slot: u16, generation: u32, take: TakeFn) {
+    /// Drains a queue that moves to another worker, and sends it to `left`. Its parked requests stay parked; its throttled ones are served as
+    /// the limits allow. Drops `left` if there is no such queue, or it drains already.
+    pub(crate) fn begin_move(&mut self, slot: u16, generation: u32, left: SyncSender<LeavingQueue>) {
         let Some(phase) = self.poll_list.phase(slot) else { return };
         let Some((attached, _)) = self.find(slot, generation) else { return };
         if attached.frozen || attached.on_drained.is_some() {
             return;
         }
-        attached.on_drained = Some(OnDrained::Move(phase, take));
+        attached.on_drained = Some(OnDrained::Move(phase, left));
         self.begin_drain(slot);
     }
 
@@ -130,17 +129,19 @@ impl Worker {
             let disks = attached.disks.queue_disks(&self.channels);
             attached.disks.close_all(&mut self.context, &mut self.channels);
             let merges = self.channels.take_merges(slot);
-            let AttachedQueue { runner, kick, on_broken, detach, waker, on_drained, .. } = *attached;
+            let AttachedQueue { runner, kick, on_broken, waker, on_drained, .. } = *attached;
             match on_drained {
                 Some(OnDrained::Detach(left)) => {
-                    let stats = with_merges(runner.stats(self.clock.last(), false), merges);
-                    let position = detach(runner, &mut self.context);
+                    let report = with_merges(runner.stats(self.clock.last(), false), merges);
+                    let position = runner.detach(&mut self.context);
                     // The receiver may be gone.
-                    let _ = left.send(LeftQueue { position, report: stats });
+                    let _ = left.send(LeftQueue { position, report });
                 }
-                Some(OnDrained::Move(phase, take)) => {
-                    let leaving = LeavingQueue { runner, disks, kick, phase, on_broken, detach, waker, merges };
-                    take(leaving, &mut self.context);
+                Some(OnDrained::Move(phase, left)) => {
+                    let idle = runner.leave(&mut self.context);
+                    let parts = MovingParts { disks, kick, phase, on_broken, waker, merges };
+                    // The receiver waits until the move is cancelled.
+                    let _ = left.send(LeavingQueue { idle, parts });
                 }
                 None => {}
             }

@@ -116,6 +116,12 @@ impl GuestQueue for OneFlush {
         4
     }
 
+    fn enter(&mut self, _: &mut UringContext) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: &mut UringContext) {}
+
     fn pull<I: Intake<(), Buffer>>(&mut self, _: &mut UringContext, into: &mut I) -> PullEnd {
         let is_first = !std::mem::replace(&mut self.pulled, true);
         if is_first {
@@ -165,7 +171,7 @@ fn worker_with(disks: &[SignalledDisk]) -> (Worker, Mailbox<Worker>, Arc<AtomicU
             on_broken: Box::new(|why| panic!("{why}")),
         };
         let queue = OneFlush { pulled: false, finished: Arc::clone(&finished) };
-        worker.attach_queue(options, |_, _| Ok(queue), |_, _| {}).expect("attached");
+        worker.attach_queue(options, |_| Ok(queue)).expect("attached");
     }
     (worker, mailbox, finished)
 }

@@ -47,6 +47,12 @@ impl GuestQueue for Queue {
         64
     }
 
+    fn enter(&mut self, _: &mut UringContext) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: &mut UringContext) {}
+
     fn pull<I: Intake<u64, Buffer>>(&mut self, _: &mut UringContext, into: &mut I) -> PullEnd {
         let waiting = std::mem::take(&mut self.0.lock().unwrap().waiting);
         let taken = waiting.len();
@@ -191,11 +197,11 @@ impl Attached {
             on_broken: Box::new(|why| panic!("{why}")),
         };
         let mut waker = None;
-        let make = |_: &mut UringContext, own: &Arc<dyn mqblk_core::Wake>| {
+        let make = |own: &Arc<dyn mqblk_core::Wake>| {
             waker = Some(Arc::clone(own));
             Ok(Queue(Arc::clone(&guest)))
         };
-        let attached_at = worker.attach_queue(options, make, |_, _| {}).expect("attached");
+        let attached_at = worker.attach_queue(options, make).expect("attached");
         let waker = waker.expect("it was made");
         Attached { guest, storage, attached_at, waker }
     }

@@ -192,6 +192,12 @@ impl GuestQueue for FakeQueue {
         16
     }
 
+    fn enter(&mut self, _: &mut UringContext) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: &mut UringContext) {}
+
     fn pull<I: Intake<Self::Token, Buffer>>(&mut self, _context: &mut UringContext, into: &mut I) -> PullEnd {
         at(&self.scene).point();
         let waiting = std::mem::take(&mut at(&self.scene).guests[self.index].waiting);
@@ -389,11 +395,11 @@ fn fixture(plan: &[(u32, Event)]) -> (Worker, Shared) {
         };
         let queue = FakeQueue { scene: Arc::clone(&scene), index, unpublished: 0 };
         let of_waker = Arc::clone(&scene);
-        let make = |_: &mut UringContext, waker: &Arc<dyn Wake>| {
+        let make = |waker: &Arc<dyn Wake>| {
             at(&of_waker).guests[index].waker = Some(Arc::clone(waker));
             Ok(queue)
         };
-        let slot_and_generation = worker.attach_queue(options, make, |_, _| {}).expect("attached");
+        let slot_and_generation = worker.attach_queue(options, make).expect("attached");
         at(&scene).queues.push(slot_and_generation);
     }
     (worker, scene)

@@ -11,9 +11,10 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use mqblk_core::Wake;
+use mqblk_core::lock::lock;
 
 /// The next action of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,7 +200,7 @@ impl SharedSequence for LockedSequence {
     }
 
     fn with_lock<R>(&self, change: impl FnOnce(&mut BarrierSequence) -> R) -> R {
-        change(&mut self.sequence.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut lock(&self.sequence))
     }
 
     #[inline]

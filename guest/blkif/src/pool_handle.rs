@@ -1,8 +1,9 @@
 //! A ring's handle of its page pool, which is its own or shared by all rings of the device behind a lock.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use mqblk_core::lock::lock;
 use mqblk_memory::{GrantAccess, GrantCopy, GrantRef, GrantStatus, PageArena};
 
 use crate::counters::GrantCounters;
@@ -12,10 +13,6 @@ use crate::page_pool::PagePool;
 
 /// A page pool that all rings of a device share.
 pub(crate) type SharedPool = Arc<Mutex<PagePool>>;
-
-fn lock(pool: &SharedPool) -> MutexGuard<'_, PagePool> {
-    pool.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A ring's handle of its page pool.
 pub(crate) enum PoolHandle {

@@ -372,7 +372,7 @@ impl<L: PooledContext> BlkifQueue<L> {
                 return into.admit(BlkifToken(at), DiskSlot::FIRST, Op::Flush, ByteOffset(0), ByteLen::ZERO, None);
             }
         };
-        let buffer = pool.take(self.lease);
+        let buffer = pool.take(self.share.lease());
         let mut good = true;
         let mut push = |from: GuestAddress, len: u32| {
             good &= pool.push(&buffer, from, len, MAX_INDIRECT_SEGMENTS).is_ok();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use mqblk_core::{
     ArmResult, ByteLen, FinishedRequest, GuestQueue, Intake, LonePull, Outcome, PublishResult, PullEnd, Wake,
 };
-use mqblk_memory::{Buffer, LeaseId, PooledContext};
+use mqblk_memory::{Buffer, MemoryShare, PooledContext};
 use mqblk_ring::blkif::request::MAX_SEGMENTS;
 use mqblk_ring::blkif::{BlkifRingError, RingPosition};
 
@@ -35,8 +35,8 @@ pub struct BlkifQueue<L> {
     pub(crate) pages: RequestPages,
     pub(crate) barrier: RingBarrier,
     pub(crate) batch: Batch,
-    /// The worker's lease of the pages' memory.
-    pub(crate) lease: LeaseId,
+    /// The pages' memory, and what else the queue takes of its worker.
+    pub(crate) share: MemoryShare,
     /// Counters of events, barriers and indirect requests; `pages` has those of grants.
     pub(crate) counters: GrantCounters,
     _guard: Option<Box<dyn std::any::Any + Send>>,
@@ -44,15 +44,14 @@ pub struct BlkifQueue<L> {
 }
 
 impl<L: PooledContext> BlkifQueue<L> {
-    pub(crate) fn new(vbd: Arc<Vbd>, context: &mut L, parts: RingParts) -> io::Result<BlkifQueue<L>> {
-        let RingParts { ring, grants, channel, waker, journal, replay, guard } = parts;
+    pub(crate) fn new(vbd: Arc<Vbd>, parts: RingParts) -> io::Result<BlkifQueue<L>> {
+        let RingParts { ring, grants, channel, waker, journal, replay, fence, guard } = parts;
         let options = vbd.options();
         let (size, most) = (ring.size() as u16, options.max_indirect_segments);
         let segments = most.max(MAX_SEGMENTS as u16);
         let batch = Batch::new(most)?;
         let pages = RequestPages::new(vbd.open_pool(size.into(), segments, grants)?, size, segments);
-        let lease = context.pool().acquire_lease(Arc::clone(pages.arena().memory()), vec![]);
-        context.pool().reserve(size.into());
+        let share = MemoryShare::new(Arc::clone(pages.arena().memory()), size.into()).with_fence(fence);
         vbd.ring_opened(&waker);
         Ok(BlkifQueue {
             parser: RequestParser::new(options),
@@ -61,35 +60,13 @@ impl<L: PooledContext> BlkifQueue<L> {
             requests: RequestTable::new(size, segments),
             pages,
             batch,
-            lease,
+            share,
             counters: GrantCounters::default(),
             waker,
             vbd,
             _guard: guard,
             _context: PhantomData,
         })
-    }
-
-    /// Closes the queue, which has nothing in flight. Unmaps all pages and releases the queue's share of the buffer pool.
-    pub fn close(&mut self, context: &mut L) {
-        if !self.barrier.close() {
-            return;
-        }
-        let last = self.vbd.ring_closed(&self.waker);
-        self.pages.close(last);
-        self.leave_context(context);
-    }
-
-    /// Releases the queue's share of this worker's buffer pool, before the queue moves to another worker. Nothing is in flight.
-    pub fn leave_context(&mut self, context: &mut L) {
-        context.pool().unreserve(self.ring.ring().size() as usize);
-        context.pool().retire_lease(self.lease);
-    }
-
-    /// Takes a share of this worker's buffer pool, after the queue has come from another worker.
-    pub fn enter_context(&mut self, context: &mut L) {
-        self.lease = context.pool().acquire_lease(Arc::clone(self.pages.arena().memory()), vec![]);
-        context.pool().reserve(self.ring.ring().size() as usize);
     }
 
     /// Returns the counters.
@@ -185,6 +162,21 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
 
     fn depth(&self) -> u16 {
         self.ring.ring().size() as u16
+    }
+
+    fn enter(&mut self, context: &mut L) -> Result<(), String> {
+        self.share.enter(context)
+    }
+
+    fn leave(&mut self, context: &mut L) {
+        self.share.leave(context);
+    }
+
+    /// Unmaps all pages.
+    fn close(&mut self) {
+        self.barrier.close();
+        let last = self.vbd.ring_closed(&self.waker);
+        self.pages.close(last);
     }
 
     #[inline(always)] // the engine calls it in one place

@@ -21,9 +21,9 @@ impl RingBarrier {
         RingBarrier { gate: Some(gate.open_ring(waker)), waiting: None, completed: false }
     }
 
-    /// Leaves the gate. Returns false if the ring has left it before.
-    pub(crate) fn close(&mut self) -> bool {
-        self.gate.take().is_some()
+    /// Leaves the gate.
+    pub(crate) fn close(&mut self) {
+        self.gate = None;
     }
 
     /// Returns true if requests may be taken off the ring: no barrier is active.

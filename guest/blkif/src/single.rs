@@ -97,7 +97,7 @@ impl<L: PooledContext> BlkifQueue<L> {
 
     #[inline(always)] // as above
     fn take_single(&mut self, pool: &mut BufferPool, single: &Single) -> Option<Buffer> {
-        pool.access(self.lease).take_segment((single.page.address(), single.len.0 as u32), false)
+        pool.access(self.share.lease()).take_segment((single.page.address(), single.len.0 as u32), false)
     }
 
     #[inline(always)] // as above

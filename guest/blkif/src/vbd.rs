@@ -2,9 +2,11 @@
 
 use std::any::Any;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use mqblk_core::lock::lock;
 use mqblk_core::{ByteLen, EventChannel, Wake};
 use mqblk_memory::{GrantAccess, PooledContext};
 use mqblk_ring::blkif::{BackRing, RawRequest};
@@ -30,6 +32,8 @@ pub struct RingParts {
     /// Requests that the previous backend process left without a response, in ring order. They are validated again, and executed before
     /// those in the ring.
     pub replay: Vec<(JournalSlot, RawRequest)>,
+    /// A worker that serves the ring keeps this file open: see [`MemoryShare::with_fence`](mqblk_memory::MemoryShare::with_fence).
+    pub fence: Option<Arc<OwnedFd>>,
     /// Keeps the ring's pages mapped; dropped with the queue.
     pub guard: Option<Box<dyn Any + Send>>,
 }
@@ -94,16 +98,12 @@ impl Vbd {
         }
     }
 
-    /// Opens a queue over a ring. `context`: the I/O context of the worker that will run the queue.
+    /// Opens a queue over a ring.
     ///
     /// # Errors
     /// When the system cannot reserve addresses for the queue's pages.
-    pub fn open_queue<L: PooledContext>(
-        self: &Arc<Self>,
-        context: &mut L,
-        parts: RingParts,
-    ) -> io::Result<BlkifQueue<L>> {
-        BlkifQueue::new(Arc::clone(self), context, parts)
+    pub fn open_queue<L: PooledContext>(self: &Arc<Self>, parts: RingParts) -> io::Result<BlkifQueue<L>> {
+        BlkifQueue::new(Arc::clone(self), parts)
     }
 
     /// Opens a ring's page pool, for `requests` requests of at most `segments` segments.
@@ -148,10 +148,6 @@ impl Vbd {
         }
         last
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl std::fmt::Debug for Vbd {

@@ -1,8 +1,9 @@
 //! A logical unit: a disk as SCSI shows it, with the state that all its initiators share.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use mqblk_core::lock::lock;
 use mqblk_core::{BlockSize, ByteLen, ByteOffset, Geometry, Limits, Wake};
 
 use crate::block_limits::BlockLimits;
@@ -289,6 +290,6 @@ impl LogicalUnit {
     }
 
     fn nexuses(&self) -> MutexGuard<'_, Vec<Weak<Nexus>>> {
-        self.nexuses.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.nexuses)
     }
 }

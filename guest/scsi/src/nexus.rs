@@ -1,8 +1,9 @@
 //! I_T_L nexus: the path from an initiator port to a logical unit, where its commands begin.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use mqblk_core::lock::lock;
 use mqblk_core::{BlockSize, ByteLen, ByteOffset, Op, Wake};
 
 use crate::cdb::Cdb;
@@ -136,11 +137,11 @@ impl Nexus {
 
     /// Sets where the nexus's commands are aborted. Without a task set PREEMPT AND ABORT works like PREEMPT.
     pub fn set_task_set(&self, tasks: Option<Arc<dyn TaskSet>>) {
-        *self.task_set.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
+        *lock(&self.task_set) = tasks;
     }
 
     pub(crate) fn task_set(&self) -> Option<Arc<dyn TaskSet>> {
-        self.task_set.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.task_set).clone()
     }
 
     /// Handles I_T NEXUS RESET: ends a RESERVE of the nexus and raises I_T NEXUS LOSS. Registrations and persistent

@@ -5,8 +5,9 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use mqblk_core::lock::lock;
 use mqblk_core::{ByteLen, ByteOffset, Wake};
 
 /// Range locks of one logical unit.
@@ -79,7 +80,7 @@ impl RangeLocks {
 
     fn queue(&self) -> MutexGuard<'_, LockQueue> {
         // No code under the mutex can leave the queue half changed.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 }
 

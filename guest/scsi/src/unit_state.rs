@@ -1,10 +1,11 @@
 //! State of a logical unit that an initiator relies on, for the process that serves it next while the initiator
 //! continues: a guest that is migrated.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use mqblk_core::Wake;
+use mqblk_core::lock::lock;
 use serde::{Deserialize, Serialize};
 
 use crate::logical_unit::flag;
@@ -191,7 +192,7 @@ struct BlockingWaker {
 
 impl BlockingWaker {
     fn wait(&self, deadline: Instant) {
-        let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
+        let woken = lock(&self.woken);
         let left = deadline.saturating_duration_since(Instant::now());
         drop(self.condvar.wait_timeout_while(woken, left, |woken| !*woken));
     }
@@ -199,7 +200,7 @@ impl BlockingWaker {
 
 impl Wake for BlockingWaker {
     fn wake(&self) {
-        *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.woken) = true;
         self.condvar.notify_all();
     }
 }

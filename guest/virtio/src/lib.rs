@@ -8,15 +8,15 @@ use std::sync::Arc;
 
 use mqblk_core::{Call, GuestQueue, Wake};
 pub use mqblk_memory::PooledContext as GuestContext;
-use mqblk_memory::{Buffer, LeaseId};
+use mqblk_memory::{Buffer, DirtyLog, GuestMemory, MemoryShare};
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingLog, RingState};
 
 /// The resources that a queue runs with.
 pub struct QueueResources {
     /// The ring, resolved.
     pub ring: DeviceRing,
-    /// The worker's lease on the guest's memory.
-    pub lease: LeaseId,
+    /// The guest's memory, and what else the queue takes of its worker.
+    pub share: MemoryShare,
     /// Calls the guest. `None`: the guest does not want calls.
     pub call: Option<Box<dyn Call>>,
     /// The negotiated features.
@@ -125,29 +125,20 @@ pub trait VirtioDevice<L: GuestContext>: Send + Sync + 'static {
 }
 
 /// A queue of a virtio device.
-pub trait VirtioQueue<L: GuestContext>: GuestQueue<Context = L, Position = RingState> + Send + 'static {
+pub trait VirtioQueue<L: GuestContext>: GuestQueue<Context = L, Position = RingState> {
     /// Replaces the notifier that calls the guest.
     fn set_call(&mut self, call: Option<Box<dyn Call>>);
 
-    /// Returns the queue's lease on guest memory.
-    fn lease(&self) -> LeaseId;
-
-    /// Sets the queue's lease, after it has come to another worker. Nothing is in flight.
-    fn set_lease(&mut self, lease: LeaseId);
-
-    /// Switches to a new memory table. Requests in flight keep the old one. Returns the old lease, to be retired.
-    fn relocate(&mut self, ring: MappedRing, lease: LeaseId) -> LeaseId;
+    /// Switches to a new memory table, in which `ring` is resolved. Requests in flight keep the old one.
+    ///
+    /// # Errors
+    /// As [`MemoryShare::relocate`]: the queue keeps the old table and ring.
+    fn relocate(&mut self, context: &mut L, ring: MappedRing, memory: Arc<GuestMemory>) -> Result<(), String>;
 
     /// Abandons a request without completing it: releases its buffer and what its token holds of the context. The next process that serves
     /// the ring replays it.
     fn abandon(&mut self, context: &mut L, token: Self::Token, buffer: Option<Buffer>);
 
-    /// Starts, changes or ends dirty logging of writes to the ring. Writes of requests are logged by their lease.
-    fn set_log(&mut self, log: Option<RingLog>);
-
-    /// Releases what the queue holds of its worker's context, except its lease, before it ends or comes to another worker. Nothing is in flight.
-    fn leave_context(&mut self, _context: &mut L) {}
-
-    /// Closes the queue for good, before it [leaves its context](Self::leave_context). Nothing is in flight.
-    fn close(&mut self) {}
+    /// Starts, changes or ends dirty logging: of writes to the ring in `ring`, and of writes of requests, also of those in flight, in `log`.
+    fn set_log(&mut self, context: &mut L, ring: Option<RingLog>, log: Option<Arc<DirtyLog>>);
 }

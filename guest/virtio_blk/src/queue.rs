@@ -7,7 +7,7 @@ use std::sync::Arc;
 use mqblk_core::{
     ArmResult, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, LonePull, Outcome, PublishResult, PullEnd,
 };
-use mqblk_memory::{Buffer, BufferPool, LeaseAccess, LeaseId};
+use mqblk_memory::{Buffer, BufferPool, DirtyLog, GuestMemory, LeaseAccess, LeaseId, MemoryShare};
 use mqblk_ring::virtqueue::{
     ChainBatch, ChainHead, DeviceRing, LoneChains, MappedRing, RingLog, RingState, UsualChains, VirtqueueError,
 };
@@ -31,7 +31,7 @@ pub struct BlkToken {
 pub struct BlkQueue<L> {
     device: Arc<VirtioBlk>,
     ring: DeviceRing,
-    lease: LeaseId,
+    share: MemoryShare,
     call: Option<Box<dyn Call>>,
     ranges: Ranges,
     limits: SegmentLimits,
@@ -43,9 +43,9 @@ pub struct BlkQueue<L> {
 impl<L: GuestContext> BlkQueue<L> {
     pub(crate) fn new(device: Arc<VirtioBlk>, parts: QueueResources) -> Self {
         let ranges = Ranges::with_capacity(MAX_RANGES as usize);
-        let QueueResources { ring, lease, call, .. } = parts;
+        let QueueResources { ring, share, call, .. } = parts;
         let limits = device.segment_limits();
-        BlkQueue { device, ring, lease, call, ranges, limits, batch: ChainBatch::default(), _context: PhantomData }
+        BlkQueue { device, ring, share, call, ranges, limits, batch: ChainBatch::default(), _context: PhantomData }
     }
 
     fn complete_chain(&mut self, pool: &mut BufferPool, head: u16, buffer: Buffer, status: BlkStatus, written: u32) {
@@ -62,8 +62,8 @@ impl<L: GuestContext> BlkQueue<L> {
         chain_head: &ChainHead,
         into: &mut I,
     ) -> Result<(), VirtqueueError> {
-        let mut chain = RequestChain::new(pool.take(self.lease), self.limits);
-        if let Err(error) = chain.read(&self.ring, pool, self.lease, chain_head) {
+        let mut chain = RequestChain::new(pool.take(self.share.lease()), self.limits);
+        if let Err(error) = chain.read(&self.ring, pool, self.share.lease(), chain_head) {
             pool.release(chain.buffer);
             return Err(error);
         }
@@ -168,7 +168,7 @@ impl<L: GuestContext> BlkQueue<L> {
         match &mut self.ring {
             DeviceRing::Packed(ring) if into.room() > 0 => {
                 let rules = TransferRules { device: &self.device, limits: &self.limits };
-                admit_lone(ring, &mut self.batch, (context.pool(), self.lease), &rules, into)
+                admit_lone(ring, &mut self.batch, (context.pool(), self.share.lease()), &rules, into)
             }
             _ => LonePull::Other,
         }
@@ -186,6 +186,14 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
         self.ring.size()
     }
 
+    fn enter(&mut self, context: &mut L) -> Result<(), String> {
+        self.share.enter(context)
+    }
+
+    fn leave(&mut self, context: &mut L) {
+        self.share.leave(context);
+    }
+
     #[inline(always)] // the engine calls it in one place
     fn pull_lone<I>(&mut self, context: &mut L, into: &mut I) -> LonePull
     where
@@ -196,7 +204,7 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
             return LonePull::Other;
         }
         let rules = TransferRules { device: &self.device, limits: &self.limits };
-        admit_lone(ring, &mut self.batch, (context.pool(), self.lease), &rules, into)
+        admit_lone(ring, &mut self.batch, (context.pool(), self.share.lease()), &rules, into)
     }
 
     #[inline(always)] // the engine calls it in one place
@@ -205,7 +213,7 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
         I: Intake<BlkToken, Buffer>,
     {
         let pool = context.pool();
-        let (count, more) = match self.batch.fetch(&mut self.ring, pool, self.lease, into.room()) {
+        let (count, more) = match self.batch.fetch(&mut self.ring, pool, self.share.lease(), into.room()) {
             Ok(fetched) => fetched,
             Err(error) => return PullEnd::Broken(error.0),
         };
@@ -214,8 +222,8 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
             let heads = &self.batch.heads[at..count];
             let rules = TransferRules { device: &self.device, limits: &self.limits };
             at += match &self.ring {
-                DeviceRing::Split(ring) => admit_transfers(ring, heads, pool.access(self.lease), &rules, into),
-                DeviceRing::Packed(ring) => admit_transfers(ring, heads, pool.access(self.lease), &rules, into),
+                DeviceRing::Split(ring) => admit_transfers(ring, heads, pool.access(self.share.lease()), &rules, into),
+                DeviceRing::Packed(ring) => admit_transfers(ring, heads, pool.access(self.share.lease()), &rules, into),
             };
             if at < count {
                 let head = self.batch.heads[at];
@@ -274,25 +282,20 @@ impl<L: GuestContext> VirtioQueue<L> for BlkQueue<L> {
         self.call = call;
     }
 
-    fn lease(&self) -> LeaseId {
-        self.lease
-    }
-
-    fn set_lease(&mut self, lease: LeaseId) {
-        self.lease = lease;
-    }
-
     fn abandon(&mut self, context: &mut L, token: BlkToken, buffer: Option<Buffer>) {
         if let Some(buffer) = buffer.or(token.buffer) {
             context.pool().release(buffer);
         }
     }
 
-    fn relocate(&mut self, ring: MappedRing, lease: LeaseId) -> LeaseId {
+    fn relocate(&mut self, context: &mut L, ring: MappedRing, memory: Arc<GuestMemory>) -> Result<(), String> {
+        self.share.relocate(context, memory)?;
         self.ring.relocate(ring);
-        std::mem::replace(&mut self.lease, lease)
+        Ok(())
     }
-    fn set_log(&mut self, log: Option<RingLog>) {
-        self.ring.set_log(log);
+
+    fn set_log(&mut self, context: &mut L, ring: Option<RingLog>, log: Option<Arc<DirtyLog>>) {
+        self.share.set_log(context, log);
+        self.ring.set_log(ring);
     }
 }

@@ -133,13 +133,13 @@ impl RequestQueue {
         if !self.device.is_map_current(&self.lun_map) {
             self.lun_map = self.device.lun_map();
         }
-        let (count, more) = self.batch.fetch(&mut self.ring.device, pool, self.ring.lease, into.room())?;
+        let (count, more) = self.batch.fetch(&mut self.ring.device, pool, self.ring.share.lease(), into.room())?;
         let most = RESPONSE_BYTES as u32 + self.sizes.sense;
         let mut at = 0;
         while at < count {
             if let Some(most) = self.usual_response() {
                 let (heads, map) = (&self.batch.heads[at..count], &*self.lun_map);
-                let access = pool.access(self.ring.lease);
+                let access = pool.access(self.ring.share.lease());
                 at += match &self.ring.device {
                     DeviceRing::Split(ring) => admit_transfers(ring, heads, access, map, most, into),
                     DeviceRing::Packed(ring) => admit_transfers(ring, heads, access, map, most, into),
@@ -163,7 +163,7 @@ impl RequestQueue {
         most: u32,
         into: &mut I,
     ) -> Result<(), VirtqueueError> {
-        let lease = self.ring.lease;
+        let lease = self.ring.share.lease();
         let mut element = RequestChain::new(pool.take(lease));
         if let Err(broken) = element.read(&self.ring.device, pool, lease, start, &mut self.header, most) {
             element.release(pool);
@@ -264,7 +264,11 @@ impl RequestQueue {
     fn fail_request(&mut self, pool: &mut BufferPool, head: u16, element: RequestChain, response: u32) {
         pool.release(element.data);
         let residual = saturating_u32(element.data_in.saturating_add(element.data_out));
-        element.response.write(pool, self.ring.lease, &encode_response_header(0, residual, [0, response as u8]));
+        element.response.write(
+            pool,
+            self.ring.share.lease(),
+            &encode_response_header(0, residual, [0, response as u8]),
+        );
         self.ring.device.put_used(head, RESPONSE_BYTES as u32);
     }
 
@@ -369,7 +373,7 @@ impl RequestQueue {
         let [status, code] = last;
         // Source: as `encode_response_header`.
         let words = [0, expected.saturating_sub(transferred), u32::from_le_bytes([0, 0, status, code])].map(u32::to_le);
-        response.write_fixed(pool, self.ring.lease, words);
+        response.write_fixed(pool, self.ring.share.lease(), words);
         self.put_used(head, written, marks);
     }
 
@@ -398,7 +402,7 @@ impl RequestQueue {
         let len = len.min(buffer.capacity as usize - RESPONSE_BYTES);
         let last = [ending.status as u8, response as u8];
         bytes[..RESPONSE_BYTES].copy_from_slice(&encode_response_header(len as u32, residual, last));
-        buffer.write(pool, self.ring.lease, &bytes[..RESPONSE_BYTES + len]);
+        buffer.write(pool, self.ring.share.lease(), &bytes[..RESPONSE_BYTES + len]);
     }
 
     /// Accounts for the completion of a command that task management functions matched.

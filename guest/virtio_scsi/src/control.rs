@@ -73,7 +73,7 @@ impl ControlQueue {
     }
 
     pub(crate) fn pull<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> PullEnd {
-        match self.batch.fetch(&mut self.ring.device, pool, self.ring.lease, into.room()) {
+        match self.batch.fetch(&mut self.ring.device, pool, self.ring.share.lease(), into.room()) {
             Ok((0, false)) => PullEnd::Empty { taken: 0 },
             Ok((count, more)) => {
                 for at in 0..count {
@@ -95,8 +95,8 @@ impl ControlQueue {
     fn process_chain(&mut self, pool: &mut BufferPool, start: &ChainHead) -> Result<bool, VirtqueueError> {
         let mut header = [0; TMF_BYTES];
         // All writable bytes are the response buffer: there is no data.
-        let mut element = RequestChain::new(pool.take(self.ring.lease));
-        let (ring, lease) = (&self.ring.device, self.ring.lease);
+        let mut element = RequestChain::new(pool.take(self.ring.share.lease()));
+        let (ring, lease) = (&self.ring.device, self.ring.share.lease());
         if let Err(broken) = element.read(ring, pool, lease, start, &mut header, u32::MAX) {
             element.release(pool);
             return Err(broken);
@@ -234,7 +234,7 @@ impl ControlQueue {
                 // FUNCTION_COMPLETE.
                 _ => b::VIRTIO_SCSI_S_OK,
             };
-            response.write(pool, self.ring.lease, &[code as u8]);
+            response.write(pool, self.ring.share.lease(), &[code as u8]);
             self.ring.device.put_used(head, 1);
         }
     }

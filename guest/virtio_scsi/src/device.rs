@@ -1,8 +1,9 @@
 //! The controller as a transport sees it, and its control operations.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use mqblk_core::lock::lock;
 use mqblk_core::units::SECTOR_BYTES;
 use mqblk_core::{ByteLen, DiskSlot, Wake};
 use mqblk_scsi::reservation::Ticket;
@@ -109,7 +110,7 @@ impl VirtioScsi {
     }
 
     fn lock(&self) -> MutexGuard<'_, Arc<LunMap>> {
-        self.lun_map.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.lun_map)
     }
 
     /// Returns the current LUN map.
@@ -334,7 +335,7 @@ impl<C: GuestContext> VirtioDevice<C> for VirtioScsi {
     }
 
     fn create_queue(self: &Arc<Self>, index: u16, parts: QueueResources) -> ScsiQueue<C> {
-        let QueueResources { ring, lease, call, features, waker } = parts;
+        let QueueResources { ring, share, call, features, waker } = parts;
         if ring.is_resumed() {
             self.resume_initiator();
         }
@@ -342,7 +343,7 @@ impl<C: GuestContext> VirtioDevice<C> for VirtioScsi {
         if self.replay_gate.queue_started(index, ring.recorded_steps()) {
             self.tmf_mailboxes.wake_all();
         }
-        let ring = QueueRing { device: ring, lease, call };
+        let ring = QueueRing { device: ring, share, call };
         ScsiQueue::new(match index {
             0 => QueueKind::Control(Box::new(ControlQueue::new(Arc::clone(self), ring, waker))),
             1 => QueueKind::Event(Box::new(EventQueue::new(ring, features, Arc::clone(&self.events), waker))),

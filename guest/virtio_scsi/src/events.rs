@@ -1,8 +1,9 @@
 //! The event queue: notifications to the driver. Source: virtio 1.3 section 5.6.6.3, "Device Operation: Event Queue".
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use mqblk_core::lock::lock;
 use mqblk_core::{ArmResult, PullEnd, Wake};
 use mqblk_memory::BufferPool;
 use mqblk_ring::virtqueue::{ChainError, ChainHead, VirtqueueError};
@@ -89,7 +90,7 @@ pub(crate) struct Events(Mutex<EventState>);
 
 impl Events {
     fn lock(&self) -> MutexGuard<'_, EventState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Queues an event. Dropped if no driver uses the event queue: one that comes later scans.
@@ -201,9 +202,9 @@ impl EventQueue {
         while self.events.has_pending()
             && let Some(chain) = self.take_buffer(pool).map_err(|broken| broken.0)?
         {
-            let buffer = pool.take(self.ring.lease);
+            let buffer = pool.take(self.ring.share.lease());
             pool.set_writable(&buffer);
-            let walked = self.ring.device.walk(pool, self.ring.lease, &chain, |pool, piece| {
+            let walked = self.ring.device.walk(pool, self.ring.share.lease(), &chain, |pool, piece| {
                 let pushed = !piece.writable || pool.push(&buffer, piece.address, piece.len, 16).is_ok();
                 if pushed { Ok(()) } else { Err(ChainError::BadRequest) }
             });
@@ -229,7 +230,7 @@ impl EventQueue {
 
     fn take_buffer(&mut self, pool: &mut BufferPool) -> Result<Option<ChainHead>, VirtqueueError> {
         let mut chain = [ChainHead::default()];
-        let (count, _) = self.ring.device.fetch(pool, self.ring.lease, &mut chain, 1)?;
+        let (count, _) = self.ring.device.fetch(pool, self.ring.share.lease(), &mut chain, 1)?;
         Ok(chain.into_iter().take(count).next())
     }
 

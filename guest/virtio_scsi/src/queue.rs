@@ -1,11 +1,12 @@
 //! The three kinds of virtqueues of a controller, as one type for the transport.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use mqblk_core::{
     ArmResult, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, LonePull, Op, PublishResult, PullEnd,
 };
-use mqblk_memory::{Buffer, BufferPool, LeaseId};
+use mqblk_memory::{Buffer, BufferPool, DirtyLog, GuestMemory, MemoryShare};
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingLog, RingState};
 use mqblk_virtio::{GuestContext, VirtioQueue};
 
@@ -15,10 +16,10 @@ use crate::events::EventQueue;
 use crate::request_chain::ResponseBuffer;
 use crate::task_management::TaskManagement;
 
-/// A ring with its memory lease and call.
+/// A ring with its memory and call.
 pub(crate) struct QueueRing {
     pub(crate) device: DeviceRing,
-    pub(crate) lease: LeaseId,
+    pub(crate) share: MemoryShare,
     pub(crate) call: Option<Box<dyn Call>>,
 }
 
@@ -186,6 +187,25 @@ impl<C: GuestContext> GuestQueue for ScsiQueue<C> {
         self.ring().device.size()
     }
 
+    fn enter(&mut self, context: &mut C) -> Result<(), String> {
+        self.ring_mut().share.enter(context)
+    }
+
+    fn leave(&mut self, context: &mut C) {
+        if let QueueKind::Request(queue) = &mut self.kind {
+            queue.multi_step.release_memory(context.pool());
+        }
+        self.ring_mut().share.leave(context);
+    }
+
+    fn close(&mut self) {
+        match &mut self.kind {
+            QueueKind::Request(queue) => queue.close(),
+            QueueKind::Control(_) => {}
+            QueueKind::Event(queue) => queue.close(),
+        }
+    }
+
     #[inline(always)] // the engine calls it in one place
     fn pull_lone<I: Intake<ScsiToken, Buffer>>(&mut self, context: &mut C, into: &mut I) -> LonePull {
         match &mut self.kind {
@@ -280,18 +300,11 @@ impl<C: GuestContext> VirtioQueue<C> for ScsiQueue<C> {
         self.ring_mut().call = call;
     }
 
-    fn lease(&self) -> LeaseId {
-        self.ring().lease
-    }
-
-    fn set_lease(&mut self, lease: LeaseId) {
-        self.ring_mut().lease = lease;
-    }
-
-    fn relocate(&mut self, ring: MappedRing, lease: LeaseId) -> LeaseId {
+    fn relocate(&mut self, context: &mut C, ring: MappedRing, memory: Arc<GuestMemory>) -> Result<(), String> {
         let own = self.ring_mut();
+        own.share.relocate(context, memory)?;
         own.device.relocate(ring);
-        std::mem::replace(&mut own.lease, lease)
+        Ok(())
     }
 
     fn abandon(&mut self, context: &mut C, token: ScsiToken, buffer: Option<Buffer>) {
@@ -304,21 +317,9 @@ impl<C: GuestContext> VirtioQueue<C> for ScsiQueue<C> {
         }
     }
 
-    fn set_log(&mut self, log: Option<RingLog>) {
-        self.ring_mut().device.set_log(log);
-    }
-
-    fn leave_context(&mut self, context: &mut C) {
-        if let QueueKind::Request(queue) = &mut self.kind {
-            queue.multi_step.release_memory(context.pool());
-        }
-    }
-
-    fn close(&mut self) {
-        match &mut self.kind {
-            QueueKind::Request(queue) => queue.close(),
-            QueueKind::Control(_) => {}
-            QueueKind::Event(queue) => queue.close(),
-        }
+    fn set_log(&mut self, context: &mut C, ring: Option<RingLog>, log: Option<Arc<DirtyLog>>) {
+        let own = self.ring_mut();
+        own.share.set_log(context, log);
+        own.device.set_log(ring);
     }
 }

@@ -2,8 +2,10 @@
 //! not compared yet, on all queues. Its blocks may or may not hold its data; another command that compared them first
 //! would find the old content, succeed too, and be overwritten.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use mqblk_core::lock::lock;
 
 /// Holds back commands that compare until those that had compared before a crash have requested their range locks.
 #[derive(Default)]
@@ -18,7 +20,7 @@ pub(crate) struct ReplayGate {
 impl ReplayGate {
     /// Starts waiting for these queues, which were served before; for nothing if there are none.
     pub(crate) fn begin(&self, queues: Vec<u16>) {
-        let mut held = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = lock(&self.queues);
         self.remaining.store(queues.len(), Ordering::SeqCst);
         *held = queues;
     }
@@ -32,7 +34,7 @@ impl ReplayGate {
     /// Records that a queue is served again, with so many commands that had compared. Returns true if that was the
     /// last thing waited for.
     pub(crate) fn queue_started(&self, index: u16, compared: usize) -> bool {
-        let mut held = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = lock(&self.queues);
         let Some(at) = held.iter().position(|queue| *queue == index) else { return false };
         held.swap_remove(at);
         self.remaining.fetch_add(compared, Ordering::SeqCst);
@@ -47,7 +49,7 @@ impl ReplayGate {
 
     /// Stops waiting. Returns true if something was still waited for.
     pub(crate) fn cancel(&self) -> bool {
-        let mut held = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = lock(&self.queues);
         held.clear();
         self.remaining.swap(0, Ordering::SeqCst) > 0
     }

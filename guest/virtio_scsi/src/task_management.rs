@@ -3,8 +3,9 @@
 //! driver. The function is done with the last report, which wakes its sender.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use mqblk_core::lock::lock;
 use mqblk_core::{DiskSlot, Wake};
 
 /// Commands that a task management function applies to.
@@ -131,10 +132,6 @@ impl TmfMailboxes {
         tmf.queue_done();
         tmf
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waker of the thread that created it.

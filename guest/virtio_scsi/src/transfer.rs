@@ -106,7 +106,7 @@ impl RequestQueue {
         if into.room() == 0 || !self.device.is_map_current(&self.lun_map) {
             return LonePull::Other;
         }
-        admit_lone(ring, &mut self.batch, (pool, self.ring.lease), &self.lun_map, most, into)
+        admit_lone(ring, &mut self.batch, (pool, self.ring.share.lease()), &self.lun_map, most, into)
     }
 
     /// The same of a packed ring: in a function of its own, so that a split ring's is compiled as it is without it.
@@ -119,7 +119,7 @@ impl RequestQueue {
     ) -> LonePull {
         match &mut self.ring.device {
             DeviceRing::Packed(ring) if into.room() > 0 && self.device.is_map_current(&self.lun_map) => {
-                admit_lone(ring, &mut self.batch, (pool, self.ring.lease), &self.lun_map, most, into)
+                admit_lone(ring, &mut self.batch, (pool, self.ring.share.lease()), &self.lun_map, most, into)
             }
             _ => LonePull::Other,
         }

@@ -14,6 +14,11 @@ pub struct LeaseId {
     pub(super) generation: u32,
 }
 
+impl LeaseId {
+    /// No lease: no pool has one of this index.
+    pub const NONE: LeaseId = LeaseId { index: u32::MAX, generation: u32::MAX };
+}
+
 /// Registered buffers that cover a region: consecutive indices, each for [`CHUNK`](Self::CHUNK) bytes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedBuffers {

@@ -19,8 +19,9 @@ mod plain_file;
 mod pool;
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use mqblk_core::lock::lock;
 use mqblk_core::{ByteLen, ByteOffset, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits};
 use mqblk_uring::UringContext;
 
@@ -187,7 +188,7 @@ impl Disk<UringContext> for BlockingDisk {
     }
 
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
-        let _one = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&self.resizing);
         let size = match size {
             None => self.found_size()?,
             Some(size) => {

@@ -23,6 +23,7 @@ use rustix::fs::FallocateFlags;
 
 use super::{BlockingOptions, BlockingStorage};
 use crate::admission;
+use crate::keys::{PATH, READONLY, THREADS};
 
 /// Longest range that is discarded at once.
 const MAX_DISCARD: ByteLen = ByteLen(1 << 30);
@@ -32,12 +33,12 @@ const MAX_DISCARD: ByteLen = ByteLen(1 << 30);
 /// # Errors
 /// When a setting does not fit, or the host refuses.
 pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
-    let Some(path) = settings.text("path") else {
-        return Err(settings.error("path", "nothing", "a file").into());
+    let Some(path) = settings.text(&PATH) else {
+        return Err(settings.error(&PATH, "nothing", "a file").into());
     };
-    let threads = settings.number("threads", 1..=64)?.unwrap_or(4) as u32;
+    let threads = settings.number(&THREADS)?.unwrap_or(4) as u32;
     let block = admission::block_size(settings)?.unwrap_or(BlockSize::B512);
-    let read_only = settings.switch("readonly")?.unwrap_or(false);
+    let read_only = settings.switch_or_default(&READONLY)?;
     let file = opener.open(Path::new(&path), ImageAccess { write: !read_only, ..ImageAccess::default() });
     let file = file.map_err(|error| DiskError::Os { what: path.clone(), source: error.into() })?;
     let granularity = ByteLen(u64::from(block.bytes()));

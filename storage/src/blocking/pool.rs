@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mqblk_core::lock::lock;
 use mqblk_core::thread::spawn;
 use mqblk_core::thread_role::{ThreadRole, enter};
 use mqblk_core::{ByteLen, ByteOffset, Op, Tag};
@@ -60,7 +61,7 @@ pub(super) struct RequestQueue {
 
 impl RequestQueue {
     fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Returns a number for a channel.

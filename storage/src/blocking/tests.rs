@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use mqblk_core::{BlockSize, ByteLen, ByteOffset, Disk, Errno, Op, Outcome, Request, Tag};
-use mqblk_memory::{GuestAddress, GuestMemory, Region};
+use mqblk_memory::{GuestAddress, GuestMemory, PooledContext as _, Region};
 use mqblk_uring::{FixedBufferUse, UringContext, UringOptions};
 use tempfile::TempDir;
 

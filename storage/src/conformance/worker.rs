@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mqblk_core::{ByteLen, ByteOffset, Disk, DiskChannel, Op, Outcome, Request, Tag};
-use mqblk_memory::{Buffer, GuestAddress, GuestMemory, LeaseId, Region};
+use mqblk_memory::{Buffer, GuestAddress, GuestMemory, LeaseId, PooledContext as _, Region};
 use mqblk_uring::{FixedBufferUse, UringContext, UringOptions, Wait};
 
 /// Guest memory: two adjacent regions, so that segments may span both.

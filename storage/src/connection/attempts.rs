@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use mqblk_core::lock::lock;
 use mqblk_core::thread_role::spawn_connector;
 use mqblk_uring::RemoteWaker;
 
@@ -34,7 +35,7 @@ struct AttemptState<S> {
 
 impl<S> Shared<S> {
     fn lock(&self) -> MutexGuard<'_, AttemptState<S>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 
@@ -133,7 +134,7 @@ impl ConnectionHandle {
 
     /// The connection is lost: nothing more is submitted to the channel, and it is closed when all it has outstanding has ended.
     pub fn lost(&self, why: &str) {
-        let mut first = self.0.why.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut first = lock(&self.0.why);
         if !self.0.lost.load(Ordering::Relaxed) {
             why.clone_into(&mut first);
             self.0.lost.store(true, Ordering::Release);
@@ -146,6 +147,6 @@ impl ConnectionHandle {
     #[inline]
     pub(super) fn lost_because(&self) -> Option<String> {
         let lost = self.0.lost.load(Ordering::Acquire);
-        lost.then(|| self.0.why.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        lost.then(|| lock(&self.0.why).clone())
     }
 }

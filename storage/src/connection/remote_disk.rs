@@ -37,9 +37,9 @@ pub(crate) fn open(
     settings: &mut Settings,
     _: &Arc<dyn ImageOpener>,
 ) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
-    let path = settings.text("path").expect("a test gives it");
+    let path = settings.text(&crate::keys::PATH).expect("a test gives it");
     let size = admission::size(settings, BlockSize::B512)?;
-    let read_only = settings.switch("readonly")?.unwrap_or(false);
+    let read_only = settings.switch_or_default(&crate::keys::READONLY)?;
     let geometry = admission::plain_geometry(size, BlockSize::B512, read_only);
     let server = Arc::new(RemoteServer { path: path.into(), geometry, size: Arc::new(DiskSize::new(size)) });
     Ok(Arc::new(RemoteDisk { server, observers: Arc::default() }))

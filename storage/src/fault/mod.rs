@@ -1,23 +1,7 @@
 //! `storage=fault`: another backend with injected faults. For tests of everything above storage.
 //!
-//! `storage=fault,inner=ram,size=64M,fail-read=1M+4K:EIO` is a RAM disk with a bad 4 KiB at 1 MiB. Keys that are not listed
-//! here are the inner backend's.
-//!
-//! | setting | meaning |
-//! |---|---|
-//! | `inner` | the backend that does the work |
-//! | `fail-read`, `fail-write`, `fail-discard`, `fail-zeroes` | `OFFSET+LEN:ERRNO[*TIMES]`, several separated by `/`: requests that overlap the range fail without being executed. `ERRNO` is a name (`EIO`) or a number. With `*TIMES` that many times in each channel, then the range is good |
-//! | `fail-flush` | `ERRNO[*TIMES]` |
-//! | `fault-torn` | percentage of reads and writes that transfer only a first part, and then fail with EIO |
-//! | `fault-latency-us` | added to every request |
-//! | `fault-jitter-us` | a random time up to this is added to every request, so that they complete in another order |
-//! | `fault-sync-us` | how long a flush takes that no channel makes: when the disk is closed |
-//! | `fault-reorder` | completions are delayed until this many are available, or nothing else is in flight, and then delivered in random order |
-//! | `fault-connect-us` | a channel takes requests only this long after it was opened, and after its connection was lost |
-//! | `fault-connect-fails` | so many attempts to connect fail first |
-//! | `fault-lost-after` | a channel's connection is lost after so many requests; what is submitted with the last one fails with ENOTCONN |
-//! | `fault-disconnected` | `wait` (default) or `fail`: what requests do after an attempt to connect has failed |
-//! | `fault-seed` | seed of the random streams (0); each channel that is opened gets its own stream of it |
+//! `storage=fault,inner=ram,size=64M,fail-read=1M+4K:EIO` is a RAM disk with a bad 4 KiB at 1 MiB. Other keys
+//! are the inner backend's.
 //!
 //! With none of them set the disk behaves exactly as the inner one.
 
@@ -29,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use mqblk_core::settings::Settings;
+use mqblk_core::settings::{Key, Settings};
 use mqblk_core::{
     ByteLen, ConnectionStats, Disk, DiskChannel, DiskError, DiskObserver, Geometry, ImageOpener, Limits, OpenImage,
 };
@@ -42,17 +26,20 @@ use crate::observers::Observers;
 use channel::FaultChannel;
 use plan::FaultPlan;
 
+static INNER: Key =
+    Key::text("inner", "STORAGE", "a backend").required().about("the storage that faults are put on", "");
+
 /// Opens the inner disk and wraps it with faults.
 ///
 /// # Errors
 /// When a setting does not fit, or as the inner backend.
 pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
-    let Some(kind) = settings.text("inner") else {
-        return Err(settings.error("inner", "nothing", "the storage that faults are put on, such as ram").into());
+    let Some(kind) = settings.text(&INNER) else {
+        return Err(settings.error(&INNER, "nothing", "the storage that faults are put on, such as ram").into());
     };
     let Some(kind) = crate::backend_names().find(|known| *known == kind) else {
         let known = crate::backend_names().collect::<Vec<_>>().join(", ");
-        return Err(settings.error("inner", format!("{kind:?}"), format!("one of {known}")).into());
+        return Err(settings.error(&INNER, format!("{kind:?}"), format!("one of {known}")).into());
     };
     let plan = Arc::new(FaultPlan::from_settings(settings)?);
     let inner = crate::open_with(kind, settings, opener)?;

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use mqblk_core::settings::{SettingError, Settings, parse_size};
+use mqblk_core::settings::{Key, SettingError, Settings, parse_size};
 use mqblk_core::{ByteLen, ByteOffset, Op, Outcome, Request};
 use rustix::io::Errno;
 
@@ -26,9 +26,39 @@ const RANGE_SYNTAX: &str =
     "OFFSET+LEN:ERRNO[*TIMES], several joined by /, such as 1M+4K:EIO or 0+512:ENOSPC*2/8K+4K:EIO";
 const FLUSH_SYNTAX: &str = "ERRNO[*TIMES] such as EIO or EIO*1";
 
-/// The settings of rules, by operation.
-const KEYS: [&str; 4] = ["fail-read", "fail-write", "fail-discard", "fail-zeroes"];
-const FLUSH_KEY: &str = "fail-flush";
+/// The key of a rule, by operation.
+static FAIL_READ: Key = rule("fail-read");
+static FAIL_WRITE: Key = rule("fail-write");
+static FAIL_DISCARD: Key = rule("fail-discard");
+static FAIL_ZEROES: Key = rule("fail-zeroes");
+static FAIL_FLUSH: Key = Key::text("fail-flush", "ERRNO", FLUSH_SYNTAX);
+static RULES: [&Key; 5] = [&FAIL_READ, &FAIL_WRITE, &FAIL_DISCARD, &FAIL_ZEROES, &FAIL_FLUSH];
+
+/// Microseconds added to each request; a random time up to this is added too, so that requests complete in another order; how long a flush
+/// takes that no channel makes (when the disk is closed).
+static LATENCY: Key = micros("fault-latency-us");
+static JITTER: Key = micros("fault-jitter-us");
+static SYNC: Key = micros("fault-sync-us");
+/// How long a channel takes to connect; attempts that fail at first; requests after which its connection is lost (those submitted with the last
+/// one fail with ENOTCONN); what requests do after an attempt has failed.
+static CONNECT: Key = micros("fault-connect-us");
+static CONNECT_FAILS: Key = Key::number("fault-connect-fails", 0, u64::MAX).default("0");
+static LOST_AFTER: Key = Key::number("fault-lost-after", 0, u64::MAX).default("0");
+static DISCONNECTED: Key = Key::words("fault-disconnected", &["wait", "fail"]).default("wait");
+/// Percentage of reads and writes that transfer only a first part, and then fail with EIO.
+static TORN: Key = Key::number("fault-torn", 0, 100).default("0");
+/// Completions are delayed until this many are available, or nothing else is in flight, and then delivered in random order.
+static REORDER: Key = Key::number("fault-reorder", 0, 4096).default("0");
+/// Of the random streams: each channel that is opened gets its own.
+static SEED: Key = Key::number("fault-seed", 0, u64::MAX).default("0");
+
+const fn rule(name: &'static str) -> Key {
+    Key::text(name, "RULE", RANGE_SYNTAX)
+}
+
+const fn micros(name: &'static str) -> Key {
+    Key::number(name, 0, 3_600_000_000).default("0")
+}
 
 /// All faults to inject.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,11 +97,11 @@ impl FaultRule {
     /// Returns the outcome of a request that this rule lets fail.
     pub(super) fn outcome_for<B>(&self, request: &Request<B>) -> Option<Outcome> {
         let key = match request.op {
-            Op::Read => "fail-read",
-            Op::Write { .. } => "fail-write",
-            Op::Discard { .. } => "fail-discard",
-            Op::WriteZeroes { .. } => "fail-zeroes",
-            Op::Flush => FLUSH_KEY,
+            Op::Read => FAIL_READ.name,
+            Op::Write { .. } => FAIL_WRITE.name,
+            Op::Discard { .. } => FAIL_DISCARD.name,
+            Op::WriteZeroes { .. } => FAIL_ZEROES.name,
+            Op::Flush => FAIL_FLUSH.name,
         };
         let overlaps = request.op == Op::Flush
             || (request.start < self.start.end(self.len).unwrap_or(ByteOffset(u64::MAX))
@@ -82,12 +112,12 @@ impl FaultRule {
     /// Parses `[OFFSET+LEN:]ERRNO[*TIMES]`.
     fn parse(key: &'static str, text: &str) -> Option<FaultRule> {
         let (range, error) = match key {
-            FLUSH_KEY => ("0+0", text),
+            _ if key == FAIL_FLUSH.name => ("0+0", text),
             _ => text.split_once(':')?,
         };
         let (start, len) = range.split_once('+')?;
         let (start, len) = (ByteOffset(parse_size(start)?.0), parse_size(len)?);
-        if (len == ByteLen::ZERO) != (key == FLUSH_KEY) || start.end(len).is_none() {
+        if (len == ByteLen::ZERO) != (key == FAIL_FLUSH.name) || start.end(len).is_none() {
             return None;
         }
         let (errno, times) = match error.split_once('*') {
@@ -100,7 +130,7 @@ impl FaultRule {
     }
 
     fn write(&self, text: &mut String) {
-        if self.key != FLUSH_KEY {
+        if self.key != FAIL_FLUSH.name {
             let _ = write!(text, "{}+{}:", ByteLen(self.start.0), self.len);
         }
         let _ = match ERRNO_NAMES.iter().find(|(_, errno)| errno.raw_os_error() == self.errno) {
@@ -122,33 +152,28 @@ impl FaultPlan {
     /// Takes the fault settings.
     pub(super) fn from_settings(settings: &mut Settings) -> Result<FaultPlan, SettingError> {
         let mut plan = FaultPlan::default();
-        for key in KEYS.into_iter().chain([FLUSH_KEY]) {
+        for key in RULES {
             let Some(text) = settings.text(key) else { continue };
-            let rules: Option<Vec<FaultRule>> = text.split('/').map(|part| FaultRule::parse(key, part)).collect();
-            let expected = if key == FLUSH_KEY { FLUSH_SYNTAX } else { RANGE_SYNTAX };
+            let rules: Option<Vec<FaultRule>> = text.split('/').map(|part| FaultRule::parse(key.name, part)).collect();
+            let expected = if key.name == FAIL_FLUSH.name { FLUSH_SYNTAX } else { RANGE_SYNTAX };
             plan.rules.extend(rules.ok_or_else(|| settings.error(key, format!("{text:?}"), expected))?);
         }
-        let mut micros = |key| -> Result<Duration, SettingError> {
-            Ok(Duration::from_micros(settings.number(key, 0..=3_600_000_000)?.unwrap_or(0)))
-        };
-        plan.latency = micros("fault-latency-us")?;
-        plan.jitter = micros("fault-jitter-us")?;
-        plan.sync = micros("fault-sync-us")?;
-        plan.connect = micros("fault-connect-us")?;
-        plan.connect_fails = settings.number("fault-connect-fails", 0..=u64::MAX)?.unwrap_or(0);
-        plan.lost_after = settings.number("fault-lost-after", 0..=u64::MAX)?.unwrap_or(0);
-        plan.fails_disconnected =
-            settings.choice("fault-disconnected", &["wait", "fail"])?.is_some_and(|word| word == "fail");
-        plan.torn_percent = settings.number("fault-torn", 0..=100)?.unwrap_or(0) as u32;
-        plan.reorder = settings.number("fault-reorder", 0..=4096)?.unwrap_or(0) as usize;
-        plan.seed = settings.number("fault-seed", 0..=u64::MAX)?.unwrap_or(0);
+        let mut micros = |key| settings.number_or_default(key).map(Duration::from_micros);
+        (plan.latency, plan.jitter) = (micros(&LATENCY)?, micros(&JITTER)?);
+        (plan.sync, plan.connect) = (micros(&SYNC)?, micros(&CONNECT)?);
+        plan.connect_fails = settings.number_or_default(&CONNECT_FAILS)?;
+        plan.lost_after = settings.number_or_default(&LOST_AFTER)?;
+        plan.fails_disconnected = settings.word(&DISCONNECTED)? == Some("fail");
+        plan.torn_percent = settings.number_or_default(&TORN)? as u32;
+        plan.reorder = settings.number_or_default(&REORDER)? as usize;
+        plan.seed = settings.number_or_default(&SEED)?;
         Ok(plan)
     }
 
     /// Returns the settings that make this plan.
     pub(super) fn resolved(&self) -> Vec<(&'static str, String)> {
         let mut all = Vec::new();
-        for key in KEYS.into_iter().chain([FLUSH_KEY]) {
+        for key in RULES.map(|key| key.name) {
             let mut text = String::new();
             for rule in self.rules.iter().filter(|rule| rule.key == key) {
                 if !text.is_empty() {
@@ -160,17 +185,17 @@ impl FaultPlan {
                 all.push((key, text));
             }
         }
-        all.push(("fault-latency-us", self.latency.as_micros().to_string()));
-        all.push(("fault-jitter-us", self.jitter.as_micros().to_string()));
-        all.push(("fault-sync-us", self.sync.as_micros().to_string()));
-        all.push(("fault-torn", self.torn_percent.to_string()));
-        all.push(("fault-reorder", self.reorder.to_string()));
-        all.push(("fault-connect-us", self.connect.as_micros().to_string()));
-        all.push(("fault-connect-fails", self.connect_fails.to_string()));
-        all.push(("fault-lost-after", self.lost_after.to_string()));
+        all.push((LATENCY.name, self.latency.as_micros().to_string()));
+        all.push((JITTER.name, self.jitter.as_micros().to_string()));
+        all.push((SYNC.name, self.sync.as_micros().to_string()));
+        all.push((TORN.name, self.torn_percent.to_string()));
+        all.push((REORDER.name, self.reorder.to_string()));
+        all.push((CONNECT.name, self.connect.as_micros().to_string()));
+        all.push((CONNECT_FAILS.name, self.connect_fails.to_string()));
+        all.push((LOST_AFTER.name, self.lost_after.to_string()));
         let disconnected = if self.fails_disconnected { "fail" } else { "wait" };
-        all.push(("fault-disconnected", disconnected.to_owned()));
-        all.push(("fault-seed", self.seed.to_string()));
+        all.push((DISCONNECTED.name, disconnected.to_owned()));
+        all.push((SEED.name, self.seed.to_string()));
         all
     }
 }

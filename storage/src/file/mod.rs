@@ -1,17 +1,5 @@
 //! `storage=file`: a regular file or a block device of the host, through the worker's io_uring.
 //!
-//! | setting | default | meaning |
-//! |---|---|---|
-//! | `path` | needed | a regular file or a block device; its size must be a multiple of `block-size` |
-//! | `direct` | on | bypass the host's page cache (O_DIRECT). Falls back with a warning where the file system refuses; off on tmpfs and ramfs, which have no cache to bypass |
-//! | `readonly` | off | |
-//! | `block-size` | the storage's own logical block size | 512 or 4096 |
-//! | `lock` | exclusive | `exclusive`: held while the file is open. `shared-migration`: held while queues run. `off`: nothing keeps others out |
-//! | `format` | auto | `raw`: the file's bytes are the disk's, whatever they are. `auto`: an image of another format is refused |
-//! | `served-raw` | nothing | set by the daemon: what the image was when it was served as raw before ([`Disk::raw_identity`]). If it still is, it is raw whatever its guest has written |
-//! | `aio` | auto | `io_uring`: requests go through the worker's ring. `threads`: through threads of the disk's own. `auto`: threads where the file system cannot be asked without waiting (FUSE, NFS, SMB) |
-//! | `discard` | unmap | `unmap`: discards punch holes. `ignore`: the disk has no discard, and zeroes keep their space |
-//!
 //! The file is locked (an open-file-description lock) for writing, or for reading with `readonly`: a second daemon or QEMU on the same image is
 //! refused, and several may read it (`lock.rs`). A mounted block device is refused for writing.
 //!
@@ -64,6 +52,7 @@ use mqblk_core::{
     OpenImage,
 };
 use mqblk_uring::UringContext;
+pub(crate) use open::KEYS;
 
 use crate::admission::{self, DiskSize};
 use crate::blocking::BlockingThreads;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_core::thread::spawn;
 use mqblk_core::{BlockSize, ByteLen, Geometry, ImageAccess, ImageOpenError, ImageOpener};
 use rustix::fs::FallocateFlags;
@@ -21,10 +21,30 @@ use super::lock::{self, ImageLock, LockError};
 use super::small_blocks::SmallBlocks;
 use super::{Alignment, FileKind, OpenFile};
 use crate::admission::{self, DiskSize};
+use crate::keys::{BLOCK_SIZE, DISCARD, LOCK, PATH, READONLY};
 use crate::lock_mode::LockMode;
 
 /// Alignment for direct I/O where the kernel does not report it and no device is visible: no storage demands more.
 const DEFAULT_ALIGNMENT: Alignment = Alignment { memory: 4096, offset: 4096 };
+
+static DIRECT: Key = Key::switch("direct").default("on").about(
+    "go past the host's page cache",
+    "With O_DIRECT. Where the file system refuses, a warning is logged and the cache is used.",
+);
+static FORMAT: Key = Key::words("format", &["auto", "raw"]).default("auto").about(
+    "raw: serve the file whatever it begins with; auto: refuse an image of another format",
+    "Give `raw` where guests are not trusted: [storage/file.md](storage/file.md#what-a-file-is).",
+);
+static AIO: Key = Key::words("aio", &["auto", "io_uring", "threads"]).default("auto").about(
+    "io_uring, threads, or auto: threads where the file system cannot be asked without waiting (FUSE, NFS)",
+    "By the worker's io_uring, or by 16 threads of the disk's own. io_uring gives requests to such files (FUSE, NFS, SMB, overlayfs) to a few \
+     kernel threads that all disks of the worker share; when the file's server hangs, they all wait.",
+);
+/// What the image was when it was served as raw before. The daemon sets it, no user.
+static SERVED_RAW: Key = Key::text("served-raw", "", "");
+
+/// The keys of `storage=file`.
+pub(crate) const KEYS: &[&Key] = &[&PATH, &FORMAT, &DIRECT, &AIO, &READONLY, &BLOCK_SIZE, &LOCK, &DISCARD];
 
 /// The settings of a file disk, as given.
 struct FileSettings {
@@ -46,20 +66,20 @@ pub(super) fn open(
     settings: &mut Settings,
     opener: &Arc<dyn ImageOpener>,
 ) -> Result<(OpenFile, Arc<ImageLock>), SettingError> {
-    let Some(path) = settings.text("path") else {
-        return Err(settings.error("path", "nothing", "a regular file or a block device"));
+    let Some(path) = settings.text(&PATH) else {
+        return Err(settings.error(&PATH, "nothing", "a regular file or a block device"));
     };
     let mut config = FileSettings {
         path: PathBuf::from(path),
-        direct: settings.switch("direct")?.unwrap_or(true),
-        read_only: settings.switch("readonly")?.unwrap_or(false),
+        direct: settings.switch_or_default(&DIRECT)?,
+        read_only: settings.switch_or_default(&READONLY)?,
         block: admission::block_size(settings)?,
-        unmap: settings.choice("discard", &["unmap", "ignore"])? != Some("ignore"),
+        unmap: settings.word(&DISCARD)? != Some("ignore"),
         lock: LockMode::from_settings(settings)?,
-        raw: settings.choice("format", &["auto", "raw"])? == Some("raw"),
+        raw: settings.word(&FORMAT)? == Some("raw"),
         // No key for users, so none that errors list.
-        served_raw: settings.peek("served-raw").is_some().then(|| settings.text("served-raw")).flatten(),
-        threads: match settings.choice("aio", &["auto", "io_uring", "threads"])? {
+        served_raw: settings.peek(&SERVED_RAW).is_some().then(|| settings.text(&SERVED_RAW)).flatten(),
+        threads: match settings.word(&AIO)? {
             None | Some("auto") => None,
             Some(word) => Some(word == "threads"),
         },

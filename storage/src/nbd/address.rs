@@ -3,14 +3,28 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 
-/// The port of NBD servers (IANA).
-const DEFAULT_PORT: u16 = 10809;
 /// Most bytes of an export's name that a server must accept.
 const MAX_EXPORT: usize = 4096;
 const EXPECTED: &str =
     "nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH, or with TLS nbds://HOST[:PORT]/EXPORT";
+
+/// The key of an export's URI.
+pub(crate) static PATH: Key =
+    Key::text("path", "URI", "a URI such as `nbd://HOST/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`")
+        .otherwise("the keys that follow")
+        .about("an export of an NBD server", "[storage/nbd.md](storage/nbd.md).");
+pub(super) static HOST: Key =
+    Key::text("host", "HOST", "a name or address").about("instead of a URI: the server's host", "");
+/// IANA's port of NBD servers.
+pub(super) static PORT: Key =
+    Key::number("port", 1, 65_535).default("10809").about("instead of a URI: the server's port", "");
+pub(super) static SOCKET_PATH: Key =
+    Key::text("socket-path", "PATH", "a path").about("instead of a URI: the server's Unix socket", "");
+pub(super) static EXPORT: Key = Key::text("export", "NAME", "a name of at most 4096 bytes")
+    .otherwise("the server's default export")
+    .about("instead of a URI: the export", "");
 
 /// The server's socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,15 +61,15 @@ impl fmt::Display for ExportAddress {
 impl ExportAddress {
     /// Takes `path` (a URI), or `host` and `port` or `socket`, and `export`.
     pub(super) fn take(settings: &mut Settings) -> Result<ExportAddress, SettingError> {
-        let uri = settings.text("path");
-        let (host, socket) = (settings.text("host"), settings.text("socket-path"));
-        let (port, export) = (settings.number("port", 1..=u16::MAX.into())?, settings.text("export"));
+        let uri = settings.text(&PATH);
+        let (host, socket) = (settings.text(&HOST), settings.text(&SOCKET_PATH));
+        let (port, export) = (settings.number(&PORT)?, settings.text(&EXPORT));
         let address = match (uri, host, socket) {
             (Some(uri), None, None) if port.is_none() && export.is_none() => {
-                parse(&uri).map_err(|why| settings.error("path", format!("{uri:?} ({why})"), EXPECTED))?
+                parse(&uri).map_err(|why| settings.error(&PATH, format!("{uri:?} ({why})"), EXPECTED))?
             }
             (None, Some(host), None) => ExportAddress {
-                server: ServerAddress::Tcp { host, port: port.map_or(DEFAULT_PORT, |port| port as u16) },
+                server: ServerAddress::Tcp { host, port: port.unwrap_or_else(|| PORT.default_number()) as u16 },
                 export: export.unwrap_or_default(),
                 tls: false,
             },
@@ -65,16 +79,16 @@ impl ExportAddress {
                 tls: false,
             },
             (None, None, None) => {
-                return Err(settings.error("path", "nothing", format!("{EXPECTED}; or host=, or socket-path=")));
+                return Err(settings.error(&PATH, "nothing", format!("{EXPECTED}; or host=, or socket-path=")));
             }
             _ => {
                 let expected = "either path=, or host= with port= and export=, or socket-path= with export=";
-                return Err(settings.error("path", "more than one address", expected));
+                return Err(settings.error(&PATH, "more than one address", expected));
             }
         };
         if address.export.len() > MAX_EXPORT {
             let found = format!("a name of {} bytes", address.export.len());
-            return Err(settings.error("export", found, format!("at most {MAX_EXPORT} bytes")));
+            return Err(settings.error(&EXPORT, found, format!("at most {MAX_EXPORT} bytes")));
         }
         Ok(address)
     }
@@ -137,7 +151,7 @@ fn tcp(authority: &str) -> Result<ServerAddress, String> {
         return Err("no host".to_owned());
     }
     let port = match port {
-        "" => DEFAULT_PORT,
+        "" => PORT.default_number() as u16,
         port => port.parse().ok().filter(|port| *port > 0).ok_or_else(|| format!("the port {port:?}"))?,
     };
     Ok(ServerAddress::Tcp { host: percent_decode(host)?, port })

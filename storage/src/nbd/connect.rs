@@ -4,10 +4,11 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use mqblk_core::BlockSize;
+use mqblk_core::lock::lock;
 use rustix::net::sockopt;
 
 use super::address::{ExportAddress, ServerAddress};
@@ -103,7 +104,7 @@ impl Dialer {
     }
 
     fn connect_tcp(&self, host: &str, port: u16) -> io::Result<TcpStream> {
-        let mut resolved = self.resolved.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut resolved = lock(&self.resolved);
         match (host, port).to_socket_addrs() {
             Ok(addresses) => *resolved = addresses.collect(),
             Err(error) if resolved.is_empty() => return Err(error),

@@ -18,10 +18,11 @@ mod tls;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::lock::lock;
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_core::{
     BlockSize, ByteLen, ByteOffset, ConnectionStats, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver,
     Geometry, ImageOpener, Limits, Op, OpenImage,
@@ -32,6 +33,7 @@ use crate::admission::{self, DiskSize};
 use crate::connection::{
     ConnectingChannel, ConnectionHandle, ConnectionOptions, Connector, SessionChannel, WhileDisconnected,
 };
+use crate::keys::READONLY;
 use crate::observers::Observers;
 use address::{ExportAddress, ServerAddress};
 use channel::NbdChannel;
@@ -42,14 +44,37 @@ use tls::TlsClient;
 
 /// How often an error of the server is logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// Bounds of `reconnect`, in seconds.
-const MAX_RECONNECT: u64 = 24 * 60 * 60;
 const FOREVER: &str = "forever";
 /// Words of `write-zeroes`.
-static WRITE_ZEROES: [&str; 2] = ["any", "fast"];
+static ZEROES_WORDS: [&str; 2] = ["any", "fast"];
+/// At most a day.
+static RECONNECT: Key = Key::number("reconnect", 0, 24 * 60 * 60)
+    .placeholder("S")
+    .otherwise("`forever`")
+    .about("for how many seconds requests wait for a server that is gone, or forever", "");
+static WRITE_ZEROES: Key = Key::words("write-zeroes", &ZEROES_WORDS)
+    .default("any")
+    .about("fast: zeroes fail that would not be faster than writes", "");
+static TLS: Key = Key::switch("tls")
+    .otherwise("as the URI says")
+    .about("encrypt the connection", "[storage/nbd.md](storage/nbd.md).");
 
-/// Opens an export: `path` (a URI), or `host`, `port`, `socket-path` and `export`; `readonly`, `reconnect`, `write-zeroes`, `tls`,
-/// `tls-creds`, `tls-hostname`.
+/// The keys of `storage=nbd`.
+pub(crate) const KEYS: &[&Key] = &[
+    &address::PATH,
+    &address::HOST,
+    &address::PORT,
+    &address::SOCKET_PATH,
+    &address::EXPORT,
+    &RECONNECT,
+    &WRITE_ZEROES,
+    &TLS,
+    &tls::TLS_CREDS,
+    &tls::TLS_HOSTNAME,
+    &READONLY,
+];
+
+/// Opens an export.
 ///
 /// # Errors
 /// When a setting is wrong, or the server cannot be reached or refuses.
@@ -63,7 +88,7 @@ pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Ar
     let dialer = Dialer::new(address, tls);
     let mut session = dialer
         .dial(Purpose::Transmission)
-        .map_err(|error| settings.refused("path", error.to_string(), "an NBD server that serves the export"))?;
+        .map_err(|error| settings.refused(&address::PATH, error.to_string(), "an NBD server that serves the export"))?;
     // A server that says so may have a limit of connections. Workers without one would never complete a request.
     if session.export.has(export_flag::CAN_MULTI_CONN)
         && let Err(error) = dialer.dial(Purpose::Probe)
@@ -111,21 +136,21 @@ struct Keys {
 
 impl Keys {
     fn take(settings: &mut Settings, address: &ExportAddress) -> Result<Keys, SettingError> {
-        let reconnect = match settings.peek("reconnect") {
+        let reconnect = match settings.peek(&RECONNECT) {
             Some(FOREVER) => {
-                settings.text("reconnect");
+                settings.text(&RECONNECT);
                 None
             }
-            _ => settings.number("reconnect", 0..=MAX_RECONNECT)?.map(Duration::from_secs),
+            _ => settings.number(&RECONNECT)?.map(Duration::from_secs),
         };
-        let tls = settings.switch("tls")?;
+        let tls = settings.switch(&TLS)?;
         if address.tls && tls == Some(false) {
-            return Err(settings.error("tls", "off, and a URI with TLS", "one of the two"));
+            return Err(settings.error(&TLS, "off, and a URI with TLS", "one of the two"));
         }
         Ok(Keys {
-            read_only: settings.switch("readonly")?.unwrap_or(false),
+            read_only: settings.switch_or_default(&READONLY)?,
             reconnect,
-            fast_zeroes: settings.choice("write-zeroes", &WRITE_ZEROES)? == Some(WRITE_ZEROES[1]),
+            fast_zeroes: settings.word(&WRITE_ZEROES)? == Some(ZEROES_WORDS[1]),
             tls: address.tls || tls == Some(true),
         })
     }
@@ -134,7 +159,7 @@ impl Keys {
 /// Checks that the export can be a disk.
 fn geometry(settings: &Settings, export: &ExportInfo, read_only: bool) -> Result<Geometry, SettingError> {
     if export.has(export_flag::READ_ONLY) && !read_only {
-        return Err(settings.refused("readonly", "off, of an export that is read-only", "readonly=on"));
+        return Err(settings.refused(&READONLY, "off, of an export that is read-only", "readonly=on"));
     }
     let block = BlockSize::new(export.block.max(BlockSize::B512.bytes()));
     let size = ByteLen(export.size);
@@ -145,7 +170,7 @@ fn geometry(settings: &Settings, export: &ExportInfo, read_only: bool) -> Result
         _ => {
             let found = format!("an export of {} bytes", export.size);
             let block = block.map_or(0, BlockSize::bytes);
-            Err(settings.refused("path", found, format!("a multiple of its block size {block} above 0")))
+            Err(settings.refused(&address::PATH, found, format!("a multiple of its block size {block} above 0")))
         }
     }
 }
@@ -188,7 +213,7 @@ impl NbdServer {
         let cause = io::Error::from_raw_os_error(error as i32);
         let what = format!("{op:?} at {}: the server replies {cause} {text:?}", start.0);
         self.observers.error(&what);
-        let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut errors = lock(&self.errors);
         let now = Instant::now();
         if errors.logged_at.is_some_and(|at| now < at + LOG_INTERVAL) {
             errors.left_out += 1;
@@ -279,7 +304,7 @@ impl Connector for NbdServer {
     type Session = Session;
 
     fn connect(&self) -> io::Result<Session> {
-        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let first = lock(&self.first).take();
         if let Some(session) = first {
             return Ok(session);
         }
@@ -338,7 +363,7 @@ impl Disk<UringContext> for NbdDisk {
                 Some(time) => time.as_secs().to_string(),
             },
         ));
-        settings.push(("write-zeroes", WRITE_ZEROES[usize::from(*fast_zeroes)].to_owned()));
+        settings.push(("write-zeroes", ZEROES_WORDS[usize::from(*fast_zeroes)].to_owned()));
         settings.push(("tls", admission::on_off(dialer.tls.is_some())));
         settings.extend(dialer.tls.iter().flat_map(TlsClient::resolved));
         settings

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_core::thread::spawn;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustls::client::WebPkiServerVerifier;
@@ -18,6 +18,11 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use super::address::ServerAddress;
 use super::connect::TimedStream;
+
+pub(super) static TLS_CREDS: Key = Key::text("tls-creds", "DIR", "a folder")
+    .about("the folder of certificates for TLS: ca-cert.pem, and client-cert.pem with client-key.pem", "");
+pub(super) static TLS_HOSTNAME: Key =
+    Key::text("tls-hostname", "NAME", "a name").otherwise("the host").about("the name in the server's certificate", "");
 
 /// The names that QEMU's and libvirt's credentials have in their folder.
 const CA: &str = "ca-cert.pem";
@@ -43,22 +48,22 @@ impl TlsClient {
     /// # Errors
     /// When a file is missing or holds something else.
     pub(super) fn take(settings: &mut Settings, server: &ServerAddress) -> Result<TlsClient, SettingError> {
-        let Some(folder) = settings.text("tls-creds") else {
+        let Some(folder) = settings.text(&TLS_CREDS) else {
             let expected = format!("a folder with {CA}, and for a client's own certificate {CERTIFICATE} and {KEY}");
-            return Err(settings.error("tls-creds", "nothing", expected));
+            return Err(settings.error(&TLS_CREDS, "nothing", expected));
         };
-        let host = match (settings.text("tls-hostname"), server) {
+        let host = match (settings.text(&TLS_HOSTNAME), server) {
             (Some(name), _) => name,
             (None, ServerAddress::Tcp { host, .. }) => host.clone(),
             (None, ServerAddress::Unix(_)) => {
                 let expected = "the name in the server's certificate: a Unix socket has none";
-                return Err(settings.error("tls-hostname", "nothing", expected));
+                return Err(settings.error(&TLS_HOSTNAME, "nothing", expected));
             }
         };
         let name = ServerName::try_from(host.clone())
-            .map_err(|error| settings.error("tls-hostname", format!("{host:?} ({error})"), "a host name or address"))?;
+            .map_err(|error| settings.error(&TLS_HOSTNAME, format!("{host:?} ({error})"), "a host name or address"))?;
         let config = load(Path::new(&folder)).map_err(|why| {
-            settings.refused("tls-creds", format!("{folder:?} ({why})"), format!("a folder with {CA} in PEM form"))
+            settings.refused(&TLS_CREDS, format!("{folder:?} ({why})"), format!("a folder with {CA} in PEM form"))
         })?;
         Ok(TlsClient { config: Arc::new(config), name, folder })
     }

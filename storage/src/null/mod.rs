@@ -2,19 +2,12 @@
 //!
 //! Writes are discarded. **Reads leave the guest's buffer unchanged**: filling it would cost more than the rest of the path. Ranges,
 //! alignment and `readonly` are checked as for any disk.
-//!
-//! | setting | default | meaning |
-//! |---|---|---|
-//! | `size` | needed | capacity |
-//! | `latency-us` | 0 | 0: a request completes at once, inside `submit`. Otherwise that many microseconds after submission, in order of submission, like null_blk's `completion_nsec` |
-//! | `block-size` | 512 | 512 or 4096 |
-//! | `readonly` | off | |
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_core::settings::Settings;
+use mqblk_core::settings::{Key, Settings};
 use mqblk_core::{
     BlockSize, ByteLen, Completion, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageOpener, Limits,
     OpenImage, Outcome, Request, Tag,
@@ -23,6 +16,15 @@ use mqblk_memory::Buffer;
 use mqblk_uring::UringContext;
 
 use crate::admission::{self, DiskSize};
+use crate::keys::{BLOCK_SIZE, READONLY, SIZE};
+
+static LATENCY_US: Key = Key::number("latency-us", 0, 60_000_000).default("0").about(
+    "how long each request takes, in microseconds; 0: no time",
+    "In order of submission, like null_blk's `completion_nsec`.",
+);
+
+/// The keys of `storage=null`.
+pub(crate) const KEYS: &[&Key] = &[&SIZE, &LATENCY_US, &READONLY, &BLOCK_SIZE];
 
 /// Opens a null disk.
 ///
@@ -31,8 +33,8 @@ use crate::admission::{self, DiskSize};
 pub fn open(settings: &mut Settings, _: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     let block = admission::block_size(settings)?.unwrap_or(BlockSize::B512);
     let size = admission::size(settings, block)?;
-    let latency = settings.number("latency-us", 0..=60_000_000)?.unwrap_or(0);
-    let read_only = settings.switch("readonly")?.unwrap_or(false);
+    let latency = settings.number_or_default(&LATENCY_US)?;
+    let read_only = settings.switch_or_default(&READONLY)?;
     let geometry = admission::plain_geometry(size, block, read_only);
     let size = Arc::new(DiskSize::new(geometry.size));
     Ok(Arc::new(NullDisk { geometry, size, latency: Duration::from_micros(latency) }))

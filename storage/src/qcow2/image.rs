@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use imago::file::File as ImageFile;
 use imago::format::PreallocateMode;
 use imago::{FormatAccess, Mapping};
+use mqblk_core::lock::lock;
 use mqblk_core::{ByteLen, ByteOffset};
 
 use super::direct::Direct;
@@ -29,7 +30,7 @@ static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
 /// The library updates tables in memory and writes them when it is told to flush or runs out of room, and the L1 table at once, also before
 /// the refcounts that go with it. So a writer that is killed leaves refcounts missing. Therefore the dirty bit is set, durably, before the
 /// first change, and cleared when the image is [closed](Self::close): whoever opens it meanwhile repairs the refcounts first, QEMU as we.
-/// The tables that a completed write relies on are in the file, though not on the disk ([`TableWriter`]).
+/// The tables that a completed write relies on are in the file, though not on the disk ([`TableWriter`](super::tables::TableWriter)).
 pub(super) struct Image {
     /// Reads and writes share it. What takes mappings away from under them (discard, resize, close) has it alone. `None`: it is not loaded.
     loaded: RwLock<Option<Loaded>>,
@@ -296,7 +297,7 @@ impl Image {
         if self.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
-        let _one = self.marking.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&self.marking);
         if !self.dirty.load(Ordering::Acquire) {
             loaded.order.punch_free(self.file())?;
             self.header().write_dirty(self.file(), true)?;

@@ -1,16 +1,5 @@
 //! `storage=qcow2`: an image of QEMU's format, version 2 or 3, by the library `imago`.
 //!
-//! | setting | default | meaning |
-//! |---|---|---|
-//! | `path` | needed | the image, a regular file. Also `overlay` |
-//! | `base` | none | if there is no file at `path`, it is made: as large as this image, which is its backing file |
-//! | `backing` | deny | which files the image may name, as backing file or data file: `allow`, `deny`, or absolute paths of files and folders with colons between. `base` is always allowed |
-//! | `readonly` | off | |
-//! | `block-size` | 512 | 512 or 4096 |
-//! | `lock` | exclusive | `exclusive`: held while the image is open. `off`: nothing keeps others out |
-//! | `aio` | auto | `auto`: requests to data that has a place in a file go through the worker's ring. `threads`: all go through threads |
-//! | `threads` | 8 | requests that are with the library at once, 1 to 64 |
-//!
 //! The library's calls block, so threads of the disk's own make them ([`blocking`](crate::blocking)). Reads and writes of clusters that are
 //! allocated do without (`direct`). Why this library and how it is kept from damaging an image: docs/design/0017-qcow2.md.
 //!
@@ -34,9 +23,10 @@ mod repair;
 mod tables;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::lock::lock;
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_core::{
     BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageOpener, Limits, OpenImage,
 };
@@ -45,6 +35,7 @@ use mqblk_uring::UringContext;
 use crate::admission::{self, DiskSize};
 use crate::blocking::BlockingThreads;
 use crate::file::MAX_SEGMENTS;
+use crate::keys::{BLOCK_SIZE, READONLY, THREADS};
 use access::NamedFiles;
 use chain::ChainOpener;
 use direct::channel::Qcow2Channel;
@@ -54,8 +45,23 @@ use image::Image;
 const MAX_DISCARD: ByteLen = ByteLen(1 << 30);
 /// Longest range of zeroes, as parts of it may have to be written.
 const MAX_ZEROES: ByteLen = ByteLen(32 << 20);
-/// Requests that are with the image at once.
-const THREADS: u64 = 8;
+static PATH: Key =
+    Key::text("path", "PATH", "a path").alias("overlay").required().about("a qcow2 image in a regular file", "");
+static BASE: Key =
+    Key::text("base", "PATH", "a path").about("make the image at path over this one, if there is none", "");
+static BACKING: Key = Key::text("backing", "PATHS", "`allow`, `deny`, or absolute paths with colons between")
+    .default("deny")
+    .about("which files an image may name as its backing or data file: these, and what is beneath these folders", "");
+static LOCK: Key = Key::words("lock", &["exclusive", "off"])
+    .placeholder("MODE")
+    .default("exclusive")
+    .about("what keeps a second writer out: exclusive, or off", "");
+static AIO: Key = Key::words("aio", &["auto", "threads"])
+    .default("auto")
+    .about("threads: all requests go through threads; auto: those to clusters that are allocated do without", "");
+
+/// The keys of `storage=qcow2`.
+pub(crate) const KEYS: &[&Key] = &[&PATH, &BASE, &BACKING, &THREADS, &AIO, &READONLY, &BLOCK_SIZE, &LOCK];
 
 /// Opens an image, and makes it before if `base` is given and it is not there.
 ///
@@ -79,7 +85,7 @@ fn open_disk(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Q
     if size == ByteLen::ZERO || !size.is_aligned(given.block) {
         let found = format!("{} bytes in {:?}", size.0, given.path);
         let expected = format!("a disk whose size is a multiple of block-size {} above 0", given.block.bytes());
-        return Err(settings.refused("path", found, expected).into());
+        return Err(settings.refused(&PATH, found, expected).into());
     }
     let direct = if given.direct { files.direct()? } else { None };
     let image = Arc::new(Image::new(files, direct));
@@ -106,28 +112,27 @@ struct ImageSettings {
 impl ImageSettings {
     fn take(settings: &mut Settings) -> Result<ImageSettings, SettingError> {
         let is_overlay = settings.peek("overlay").is_some();
-        settings.alias("overlay", "path")?;
-        let base = settings.text("base");
-        let Some(path) = settings.text("path") else {
-            return Err(settings.error("path", "nothing", "a qcow2 image"));
+        let base = settings.text(&BASE);
+        let Some(path) = settings.given(&PATH)? else {
+            return Err(settings.error(&PATH, "nothing", "a qcow2 image"));
         };
         if is_overlay && base.is_none() {
-            return Err(settings.error("base", "nothing", "the image beneath the overlay"));
+            return Err(settings.error(&BASE, "nothing", "the image beneath the overlay"));
         }
-        let named = settings.text("backing").unwrap_or_else(|| "deny".to_owned());
+        let named = settings.text(&BACKING).unwrap_or_else(|| "deny".to_owned());
         let named = NamedFiles::parse(&named).map_err(|wrong| {
             let expected = "allow, deny, or absolute paths of files and folders with colons between";
-            settings.error("backing", format!("{wrong:?}"), expected)
+            settings.error(&BACKING, format!("{wrong:?}"), expected)
         })?;
         Ok(ImageSettings {
             path: PathBuf::from(path),
             base,
             named,
-            read_only: settings.switch("readonly")?.unwrap_or(false),
+            read_only: settings.switch_or_default(&READONLY)?,
             block: admission::block_size(settings)?.unwrap_or(BlockSize::B512),
-            lock: settings.choice("lock", &["exclusive", "off"])? != Some("off"),
-            direct: settings.choice("aio", &["auto", "threads"])? != Some("threads"),
-            threads: settings.number("threads", 1..=64)?.unwrap_or(THREADS) as u32,
+            lock: settings.word(&LOCK)? != Some("off"),
+            direct: settings.word(&AIO)? != Some("threads"),
+            threads: settings.number_or_default(&THREADS)? as u32,
         })
     }
 }
@@ -192,7 +197,7 @@ impl Disk<UringContext> for Qcow2Disk {
     }
 
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
-        let _one = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&self.resizing);
         let Some(size) = size else {
             // Nobody else changes it: the image is locked.
             return Ok(self.size.get());

@@ -18,6 +18,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use imago::file::File as ImageFile;
 use imago::{FormatAccess, Mapping};
+use mqblk_core::lock::lock;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate};
 use rustix::io::Errno;
 
@@ -48,7 +49,7 @@ impl DataOrder {
 
     /// Makes what is free a hole, durably. Called before the first change, and again if that fails.
     pub(super) fn punch_free(&self, file: &File) -> io::Result<()> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = lock(&self.free);
         if free.is_empty() {
             return Ok(());
         }
@@ -147,7 +148,7 @@ struct SyncState {
 
 impl SharedSync {
     fn state(&self) -> MutexGuard<'_, SyncState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Returns when a sync has ended that began after this call.

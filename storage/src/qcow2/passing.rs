@@ -7,9 +7,9 @@
 
 use std::io;
 use std::sync::MutexGuard;
-use std::sync::PoisonError;
 
 use mqblk_core::DiskError;
+use mqblk_core::lock::lock;
 
 use super::image::Image;
 use crate::file::{Sharing, lock};
@@ -25,7 +25,7 @@ pub(super) struct Holder {
 
 impl Image {
     fn holder(&self) -> MutexGuard<'_, Holder> {
-        self.holder.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.holder)
     }
 
     /// Loads the image when a disk is opened; not while another process has it, which gives it up later.

@@ -2,17 +2,11 @@
 //!
 //! All workers copy to and from the same mapping; requests end inside `submit`. As on a real disk, what a read finds that
 //! overlaps a write in flight elsewhere is not defined.
-//!
-//! | setting | default | meaning |
-//! |---|---|---|
-//! | `size` | needed | capacity; pages are taken from the host when they are first written |
-//! | `max-size` | `size` | largest size that it can be given while it is open |
-//! | `block-size` | 512 | 512 or 4096 |
-//! | `readonly` | off | |
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use mqblk_core::settings::Settings;
+use mqblk_core::lock::lock;
+use mqblk_core::settings::{Key, Settings};
 use mqblk_core::{
     BlockSize, ByteLen, ByteOffset, Completion, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageOpener,
     Limits, Op, OpenImage, Outcome, Request,
@@ -21,6 +15,13 @@ use mqblk_memory::{Buffer, Mapping};
 use mqblk_uring::UringContext;
 
 use crate::admission::{self, DiskSize};
+use crate::keys::{BLOCK_SIZE, READONLY, SIZE};
+
+static MAX_SIZE: Key =
+    Key::size("max-size").otherwise("`size`").about("the largest size that it can be resized to", "");
+
+/// The keys of `storage=ram`.
+pub(crate) const KEYS: &[&Key] = &[&SIZE, &MAX_SIZE, &READONLY, &BLOCK_SIZE];
 
 /// Limits of one request, to bound the time that it takes a worker: about 10 GB/s of zeroing and 40 GB/s of returning pages.
 const MAX_ZEROES: ByteLen = ByteLen(32 << 20);
@@ -33,14 +34,14 @@ const MAX_DISCARD: ByteLen = ByteLen(256 << 20);
 pub fn open(settings: &mut Settings, _: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     let block = admission::block_size(settings)?.unwrap_or(BlockSize::B512);
     let size = admission::size(settings, block)?;
-    let read_only = settings.switch("readonly")?.unwrap_or(false);
-    let (key, max) = match settings.size("max-size")? {
-        None => ("size", size),
+    let read_only = settings.switch_or_default(&READONLY)?;
+    let (key, max) = match settings.size(&MAX_SIZE)? {
+        None => (&SIZE, size),
         Some(max) if max < size || !max.is_aligned(block) => {
             let expected = format!("a multiple of block-size {} that is not below size {size}", block.bytes());
-            return Err(settings.error("max-size", max.to_string(), expected).into());
+            return Err(settings.error(&MAX_SIZE, max.to_string(), expected).into());
         }
-        Some(max) => ("max-size", max),
+        Some(max) => (&MAX_SIZE, max),
     };
     let too_large = |why: &dyn std::fmt::Display| {
         settings.error(key, max.to_string(), format!("a size that the host can map ({why})"))
@@ -106,7 +107,7 @@ impl Disk<UringContext> for RamDisk {
             let expected = format!("at most max-size {}", self.max_size);
             return Err(DiskError::Size { found: size.to_string(), expected });
         }
-        let _one = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&self.resizing);
         let before = self.size.get();
         // Content from before the disk was made smaller is gone.
         if size > before && !self.memory.clear(ByteOffset(before.0), ByteLen(size.0 - before.0)) {

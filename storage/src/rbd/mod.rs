@@ -1,15 +1,5 @@
 //! `storage=rbd`: an image of a Ceph cluster, by librbd.
 //!
-//! | setting | default | meaning |
-//! |---|---|---|
-//! | `pool`, `image` | needed | where the image is |
-//! | `namespace`, `snap` | none | the pool's namespace; a snapshot, which is read-only |
-//! | `conf`, `user` | Ceph's, `admin` | the cluster's configuration file, and the client's name without `client.` |
-//! | `readonly` | off | nothing is written, and no lock is taken |
-//! | `block-size` | 512 | 512 or 4096 |
-//! | `discard` | unmap | `unmap` or `ignore` |
-//! | `lock` | exclusive | `exclusive`, `shared-migration` or `off` |
-//!
 //! | contract | how it is kept |
 //! |---|---|
 //! | no method of a channel blocks on storage | the library's calls only queue (`rbd_non_blocking_aio`); its threads complete by the worker's port |
@@ -30,10 +20,11 @@ mod open;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mqblk_core::settings::Settings;
+use mqblk_core::lock::lock;
+use mqblk_core::settings::{Key, Settings};
 use mqblk_core::thread_role::{self, ThreadRole};
 use mqblk_core::{
     ByteLen, ConnectionStats, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, ImageOpener, Limits,
@@ -43,11 +34,31 @@ use mqblk_rbd::{Image, RbdError};
 use mqblk_uring::UringContext;
 
 use crate::admission::{self, DiskSize};
+use crate::keys::{BLOCK_SIZE, DISCARD, LOCK, READONLY};
 use crate::lock_mode::LockMode;
 use crate::observers::{LostConnection, Observers};
 use attendant::{OpenError, OpenedImage};
 use channel::RbdChannel;
 use open::RbdSettings;
+
+static PATH: Key = Key::text("path", "rbd:POOL/IMAGE", "`rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][:conf=FILE][:id=USER]`")
+    .otherwise("the keys that follow")
+    .about("an image of a Ceph cluster", "[storage/rbd.md](storage/rbd.md).");
+
+/// The keys of `storage=rbd`.
+pub(crate) const KEYS: &[&Key] = &[
+    &PATH,
+    &open::POOL,
+    &open::NAMESPACE,
+    &open::IMAGE,
+    &open::SNAP,
+    &open::CONF,
+    &open::USER,
+    &READONLY,
+    &BLOCK_SIZE,
+    &LOCK,
+    &DISCARD,
+];
 
 /// Smaller discards are ignored by the library (`rbd_discard_granularity_bytes`).
 const DISCARD_GRANULARITY: ByteLen = ByteLen(64 << 10);
@@ -65,9 +76,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// # Errors
 /// When a setting does not fit, Ceph's libraries are missing, the cluster does not answer or refuses, or another client has the image's lock.
 pub fn open(settings: &mut Settings, _opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
-    if let Some(word) = settings.text("path") {
+    if let Some(word) = settings.text(&PATH) {
         let expected = "rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][:conf=FILE][:id=USER]";
-        let keys = location::parse(&word).map_err(|why| settings.error("path", why, expected))?;
+        let keys = location::parse(&word).map_err(|why| settings.error(&PATH, why, expected))?;
         keys.iter().try_for_each(|(key, value)| settings.insert(key, value))?;
     }
     let given = RbdSettings::take(settings)?;
@@ -84,7 +95,7 @@ pub fn open(settings: &mut Settings, _opener: &Arc<dyn ImageOpener>) -> Result<A
     })?;
     let OpenedImage { image, stat, state, closed } = opened;
     check_size(ByteLen(stat.size), &given, &state.place)
-        .map_err(|(found, expected)| DiskError::from(settings.refused("image", found, expected)))?;
+        .map_err(|(found, expected)| DiskError::from(settings.refused(&open::IMAGE, found, expected)))?;
     let geometry = Geometry {
         opt_io: ByteLen(stat.object_size),
         ..admission::plain_geometry(ByteLen(stat.size), given.block, given.options.read_only)
@@ -341,10 +352,6 @@ impl Disk<UringContext> for RbdDisk {
         let image = self.image()?;
         Ok(Box::new(RbdChannel::new(&image, &self.state, self.geometry, self.given.unmap, context)))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

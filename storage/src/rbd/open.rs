@@ -3,11 +3,22 @@
 use std::path::PathBuf;
 
 use mqblk_core::BlockSize;
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_rbd::{FailedStep, ImageOptions, LoadError, RbdError};
 
 use crate::admission;
+use crate::keys::{DISCARD, READONLY};
 use crate::lock_mode::LockMode;
+
+pub(super) static POOL: Key = Key::text("pool", "NAME", "a name").required().about("the pool of the image", "");
+pub(super) static IMAGE: Key = Key::text("image", "NAME", "a name").required().about("the image", "");
+pub(super) static NAMESPACE: Key = Key::text("namespace", "NAME", "a name").about("the namespace in the pool", "");
+pub(super) static SNAP: Key =
+    Key::text("snap", "NAME", "a name").about("a snapshot of the image, which is read-only", "");
+pub(super) static CONF: Key =
+    Key::text("conf", "FILE", "a path").otherwise("Ceph's").about("the cluster's configuration file", "");
+pub(super) static USER: Key =
+    Key::text("user", "NAME", "a name without `client.`").otherwise("Ceph's").about("the user of the cluster", "");
 
 /// The settings of a disk, as given.
 pub(super) struct RbdSettings {
@@ -19,21 +30,21 @@ pub(super) struct RbdSettings {
 
 impl RbdSettings {
     pub(super) fn take(settings: &mut Settings) -> Result<RbdSettings, SettingError> {
-        let pool = name(settings, "pool")?;
+        let pool = name(settings, &POOL)?;
         let Some(pool) = pool else {
-            return Err(settings.error("pool", "nothing", "the pool of the image"));
+            return Err(settings.error(&POOL, "nothing", "the pool of the image"));
         };
-        let Some(image) = name(settings, "image")? else {
-            return Err(settings.error("image", "nothing", "the name of an image in the pool"));
+        let Some(image) = name(settings, &IMAGE)? else {
+            return Err(settings.error(&IMAGE, "nothing", "the name of an image in the pool"));
         };
-        let snapshot = name(settings, "snap")?;
-        let namespace = name(settings, "namespace")?.unwrap_or_default();
-        let user = name(settings, "user")?;
-        let conf = settings.text("conf").map(PathBuf::from);
-        let read_only = settings.switch("readonly")?;
+        let snapshot = name(settings, &SNAP)?;
+        let namespace = name(settings, &NAMESPACE)?.unwrap_or_default();
+        let user = name(settings, &USER)?;
+        let conf = settings.text(&CONF).map(PathBuf::from);
+        let read_only = settings.switch(&READONLY)?;
         if snapshot.is_some() && read_only == Some(false) {
             return Err(settings.error(
-                "readonly",
+                &READONLY,
                 "off, with snap",
                 "readonly=on or nothing: a snapshot is not written",
             ));
@@ -42,16 +53,18 @@ impl RbdSettings {
         Ok(RbdSettings {
             options: ImageOptions { conf, user, pool, namespace, image, snapshot, read_only },
             block: admission::block_size(settings)?.unwrap_or(BlockSize::B512),
-            unmap: settings.choice("discard", &["unmap", "ignore"])? != Some("ignore"),
+            unmap: settings.word(&DISCARD)? != Some("ignore"),
             lock: LockMode::from_settings(settings)?,
         })
     }
 }
 
 /// Takes a name. An empty one counts as given.
-fn name(settings: &mut Settings, key: &'static str) -> Result<Option<String>, SettingError> {
+fn name(settings: &mut Settings, key: &'static Key) -> Result<Option<String>, SettingError> {
     match settings.text(key) {
-        Some(text) if text.is_empty() && key != "namespace" => Err(settings.error(key, "an empty text", "a name")),
+        Some(text) if text.is_empty() && !std::ptr::eq(key, &NAMESPACE) => {
+            Err(settings.error(key, "an empty text", "a name"))
+        }
         text => Ok(text),
     }
 }

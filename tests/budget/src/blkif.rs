@@ -90,7 +90,7 @@ pub(crate) fn serve(requests: u32, batch: u32, mode: ResolvedGrantMode) -> Resul
         on_broken: Box::new(|why| panic!("{why}")),
     };
     let back = BackRing::new(ring()?, RingPosition::default());
-    worker.attach(options, |context, waker| {
+    worker.attach(options, |waker| {
         let parts = RingParts {
             ring: back,
             grants: Box::new(NullGrants),
@@ -98,9 +98,10 @@ pub(crate) fn serve(requests: u32, batch: u32, mode: ResolvedGrantMode) -> Resul
             waker: Arc::clone(waker),
             journal: None,
             replay: vec![],
+            fence: None,
             guard: None,
         };
-        vbd.open_queue(context, parts).map_err(|error| error.to_string())
+        vbd.open_queue(parts).map_err(|error| error.to_string())
     })?;
     for round in 0..requests / batch {
         for number in 0..batch {

@@ -11,8 +11,8 @@
 //! region of guest memory than the headers.
 //!
 //! One thread runs both sides alternately. The guest's side publishes BATCH requests. The daemon's side is a real worker that is stepped
-//! ([`SteppedWorker::step`]): the instructions counted are those of pull, admission, submission, reaping, completion and publish, over a
-//! real virtio-blk queue and a real (idle) io_uring. With THREADS so many threads do this, each with a worker and a queue of its own of the one device
+//! ([`SteppedWorker`]): the instructions counted are those of pull, admission, submission, reaping, completion and publish, over a
+//! real virtio-blk queue and a real (idle) io_uring. With THREADS, each of that many threads does this, with a worker and a queue of its own of the one device
 //! and its disks: to see which memory several workers write. Nothing sleeps or depends on a clock: two runs execute the same instructions.
 #![forbid(unsafe_code)]
 
@@ -25,10 +25,10 @@ use mqblk_core::DiskSlot;
 use mqblk_core::settings::Settings;
 use mqblk_core::{ByteLen, ByteOffset, Call};
 use mqblk_engine::{
-    AnyDisk, Coalesce, DiskHealth, FixedBufferUse, MergeMode, PlugOptions, PollPolicy, QueueDisk, QueueOptions,
-    SteppedWorker, UringContext, UringOptions,
+    AnyDisk, Coalesce, DiskHealth, MergeMode, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker,
+    UringContext, UringOptions,
 };
-use mqblk_memory::{GuestAddress, GuestMemory, Region};
+use mqblk_memory::{GuestAddress, GuestMemory, MemoryShare, Region};
 use mqblk_ring::driver_ring::{ChainLayout, DriverRing, IndirectArea};
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingAddresses, RingFormat};
 use mqblk_scsi::reservation::Reservations;
@@ -337,11 +337,10 @@ fn attach<D: VirtioDevice<UringContext>>(
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),
     };
-    worker.attach(queue, |context, waker| {
-        let lease = context.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
-        context.buffers.reserve(RING.into());
+    worker.attach(queue, |waker| {
+        let share = MemoryShare::new(Arc::clone(memory), RING.into());
         let (call, waker) = (Some(Box::new(NoCall) as Box<dyn Call>), Arc::clone(waker));
-        Ok(device.create_queue(index, QueueResources { ring, lease, call, features, waker }))
+        Ok(device.create_queue(index, QueueResources { ring, share, call, features, waker }))
     })?;
     Ok(worker)
 }

@@ -11,7 +11,7 @@ use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolScope, Rin
 use mqblk_core::{ByteLen, DiskSlot, EventChannel};
 use mqblk_engine::{
     AnyDisk, Coalesce, Kick, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker,
-    UringContext, UringOptions,
+    UringOptions,
 };
 use mqblk_memory::{GrantAccess, GrantRef, GuestAddress, PageArena, PageSlot, create_memfd};
 use mqblk_ring::blkif::{Abi, BackRing, BlkifRing};
@@ -223,22 +223,19 @@ impl BlkifMachine {
             own_pool: setup.pool == PoolScope::PerRing,
         };
         let sent = Arc::clone(&backend.sent);
-        let attached = worker.attach_closing(
-            options,
-            |context, waker| {
-                let parts = RingParts {
-                    ring: back,
-                    grants: Box::new(grants),
-                    channel: Box::new(CountEvents { inner: channel, sent }),
-                    waker: Arc::clone(waker),
-                    journal,
-                    replay: vec![],
-                    guard: Some(Box::new(mapped)),
-                };
-                vbd.open_queue(context, parts).map_err(|error| error.to_string())
-            },
-            |queue, context: &mut UringContext| queue.close(context),
-        );
+        let attached = worker.attach(options, |waker| {
+            let parts = RingParts {
+                ring: back,
+                grants: Box::new(grants),
+                channel: Box::new(CountEvents { inner: channel, sent }),
+                waker: Arc::clone(waker),
+                journal,
+                replay: vec![],
+                fence: None,
+                guard: Some(Box::new(mapped)),
+            };
+            vbd.open_queue(parts).map_err(|error| error.to_string())
+        });
         backend.queue = Some(attached.expect("a free slot"));
     }
 

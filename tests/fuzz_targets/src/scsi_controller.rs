@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mqblk_core::{ByteLen, Call, DiskSlot};
 use mqblk_engine::{
-    AnyDisk, Coalesce, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringContext,
-    UringOptions,
+    AnyDisk, Coalesce, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringContext, UringOptions,
 };
+use mqblk_memory::MemoryShare;
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingFormat};
 use mqblk_scsi::reservation::Reservations;
 use mqblk_scsi::{Command, CommandBuffers, Identity, LogicalUnit, LogicalUnitOptions, Nexus};
@@ -100,14 +100,12 @@ impl Controller {
             on_broken: Box::new(|why| panic!("a ring that keeps the protocol is broken: {why}")),
         };
         let (device, event_idx) = (&self.device, self.event_idx);
-        let attached = self.worker.attach(options, |context, waker| {
-            let lease =
-                context.adopt(Arc::clone(&guest.memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
+        let attached = self.worker.attach(options, |waker| {
             let ring = MappedRing::resolve(&guest.memory, &RingGuest::addresses(), RING, RingFormat::Split)
                 .map_err(|e| e.to_string())?;
             let parts = QueueResources {
                 ring: DeviceRing::new(ring, guest.avail().into(), event_idx),
-                lease,
+                share: MemoryShare::new(Arc::clone(&guest.memory), RING.into()),
                 call: Some(Box::new(CountCalls(Arc::clone(calls)))),
                 features: 0,
                 waker: Arc::clone(waker),

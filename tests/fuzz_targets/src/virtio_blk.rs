@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arbitrary::{Result, Unstructured};
 use mqblk_core::{Call, DiskSlot};
 use mqblk_engine::{
-    AnyDisk, Coalesce, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker,
-    UringContext, UringOptions,
+    AnyDisk, Coalesce, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker, UringContext,
+    UringOptions,
 };
+use mqblk_memory::MemoryShare;
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingFormat};
 use mqblk_virtio::{QueueResources, VirtioDevice};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
@@ -244,13 +245,12 @@ fn attach(
         paused: false,
         on_broken: Box::new(move |why| reasons.lock().unwrap_or_else(PoisonError::into_inner).push(why.to_owned())),
     };
-    let attached = worker.attach(options, |context, waker| {
-        let lease = context.adopt(Arc::clone(&guest.memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
+    let attached = worker.attach(options, |waker| {
         let ring = MappedRing::resolve(&guest.memory, &RingGuest::addresses(), RING, RingFormat::Split)
             .map_err(|e| e.to_string())?;
         let parts = QueueResources {
             ring: DeviceRing::new(ring, guest.avail().into(), event_idx),
-            lease,
+            share: MemoryShare::new(Arc::clone(&guest.memory), RING.into()),
             call: Some(Box::new(CountCalls(Arc::clone(calls)))),
             features: 0,
             waker: Arc::clone(waker),

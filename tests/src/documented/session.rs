@@ -53,7 +53,7 @@ impl Session {
         Session { xen_guests: None, open: Vec::new(), sandbox, terminals: 0 }
     }
 
-    /// Runs a block, after what [`plan::PREPARATIONS`] has for it. If it ends with a command that runs until Ctrl-C this waits until that serves.
+    /// Runs a block, after its [preparations](super::plan). If it ends with a command that runs until Ctrl-C this waits until that serves.
     ///
     /// # Errors
     /// When a command fails, does not end, or ends although it should not; with page, line, command and output. Also when something that

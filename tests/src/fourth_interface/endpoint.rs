@@ -2,13 +2,17 @@
 
 use std::path::PathBuf;
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_daemon::disk_list::Endpoint;
 use mqblk_daemon::interface::ResolveContext;
 use mqblk_daemon::print::{Pair, number, string};
-use mqblk_daemon::queues::QueueMap;
-use mqblk_daemon::resolve::take_u16;
+use mqblk_daemon::queues::{QUEUE_MAP, QueueMap};
 use mqblk_engine::QueuePlacement;
+
+static SOCKET: Key = Key::text("socket", "PATH", "a path").required().about("the socket to make", "");
+static QUEUES: Key = Key::number("queues", 1, 16).default("2").about("connections at a time", "");
+/// The keys.
+pub(super) const KEYS: &[&Key] = &[&SOCKET, &QUEUES, &QUEUE_MAP];
 
 /// Where a disk is reached.
 #[derive(Clone)]
@@ -25,12 +29,12 @@ impl Endpoint for LineEndpoint {
     const SERIAL_BYTES: usize = 20;
 
     fn take(settings: &mut Settings, _id: &str, context: &mut ResolveContext<'_>) -> Result<Self, SettingError> {
-        let Some(socket) = settings.text("socket").map(PathBuf::from) else {
-            return Err(settings.error("socket", "nothing", "the path of the socket to make"));
+        let Some(socket) = settings.text(&SOCKET).map(PathBuf::from) else {
+            return Err(settings.error(&SOCKET, "nothing", "the path of the socket to make"));
         };
         let owner = settings.subject().to_owned();
-        context.names.claim_file(settings, "socket", &socket, owner)?;
-        let queues = take_u16(settings, "queues", 1, 16)?.unwrap_or(2);
+        context.names.claim_file(settings, SOCKET.name, &socket, owner)?;
+        let queues = settings.number_or_default(&QUEUES)? as u16;
         Ok(LineEndpoint { socket, queues, queue_map: QueueMap::take(settings) })
     }
 
@@ -47,7 +51,7 @@ impl Endpoint for LineEndpoint {
     }
 
     fn pairs(&self) -> Vec<Pair> {
-        let mut pairs = vec![("socket", string(&self.socket.to_string_lossy())), ("queues", number(self.queues))];
+        let mut pairs = vec![(SOCKET.name, string(&self.socket.to_string_lossy())), (QUEUES.name, number(self.queues))];
         pairs.extend(self.queue_map.pair());
         pairs
     }

@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mqblk_admin::Verb;
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_daemon::disk_list::{DiskConfig, DiskKeys, ServedDisk};
 use mqblk_daemon::interface::{
     ChangeSource, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition,
-    ProcessKey, ResolveContext, ServedDevice, ServedInterface, StartFailure,
+    ResolveContext, ServedDevice, ServedInterface, StartFailure,
 };
 use mqblk_daemon::out::Admission;
 use mqblk_daemon::print::{Pair, Section, number};
@@ -32,15 +32,8 @@ use server::LineServer;
 const WORD: &str = "lines";
 /// The longest request, in bytes: the key's default and its maximum.
 const MAX_BYTES: u64 = 64 << 10;
-const MAX_BYTES_KEY: ProcessKey = ProcessKey {
-    key: "lines-max-bytes",
-    value_name: "N",
-    value_if_omitted: None,
-    about: "Longest request over lines, 512 to 65536 bytes [default: 65536]",
-    more: "",
-    heading: Some("Lines"),
-    serves: false,
-};
+static MAX_BYTES_KEY: Key =
+    Key::number("lines-max-bytes", 512, MAX_BYTES).default("65536").about("longest request over lines, in bytes", "");
 
 /// Disks over lines.
 #[derive(Debug)]
@@ -51,12 +44,13 @@ impl GuestInterface for LineInterface {
         WORD
     }
 
-    fn process_keys(&self) -> &'static [ProcessKey] {
-        &[MAX_BYTES_KEY]
+    fn process_keys(&self) -> &'static [&'static Key] {
+        const KEYS: &[&Key] = &[&MAX_BYTES_KEY];
+        KEYS
     }
 
-    fn disk_help(&self) -> &'static str {
-        "Keys of --disk with interface=lines: socket, queues and queue-map.\n\n"
+    fn disk_keys(&self) -> &'static [&'static [&'static Key]] {
+        &[endpoint::KEYS]
     }
 
     fn keys(&self) -> Box<dyn InterfaceKeys> {
@@ -76,7 +70,7 @@ impl InterfaceKeys for LineKeys {
     }
 
     fn take_process(&mut self, process: &mut Settings, _: &mut ResolveContext<'_>) -> Result<(), SettingError> {
-        self.max_bytes = process.number(MAX_BYTES_KEY.key, 512..=MAX_BYTES)?.unwrap_or(MAX_BYTES);
+        self.max_bytes = process.number_or_default(&MAX_BYTES_KEY)?;
         Ok(())
     }
 
@@ -105,7 +99,7 @@ struct LineConfig {
 
 impl ConfiguredInterface for LineConfig {
     fn process_pairs(&self) -> Vec<Pair> {
-        vec![(MAX_BYTES_KEY.key, number(self.max_bytes as i64))]
+        vec![(MAX_BYTES_KEY.name, number(self.max_bytes as i64))]
     }
 
     fn sections(&self) -> Vec<(ListPosition, Vec<Section>)> {

@@ -7,7 +7,7 @@ use mqblk_core::{
     ArmResult, ByteLen, ByteOffset, DiskSlot, FinishedRequest, GuestQueue, Intake, Op, PublishResult, PullEnd,
 };
 use mqblk_engine::{EventFd, UringContext};
-use mqblk_memory::{Buffer, GuestAddress, LeaseId};
+use mqblk_memory::{Buffer, GuestAddress, GuestMemory, MemoryShare};
 
 /// Requests that a queue takes at most.
 const DEPTH: u16 = 16;
@@ -79,14 +79,14 @@ impl LineRing {
 /// The engine's side of a queue.
 pub(super) struct LineQueue {
     ring: LineRing,
-    lease: LeaseId,
+    share: MemoryShare,
     finished: Vec<LineCompletion>,
 }
 
 impl LineQueue {
-    /// Creates the queue of `ring`, with the memory of `lease`.
-    pub(super) fn new(ring: LineRing, lease: LeaseId) -> LineQueue {
-        LineQueue { ring, lease, finished: Vec::new() }
+    /// Creates the queue of `ring`, whose data goes through `memory`.
+    pub(super) fn new(ring: LineRing, memory: Arc<GuestMemory>) -> LineQueue {
+        LineQueue { ring, share: MemoryShare::new(memory, DEPTH.into()), finished: Vec::new() }
     }
 }
 
@@ -102,6 +102,14 @@ impl GuestQueue for LineQueue {
         DEPTH
     }
 
+    fn enter(&mut self, context: &mut UringContext) -> Result<(), String> {
+        self.share.enter(context)
+    }
+
+    fn leave(&mut self, context: &mut UringContext) {
+        self.share.leave(context);
+    }
+
     fn pull<I: Intake<LineToken, Buffer>>(&mut self, context: &mut UringContext, into: &mut I) -> PullEnd {
         let mut taken = 0;
         while into.room() > 0 {
@@ -113,7 +121,7 @@ impl GuestQueue for LineQueue {
                 into.admit((op, 0), DiskSlot::FIRST, op, ByteOffset(0), ByteLen::ZERO, None);
                 continue;
             }
-            let buffer = context.buffers.take(self.lease);
+            let buffer = context.buffers.take(self.share.lease());
             if let Err(fault) = context.buffers.push(&buffer, GuestAddress(0), len, 8) {
                 context.buffers.release(buffer);
                 self.finished.push(Err(format!("{fault:?}")));

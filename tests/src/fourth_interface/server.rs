@@ -62,12 +62,7 @@ impl LineServer {
                 on_broken: Box::new(|_| {}),
             };
             let queue_ring = ring.clone();
-            let handle = engine.attach(
-                (*worker).into(),
-                options,
-                move |context, _| Ok(LineQueue::new(queue_ring, context.buffers.acquire_lease(memory, vec![]))),
-                |_, _| {},
-            )?;
+            let handle = engine.attach((*worker).into(), options, move |_| Ok(LineQueue::new(queue_ring, memory)))?;
             stats.attached(index, handle.id());
             rings.push(ring);
             handles.push(handle);

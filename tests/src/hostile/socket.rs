@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -120,6 +121,12 @@ impl VhostUserSocket {
     /// Sends one message. Returns false if the daemon has closed the connection.
     pub fn send(&self, message: u32, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         self.send_bytes(&message_bytes(message, flags, payload.len() as u32, payload), fds)
+    }
+
+    /// Returns true if a reply has arrived, or the connection has ended.
+    pub fn is_readable(&self) -> bool {
+        let mut waited = [PollFd::new(&self.stream, PollFlags::IN)];
+        poll(&mut waited, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     /// Receives the next reply.

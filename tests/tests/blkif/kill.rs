@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use mqblk_driver::blkfront::BlkfrontOptions;
+use mqblk_test_bounds::Bound;
 use mqblk_tests::blkif::{BlkfrontLoad, SimulatedHost};
 use mqblk_tests::hostile::wait_for;
 use mqblk_xen::vbd::XenbusState;
@@ -134,11 +135,14 @@ fn stopped_orderly_and_started_again() {
 #[test]
 fn stopped_while_storage_hangs_or_has_stopped() {
     const FILE: &str = "inner=file,path=FOLDER/a.img";
+    // The flush at the stop takes less, a request more.
+    let drain_s = Bound::seconds(1).time().as_secs().max(1);
+    let (drain, latency) = (drain_s.to_string(), drain_s * 5_000_000);
     for grants in GRANTS {
         for (storage, more, logged) in [
             (
-                format!("storage=fault,{FILE},fault-latency-us=5000000"),
-                &["--drain-timeout-s", "1"][..],
+                format!("storage=fault,{FILE},fault-latency-us={latency}"),
+                &["--drain-timeout-s", &drain][..],
                 "in time: its requests",
             ),
             (format!("storage=fault,{FILE},fail-write=0+1M:EIO,on-error=stop"), &[], "the disk is stopped"),

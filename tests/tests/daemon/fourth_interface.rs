@@ -75,8 +75,7 @@ fn stat(admin: &str) -> Value {
 #[test]
 fn help_and_errors_know_it() {
     let help = text(&run(&["serve", "--help"]).stdout);
-    for part in
-        ["--lines-max-bytes <N>", "Lines:", "Keys of --disk with interface=lines: socket, queues and queue-map."]
+    for part in ["--lines-max-bytes <N>", "lines:", "Keys of --disk with interface=lines, besides those of a storage:"]
     {
         assert!(help.contains(part), "{part:?} in {help}");
     }

@@ -155,7 +155,7 @@ fn what_cannot_be_changed_is_said_and_changes_nothing() {
             "disk.set",
             "blk",
             json!({ "coalesce-max": 4 }),
-            "coalesce-max: found a number of answers, but coalesce-us is 0",
+            "coalesce-max: found a number of completions, but coalesce-us is 0",
         ),
         ("disk.set", "scsi", json!({ "depth": 4 }), "params.id: found \"scsi\", expected one of"),
         ("disk.set", "scsi:0:0", json!({ "poll": "off" }), "mqblk controller set scsi poll=..."),

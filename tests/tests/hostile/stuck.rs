@@ -14,7 +14,7 @@ use mqblk_tests::hostile::load::VhostUserNeighbour;
 use mqblk_tests::hostile::memory::{FileRegion, START, SharedMemory};
 use mqblk_tests::hostile::request::{header, readable, request_type, writable, write_direct};
 use mqblk_tests::hostile::ring::RingAddresses;
-use mqblk_tests::hostile::socket::{VERSION, message as m};
+use mqblk_tests::hostile::socket::{VERSION, message as m, message_bytes};
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use mqblk_tests::in_process::{self, Plan};
 use serde_json::json;
@@ -103,8 +103,10 @@ fn a_reset_that_waits_for_storage_does_not_hold_up_the_stop() {
     let hangs = hanging.hang();
     read_first_block(&mut frontend);
     wait_for("a read that hangs", || (hanging.waiting() > 0).then_some(()));
-    // Not waited for: the daemon waits for the read.
-    frontend.connection.send(m::RESET_DEVICE, VERSION, &[], &[]);
+    // The reset is not answered: the daemon waits for the read. The reply to what was sent with it shows that the session reads both.
+    let both = [m::GET_FEATURES, m::RESET_DEVICE].map(|message| message_bytes(message, VERSION, 0, &[])).concat();
+    frontend.connection.send_bytes(&both, &[]);
+    frontend.connection.receive();
     neighbour.assert_progress("a reset that waits");
     neighbour.finish();
     daemon.begin_stop();

@@ -4,6 +4,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+mod apt;
 mod modules;
 mod words;
 
@@ -530,36 +531,6 @@ fn locks_of_control_state_have_ranks() {
         .collect();
     assert!(wrong.is_empty(), "{wrong:?} have a lock without a rank, expected mqblk_core::lock::RankedMutex");
     assert!(has_unranked_lock("table: Mutex<u8>,") && !has_unranked_lock("table: RankedMutex<u8>, // Mutexes"));
-}
-
-/// Returns the lines of a shell script that call apt-get, and not to ask what it would do.
-fn apt_calls(script: &str) -> Vec<&str> {
-    let calls = |line: &&str| {
-        let code = line.trim_start();
-        let is_text =
-            code.starts_with('#') || ["echo ", "fail ", "command -v apt-get"].iter().any(|text| code.contains(text));
-        code.contains("apt-get ") && !code.contains("apt-get indextargets") && !is_text
-    };
-    script.lines().filter(calls).collect()
-}
-
-/// Another apt may hold a lock: scripts/apt.sh waits for it.
-#[test]
-fn one_script_calls_apt() {
-    let root = metadata().workspace_root.into_std_path_buf();
-    let folders = ["scripts", "tests/guest", "tests/xen", "tests/ceph", ".ci"];
-    let files = folders.iter().flat_map(|folder| std::fs::read_dir(root.join(folder)).expect("a folder"));
-    let files: Vec<PathBuf> = files.map(|file| file.expect("an entry").path()).filter(|path| path.is_file()).collect();
-    assert!(files.len() > 20, "{} scripts", files.len());
-    let mut callers = vec![];
-    for path in files {
-        let text = std::fs::read_to_string(&path).expect("a script");
-        if !apt_calls(&text).is_empty() {
-            callers.push(path.file_name().expect("a name").to_owned());
-        }
-    }
-    assert_eq!(callers, ["apt.sh"], "expected scripts/apt.sh alone to call apt-get");
-    assert_eq!(apt_calls("  # apt-get update\n  apt-get install x\n").len(), 1);
 }
 
 /// Returns the constants of a test's source that bound a wait by a time that knows nothing of the machine.

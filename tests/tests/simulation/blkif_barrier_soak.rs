@@ -126,13 +126,13 @@ impl Backend {
         };
         let (vbd, back) = (Arc::clone(&self.vbd), front.back_end(RingPosition::default()));
         let (grants, channel) = (self.domain.access(), Box::new(events.clone()));
-        let make = move |context: &mut UringContext, waker: &Arc<dyn Wake>| {
+        let make = move |waker: &Arc<dyn Wake>| {
             let waker = Arc::clone(waker);
-            let parts = RingParts { ring: back, grants, channel, waker, journal: None, replay: vec![], guard: None };
-            vbd.open_queue(context, parts).map_err(|error| error.to_string())
+            let (journal, replay, fence, guard) = (None, vec![], None, None);
+            let parts = RingParts { ring: back, grants, channel, waker, journal, replay, fence, guard };
+            vbd.open_queue(parts).map_err(|error| error.to_string())
         };
-        let leave = |queue: &mut Queue, context: &mut UringContext| queue.close(context);
-        self.engine.attach(ring, options, make, leave).expect("a seat")
+        self.engine.attach(ring, options, make).expect("a seat")
     }
 }
 

@@ -2,7 +2,7 @@ use super::*;
 use crate::{EventFd, FixedBufferUse};
 use crate::{FileTransfer, RingFile};
 use mqblk_core::{ByteLen, ByteOffset};
-use mqblk_memory::{GuestAddress, GuestMemory, Region};
+use mqblk_memory::{GuestAddress, GuestMemory, PooledContext as _, Region};
 use std::io::Write;
 use std::sync::Arc;
 

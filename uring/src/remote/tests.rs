@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use mqblk_memory::{GuestAddress, GuestMemory, LeaseId, Region};
+use mqblk_memory::{GuestAddress, GuestMemory, LeaseId, PooledContext as _, Region};
 use mqblk_test_bounds::Bound;
 
 use super::*;

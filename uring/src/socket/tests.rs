@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_memory::{BouncePool, GuestAddress, GuestMemory, LeaseId, Region};
+use mqblk_memory::{BouncePool, GuestAddress, GuestMemory, LeaseId, PooledContext as _, Region};
 
 use super::*;
 use crate::{FixedBufferUse, IoCompletion, UringOptions, Wait};

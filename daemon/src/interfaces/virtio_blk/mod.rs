@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mqblk_core::DiskSlot;
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_engine::{QueueDisk, QueuePlacement};
 use mqblk_vhost_user_devices::serve_blk;
 use mqblk_vhost_user_server::SocketError;
@@ -25,12 +25,12 @@ use crate::interface::{
 };
 use crate::out::{Admission, OutDisk};
 use crate::print::{Pair, Section};
-use crate::queues::MAX_QUEUES;
+use crate::queues::{self, MAX_QUEUES};
 use crate::resolve::{Claim, ConfigError};
 use crate::sandbox::FileUse;
 use crate::sockets::PlannedSocket;
 use crate::storage_backends::{StorageBackends, open_by_origin};
-use crate::vhost_user::VhostUserEndpoint;
+use crate::vhost_user::{self, QUEUES, VhostUserEndpoint};
 use disk::BlkDisk;
 use disks::ServedDisks;
 use saved::SavedDisks;
@@ -48,6 +48,11 @@ impl GuestInterface for VirtioBlkInterface {
         WORD
     }
 
+    fn disk_keys(&self) -> &'static [&'static [&'static Key]] {
+        const KEYS: &[&[&Key]] = &[vhost_user::KEYS, &[&QUEUES], queues::KEYS];
+        KEYS
+    }
+
     fn keys(&self) -> Box<dyn InterfaceKeys> {
         Box::new(BlkKeys::default())
     }
@@ -61,8 +66,8 @@ impl Endpoint for BlkEndpoint {
     const SERIAL_BYTES: usize = SERIAL_BYTES;
 
     fn take(settings: &mut Settings, _id: &str, context: &mut ResolveContext<'_>) -> Result<Self, SettingError> {
-        let queues = context.cpus.count;
-        VhostUserEndpoint::take(settings, WORD, (queues, MAX_QUEUES), context).map(BlkEndpoint)
+        let queues = context.cpus.count.min(MAX_QUEUES);
+        VhostUserEndpoint::take(settings, WORD, (&QUEUES, queues), context).map(BlkEndpoint)
     }
 
     fn queues(&self) -> u16 {

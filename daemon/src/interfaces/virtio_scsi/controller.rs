@@ -19,8 +19,8 @@ use mqblk_virtio_scsi::{FIXED_QUEUES, LunAddress, LunInUse, ScsiOptions, VirtioS
 
 use super::WORD;
 use super::config::{ControllerConfig, TargetLun, UnitConfig};
+use super::controller_keys;
 use super::luns::LunMigration;
-use super::print;
 use crate::config::CacheMode;
 use crate::contract::ContractRecorder;
 use crate::interface::{ChangeSource, HostContext};
@@ -270,7 +270,7 @@ impl Controller {
             migration,
             removing: AtomicBool::new(false),
             endpoint: endpoint.clone(),
-            settings: print::controller_pairs(config),
+            settings: controller_keys::controller_pairs(config),
             device,
             server: Arc::new(server),
             guests,
@@ -393,7 +393,7 @@ impl Controller {
         self.server.set_polling(poll, coalesce).map_err(|error| error.to_string())
     }
 
-    /// Returns true if its VMM has set an in-flight region: see [`Server::in_flight_region`].
+    /// Returns true if its VMM has set an in-flight region: see [`Server::has_inflight_region`].
     pub(super) fn in_flight_region(&self) -> Option<bool> {
         self.server.has_inflight_region()
     }

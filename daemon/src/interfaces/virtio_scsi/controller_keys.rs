@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_engine::QueuePlacement;
 
 use super::WORD;
@@ -11,22 +11,43 @@ use super::controller::FIXED_WORKER;
 use super::luns::IncomingLimits;
 use crate::contract::DeviceContract;
 use crate::interface::{ChangeSource, DeviceKeys, ResolveContext};
+use crate::print::{Pair, number, string};
 use crate::queues::MAX_QUEUES;
-use crate::resolve::{Claim, ConfigError, rename_subject, take_id, take_storage_kind, take_u16};
+use crate::resolve::{Claim, ConfigError, ID, rename_subject, take_id, take_storage_kind};
 use crate::sockets::PlannedSocket;
 use crate::vhost_user::VhostUserEndpoint;
 
-/// Maximum number of request queues of a controller, which also has a control and an event queue.
-const MAX_SCSI_QUEUES: u16 = MAX_QUEUES - 2;
 /// Minimum of a controller's default number of request queues. QEMU sets up one for each virtual CPU whatever is offered, and 10.0 does
 /// not report if that is too many. Unused queues cost next to nothing.
 const SCSI_QUEUES: u16 = 32;
-/// `cmd-per-lun`: QEMU's default, and what its driver accepts.
-const DEFAULT_CMD_PER_LUN: u16 = 128;
-const MAX_CMD_PER_LUN: u16 = 1024;
-/// LUNs of a controller that a VMM may bring about.
-const DEFAULT_INCOMING_LUNS: u16 = 64;
-const MAX_INCOMING_LUNS: u16 = 16384;
+
+/// The number of request queues. A controller also has a control and an event queue.
+static QUEUES: Key = Key::number("queues", 1, MAX_QUEUES as u64 - 2)
+    .alias("num_queues")
+    .otherwise("the number of CPUs that the process may use, at least 32")
+    .about(
+        "request queues offered",
+        "The control and the event queue come on top, on the first worker. QEMU sets up one for each virtual CPU of the guest unless its `num_queues` \
+         says otherwise, and a guest for which that is more than `queues` hangs: mqblk logs what to change.",
+    );
+/// As QEMU's default, and what its driver accepts.
+static CMD_PER_LUN: Key = Key::number("cmd-per-lun", 1, 1024).default("128").about(
+    "most commands that the guest's driver shall have in flight on one LUN",
+    "QEMU passes its own `cmd_per_lun` to guests instead.",
+);
+static INCOMING_LUNS: Key = Key::text("incoming-luns", "DIR", "an existing folder").otherwise("such a migration fails").about(
+    "when a guest is migrated here by a VMM that sends its devices' state: open LUNs that it got while it ran if their files lie in DIR, and remove \
+     those that it lost",
+    "[migration.md](migration.md#luns-that-were-added-at-run-time). The VMM names the files, so the folder must hold this guest's only.",
+);
+static INCOMING_LUNS_MAX: Key = Key::number("incoming-luns-max", 1, 16_384)
+    .default("64")
+    .about("most LUNs that the controller has after that, unless it has more already", "");
+static INCOMING_LIMIT_GROUP: Key =
+    Key::text("incoming-limit-group", "NAME", "a limit group").about("the limit group of the LUNs that arrive so", "");
+/// The keys of a controller, besides those of its socket and queues.
+pub(super) const KEYS: &[&Key] =
+    &[&ID, &QUEUES, &CMD_PER_LUN, &INCOMING_LUNS, &INCOMING_LUNS_MAX, &INCOMING_LIMIT_GROUP];
 
 /// The keys of a controller, without its LUNs.
 pub(super) struct ControllerKeys {
@@ -77,9 +98,9 @@ impl ControllerKeys {
     ) -> Result<ControllerKeys, SettingError> {
         rename_subject(settings, format!("controller {id:?}"));
         context.names.claim(settings, "id", &id, owner)?;
-        let queues = context.cpus.count.max(SCSI_QUEUES);
-        let endpoint = VhostUserEndpoint::take(settings, WORD, (queues, MAX_SCSI_QUEUES), context)?;
-        let cmd_per_lun = take_u16(settings, "cmd-per-lun", 1, MAX_CMD_PER_LUN)?.unwrap_or(DEFAULT_CMD_PER_LUN);
+        let queues = context.cpus.count.clamp(SCSI_QUEUES, MAX_QUEUES - 2);
+        let endpoint = VhostUserEndpoint::take(settings, WORD, (&QUEUES, queues), context)?;
+        let cmd_per_lun = settings.number_or_default(&CMD_PER_LUN)? as u16;
         let incoming_luns = take_incoming(settings)?;
         let (settings, origin) = (Settings::new(settings.subject()), ChangeSource::Configuration);
         Ok(ControllerKeys { settings, id, endpoint, cmd_per_lun, incoming_luns, origin })
@@ -151,19 +172,19 @@ impl DeviceKeys for ControllerKeys {
 
 /// Takes the keys of what an incoming guest may have.
 fn take_incoming(settings: &mut Settings) -> Result<Option<IncomingLimits>, SettingError> {
-    let folder = take_directory(settings, "incoming-luns")?;
-    for key in ["incoming-luns-max", "incoming-limit-group"] {
+    let folder = take_directory(settings, &INCOMING_LUNS)?;
+    for key in [&INCOMING_LUNS_MAX, &INCOMING_LIMIT_GROUP] {
         if let (None, Some(value)) = (&folder, settings.peek(key)) {
-            return Err(settings.error(key, format!("{value:?}"), "it beside incoming-luns"));
+            return Err(settings.error(key, format!("{value:?}"), format!("it beside {INCOMING_LUNS}")));
         }
     }
-    let luns = take_u16(settings, "incoming-luns-max", 1, MAX_INCOMING_LUNS)?.unwrap_or(DEFAULT_INCOMING_LUNS);
-    let limit_group = settings.text("incoming-limit-group");
+    let luns = settings.number_or_default(&INCOMING_LUNS_MAX)? as u16;
+    let limit_group = settings.text(&INCOMING_LIMIT_GROUP);
     Ok(folder.map(|folder| IncomingLimits { folder, luns, limit_group }))
 }
 
 /// Takes the path of an existing directory.
-fn take_directory(settings: &mut Settings, key: &'static str) -> Result<Option<PathBuf>, SettingError> {
+fn take_directory(settings: &mut Settings, key: &'static Key) -> Result<Option<PathBuf>, SettingError> {
     let Some(path) = settings.text(key).map(PathBuf::from) else { return Ok(None) };
     let reason = match path.metadata() {
         Ok(folder) if folder.is_dir() => return Ok(Some(path)),
@@ -171,4 +192,17 @@ fn take_directory(settings: &mut Settings, key: &'static str) -> Result<Option<P
         Err(error) => error.to_string(),
     };
     Err(settings.error(key, format!("{path:?} ({reason})"), "an existing folder"))
+}
+
+/// Returns a controller's own keys with their values.
+pub(super) fn controller_pairs(controller: &ControllerConfig) -> Vec<Pair> {
+    let mut pairs = vec![(ID.name, string(&controller.id))];
+    pairs.extend(controller.endpoint.pairs());
+    pairs.push((CMD_PER_LUN.name, number(controller.cmd_per_lun)));
+    if let Some(IncomingLimits { folder, luns, limit_group }) = &controller.incoming_luns {
+        pairs.push((INCOMING_LUNS.name, string(&folder.to_string_lossy())));
+        pairs.push((INCOMING_LUNS_MAX.name, number(*luns)));
+        pairs.extend(limit_group.iter().map(|group| (INCOMING_LIMIT_GROUP.name, string(group))));
+    }
+    pairs
 }

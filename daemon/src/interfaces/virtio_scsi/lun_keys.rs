@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_scsi::reservation::locally_assigned;
 
 use super::config::{LunConfig, LunOrigin, LunUnit, TargetLun, UnitConfig};
@@ -12,15 +12,14 @@ use super::{RawLun, WORD};
 use crate::contract::DiskContract;
 use crate::interface::ChangeSource;
 use crate::out::OutDisk;
+use crate::print::{Pair, backend_pairs, number, string};
 use crate::resolve::{
-    Claim, ConfigError, StorageKeys, UniqueNames, canonical_path, check_id, is_printable, rename_subject,
-    take_printable, take_storage_kind, take_u16,
+    Claim, ConfigError, ID, StorageKeys, UniqueNames, canonical_path, check_id, is_printable, rename_subject,
+    storage_pairs, take_printable, take_storage_kind, take_u16,
 };
 use crate::sandbox::FileUse;
 use crate::storage_backends::StorageBackends;
 
-/// Highest LUN of a target: single level addressing carries 14 bits (SAM-5 section 4.7.5).
-const MAX_LUN: u16 = 16_383;
 /// Maximum length of a logical unit's serial number (VPD page 80h).
 const SERIAL_BYTES: usize = 64;
 /// Maximum length of a logical unit's name that VPD page 83h reports without truncation.
@@ -28,8 +27,35 @@ const UNIT_NAME_BYTES: usize = 64;
 /// Field lengths of the standard INQUIRY data. Source: SPC-4 section 6.6.2.
 const VENDOR_BYTES: usize = 8;
 const PRODUCT_BYTES: usize = 16;
-const VENDOR: &str = "mqblk";
-const PRODUCT: &str = "virtual disk";
+
+static CONTROLLER: Key = Key::text("controller", "ID", "the id of a controller")
+    .required()
+    .about("the controller", "A `[[controller.lun]]` table needs none.");
+static TARGET: Key =
+    Key::number("target", 0, 255).otherwise("the first that has no LUN").about("the target of its address", "");
+/// Single level addressing carries 14 bits (SAM-5 section 4.7.5).
+static LUN: Key = Key::number("lun", 0, 16_383).default("0").about("the LUN of its address", "");
+static UNIT: Key = Key::text("unit", "ID", "the id of another LUN")
+    .otherwise("a unit of its own")
+    .about("share the logical unit of the LUN of this id, in place of storage: multipath, or two guests", "With it only `controller`, `target`, `lun` and `id`. A logical unit occurs once in each target: each of its paths needs a target, or a controller, of its own.");
+static UNIT_NAME: Key = Key::text("unit-name", "TEXT", "1 to 64 bytes of printable ASCII")
+    .otherwise("from its address and the socket")
+    .about("what the unit's world-wide identification is made of; unique", "VPD page 83h, `/dev/disk/by-id/wwn-*`. Give one where a unit has to keep it when its address or socket changes, or is served by several daemons.");
+static VENDOR: Key = Key::text("vendor", "TEXT", "1 to 8 bytes of printable ASCII")
+    .default("mqblk")
+    .about("the vendor that the guest sees", "");
+static PRODUCT: Key = Key::text("product", "TEXT", "1 to 16 bytes of printable ASCII")
+    .default("virtual disk")
+    .about("the product that the guest sees", "");
+static RESERVATIONS: Key = Key::text("reservations", "FILE", "a file, or a new one in an existing folder")
+    .otherwise("guests that ask for it are refused")
+    .about(
+        "keep persistent reservations in FILE over a restart, for guests that ask for it",
+        "APTPL. Rewritten at each change; made if it is not there.",
+    );
+/// The keys of a LUN, besides those of its storage.
+pub(super) const KEYS: &[&Key] =
+    &[&CONTROLLER, &TARGET, &LUN, &ID, &UNIT, &UNIT_NAME, &VENDOR, &PRODUCT, &RESERVATIONS];
 
 /// The LUN addresses in use on a controller, with the LUNs' ids.
 pub(super) type UsedAddresses = BTreeMap<TargetLun, String>;
@@ -80,17 +106,17 @@ impl LunKeys {
     ) -> Result<LunKeys, SettingError> {
         let mut given = settings.clone();
         let address = take_address(&mut settings, addresses)?;
-        let id = settings.text("id").unwrap_or_else(|| format!("{controller}:{address}"));
+        let id = settings.text(&ID).unwrap_or_else(|| format!("{controller}:{address}"));
         check_id(&settings, &id, "", ":")?;
         rename_subject(&mut settings, format!("lun {id:?}"));
         if let Some(other) = addresses.get(&address) {
             let found = format!("target {} lun {}, the place of lun {other:?}", address.target, address.lun);
             let expected = "a place of its own; without target= it gets the first target that is free";
-            return Err(settings.error("target", found, expected));
+            return Err(settings.error(&TARGET, found, expected));
         }
         let mut claims =
-            vec![names.claim(&settings, "id", &id, format!("lun {address} of controller {controller:?}"))?];
-        let unit = match settings.text("unit") {
+            vec![names.claim(&settings, ID.name, &id, format!("lun {address} of controller {controller:?}"))?];
+        let unit = match settings.text(&UNIT) {
             Some(unit) => UnitKeys::Shared(unit),
             None => {
                 let own = OwnUnitKeys::take(&mut settings, &id, default_unit_name(socket, address), kinds)?;
@@ -98,8 +124,8 @@ impl LunKeys {
                 UnitKeys::Own(Box::new(own))
             }
         };
-        let place = [("target", address.target.to_string()), ("lun", address.lun.to_string())];
-        for (key, value) in [("controller", controller.to_owned()), ("id", id.clone())].into_iter().chain(place) {
+        let place = [(TARGET.name, address.target.to_string()), (LUN.name, address.lun.to_string())];
+        for (key, value) in [(CONTROLLER.name, controller.to_owned()), (ID.name, id.clone())].into_iter().chain(place) {
             if given.peek(key).is_none() {
                 given.insert(key, &value)?;
             }
@@ -133,18 +159,18 @@ impl LunKeys {
 
     /// Returns the error for a logical unit that it cannot share. `found` describes what has that name, if anything.
     pub(super) fn no_such_unit(&self, unit: &str, found: &str) -> SettingError {
-        self.settings.error("unit", format!("{unit:?}{found}"), "the id of a LUN with storage of its own")
+        self.settings.error(&UNIT, format!("{unit:?}{found}"), "the id of a LUN with storage of its own")
     }
 
     /// Returns the error for a logical unit that is out.
     pub(super) fn unit_is_out(&self, unit: &str) -> SettingError {
-        self.settings.refused("unit", format!("{unit:?}, which is not served"), "the id of a LUN that is")
+        self.settings.refused(&UNIT, format!("{unit:?}, which is not served"), "the id of a LUN that is")
     }
 
     /// Returns the error for a logical unit that the LUN `other` of the same target maps already.
     pub(super) fn unit_twice(&self, unit: &str, other: &str) -> SettingError {
         let found = format!("{unit:?}, which target {} has already: {other:?}", self.address.target);
-        self.settings.error("unit", found, "another target: a unit is once in each")
+        self.settings.error(&UNIT, found, "another target: a unit is once in each")
     }
 
     /// Returns what keeps it out.
@@ -181,9 +207,9 @@ impl LunKeys {
                 };
                 LunUnit::Own(Box::new(UnitConfig {
                     storage,
-                    unit_name: keep("unit-name", unit_name),
-                    vendor: keep("vendor", vendor),
-                    product: keep("product", product),
+                    unit_name: keep(UNIT_NAME.name, unit_name),
+                    vendor: keep(VENDOR.name, vendor),
+                    product: keep(PRODUCT.name, product),
                     reservations,
                 }))
             }
@@ -208,7 +234,7 @@ pub(super) fn take_all(
 ) -> Result<Vec<Vec<LunKeys>>, SettingError> {
     // LUNs with an explicit target first: the others get free targets.
     let (mut raw, rest): (Vec<_>, Vec<_>) =
-        raw.into_iter().enumerate().partition(|(_, lun)| lun.settings.peek("target").is_some());
+        raw.into_iter().enumerate().partition(|(_, lun)| lun.settings.peek(&TARGET).is_some());
     raw.extend(rest);
     let ids: Vec<&str> = controllers.iter().map(|controller| controller.lun_defaults().0).collect();
     let mut addresses = vec![UsedAddresses::new(); controllers.len()];
@@ -233,14 +259,14 @@ pub(super) fn take_all(
 /// # Errors
 /// If it is not in `ids`.
 pub(super) fn find_controller(settings: &mut Settings, ids: &[&str]) -> Result<usize, SettingError> {
-    let id = settings.text("controller");
+    let id = settings.text(&CONTROLLER);
     let found = ids.iter().position(|controller| id.as_deref() == Some(*controller));
     found.ok_or_else(|| {
         let expected = match ids {
             [] => "the id of a --controller or [[controller]], of which there is none".to_owned(),
             ids => format!("the id of a controller: {}", ids.join(", ")),
         };
-        settings.error("controller", id.map_or("nothing".to_owned(), |id| format!("{id:?}")), expected)
+        settings.error(&CONTROLLER, id.map_or("nothing".to_owned(), |id| format!("{id:?}")), expected)
     })
 }
 
@@ -276,24 +302,26 @@ impl OwnUnitKeys {
         kinds: &[&'static str],
     ) -> Result<OwnUnitKeys, SettingError> {
         let kind = take_storage_kind(settings, kinds)?;
-        let reservations = settings.text("reservations").map(PathBuf::from);
+        let reservations = settings.text(&RESERVATIONS).map(PathBuf::from);
         if let Some(path) = &reservations {
             check_reservations(settings, path)?;
         }
         Ok(OwnUnitKeys {
             storage: StorageKeys::take(settings, kind, id, SERIAL_BYTES)?,
-            unit_name: take_printable(settings, "unit-name", UNIT_NAME_BYTES)?.unwrap_or(default_name),
-            vendor: take_printable(settings, "vendor", VENDOR_BYTES)?.unwrap_or_else(|| VENDOR.to_owned()),
-            product: take_printable(settings, "product", PRODUCT_BYTES)?.unwrap_or_else(|| PRODUCT.to_owned()),
+            unit_name: take_printable(settings, &UNIT_NAME, UNIT_NAME_BYTES)?.unwrap_or(default_name),
+            vendor: take_printable(settings, &VENDOR, VENDOR_BYTES)?
+                .unwrap_or_else(|| VENDOR.default_text().to_owned()),
+            product: take_printable(settings, &PRODUCT, PRODUCT_BYTES)?
+                .unwrap_or_else(|| PRODUCT.default_text().to_owned()),
             reservations,
         })
     }
 
     fn claim(&self, settings: &Settings, id: &str, names: &mut UniqueNames) -> Result<Vec<Claim>, SettingError> {
         let owner = || format!("lun {id:?}");
-        let mut claims = vec![names.claim(settings, "unit-name", &self.unit_name, owner())?];
+        let mut claims = vec![names.claim(settings, UNIT_NAME.name, &self.unit_name, owner())?];
         if let Some(path) = &self.reservations {
-            claims.push(names.claim_file(settings, "reservations", path, owner())?);
+            claims.push(names.claim_file(settings, RESERVATIONS.name, path, owner())?);
         }
         Ok(claims)
     }
@@ -315,15 +343,15 @@ fn default_unit_name(socket: &Path, address: TargetLun) -> String {
 /// # Errors
 /// If a value is invalid, or no target is free.
 pub(super) fn take_address(settings: &mut Settings, addresses: &UsedAddresses) -> Result<TargetLun, SettingError> {
-    let target = take_u16(settings, "target", 0, u8::MAX.into())?;
-    let lun = take_u16(settings, "lun", 0, MAX_LUN)?.unwrap_or(0);
+    let target = take_u16(settings, &TARGET)?;
+    let lun = take_u16(settings, &LUN)?.unwrap_or(0);
     let target = match target.map(u8::try_from) {
         Some(Ok(target)) => Some(target),
         _ => free_target(addresses),
     };
     match target {
         Some(target) => Ok(TargetLun { target, lun }),
-        None => Err(settings.error("target", "nothing, and all 256 in use", "the target that gets another LUN")),
+        None => Err(settings.error(&TARGET, "nothing, and all 256 in use", "the target that gets another LUN")),
     }
 }
 
@@ -333,7 +361,7 @@ fn check_reservations(settings: &Settings, path: &Path) -> Result<(), SettingErr
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    let error = |why: String| settings.error("reservations", format!("{path:?} ({why})"), expected);
+    let error = |why: String| settings.error(&RESERVATIONS, format!("{path:?} ({why})"), expected);
     match folder.metadata() {
         Err(why) => return Err(error(why.to_string())),
         Ok(folder) if !folder.is_dir() => return Err(error("in no folder".to_owned())),
@@ -344,4 +372,30 @@ fn check_reservations(settings: &Settings, path: &Path) -> Result<(), SettingErr
         Err(why) if why.kind() != std::io::ErrorKind::NotFound => Err(error(why.to_string())),
         _ => Ok(()),
     }
+}
+
+/// Returns a LUN's keys with their values.
+pub(super) fn lun_pairs(lun: &LunConfig) -> Vec<Pair> {
+    let mut pairs = vec![
+        (ID.name, string(&lun.id)),
+        (TARGET.name, number(lun.address.target)),
+        (LUN.name, number(lun.address.lun)),
+    ];
+    match &lun.unit {
+        LunUnit::Own(unit) => pairs.extend(unit_pairs(unit)),
+        LunUnit::Shared(unit) => pairs.push((UNIT.name, string(unit))),
+    }
+    pairs
+}
+
+fn unit_pairs(unit: &UnitConfig) -> Vec<Pair> {
+    let mut pairs = backend_pairs(&unit.storage);
+    pairs.extend(storage_pairs(&unit.storage));
+    pairs.extend([
+        (UNIT_NAME.name, string(&unit.unit_name)),
+        (VENDOR.name, string(&unit.vendor)),
+        (PRODUCT.name, string(&unit.product)),
+    ]);
+    pairs.extend(unit.reservations.iter().map(|path| (RESERVATIONS.name, string(&path.to_string_lossy()))));
+    pairs
 }

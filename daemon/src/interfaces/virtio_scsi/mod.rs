@@ -37,6 +37,7 @@ use crate::resolve::ConfigError;
 use crate::sandbox::FileUse;
 use crate::sockets::PlannedSocket;
 use crate::storage_backends::StorageBackends;
+use crate::{queues, vhost_user};
 use config::{ControllerConfig, LunOrigin, LunUnit};
 use controller::Controller;
 use controller_keys::ControllerKeys;
@@ -51,14 +52,16 @@ const LUN_TABLE: ConfigTable = ConfigTable {
     name: "lun",
     value_name: "KEY=VALUE,...",
     about: "A LUN of a controller; may be repeated",
-    help: include_str!("lun_help.txt"),
+    keys: &[lun_keys::KEYS],
+    has_storage: true,
     inner: &[],
 };
 const CONTROLLER_TABLE: ConfigTable = ConfigTable {
     name: "controller",
     value_name: "KEY=VALUE,...",
     about: "A virtio-scsi controller to serve, with the LUNs of --lun; may be repeated",
-    help: include_str!("controller_help.txt"),
+    keys: &[controller_keys::KEYS, vhost_user::KEYS, queues::KEYS],
+    has_storage: false,
     inner: &[LUN_TABLE],
 };
 

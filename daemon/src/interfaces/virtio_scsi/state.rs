@@ -178,9 +178,9 @@ mod tests {
         let read: SavedLuns = serde_json::from_value(serde_json::to_value(&state).unwrap()).unwrap();
         assert_eq!(read, state);
         assert!(read.has_removed("c", "c:0:0") && !read.has_removed("d", "c:0:0") && read.removed.len() == 1);
-        let mut settings = read.added[0].to_settings().unwrap();
-        assert_eq!(settings.text("path").as_deref(), Some("/srv/a,b.img"));
-        assert_eq!((settings.text("target").as_deref(), settings.text("controller")), (Some("3"), None));
+        let settings = read.added[0].to_settings().unwrap();
+        assert_eq!(settings.peek("path"), Some("/srv/a,b.img"));
+        assert_eq!((settings.peek("target"), settings.peek("controller")), (Some("3"), None));
     }
 
     #[test]

@@ -38,7 +38,7 @@ fn configured(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<Scs
     let mut keys = ScsiKeys::default();
     keys.take_tables(given.tables, &mut context)?;
     for (index, mut settings) in given.disks.into_iter().enumerate() {
-        settings.text("interface");
+        settings.text(&crate::interface::INTERFACE);
         let (owner, position) = (format!("disk #{}", index + 1), ListPosition::Disk(index));
         keys.take_disk(DiskTable { settings, owner, position }, &mut context)?;
     }
@@ -385,7 +385,7 @@ fn files() {
         ),
         (
             "[[lun]]\ntarget = 1",
-            "m.toml: syntax: found an unknown key \"lun\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, admin-owner, admin-group, metrics, metrics-mode, drain-timeout-s, state, strict, sandbox, sandbox-allow, user, group, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[limit-group]] or [[controller]] tables",
+            "m.toml: syntax: found an unknown key \"lun\" at the top, expected workers, pin, admin, admin-mode, admin-owner, admin-group, state, metrics, metrics-mode, drain-timeout-s, hang-warning-s, sandbox, sandbox-allow, user, group, strict, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[limit-group]] or [[controller]] tables",
         ),
     ] {
         let found = file::parse("m.toml", text, INTERFACES).map_err(ConfigError::from);

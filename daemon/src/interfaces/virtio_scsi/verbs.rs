@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::config::{LunConfig, LunUnit, TargetLun};
 use super::luns::{LunEntry, LunSelector, Luns, Removal};
-use super::{print, stat};
+use super::{lun_keys, stat};
 use crate::admin::resize::{SHRINK, SIZE, take_resize};
 use crate::admin::{change_error, response, setting_error, settings_json, take_settings};
 use crate::config::StorageLimits;
@@ -198,5 +198,5 @@ fn settings(lun: &LunEntry) -> Option<Map<String, Value>> {
         LunUnit::Shared(unit.name().to_owned())
     };
     let config = LunConfig { id: lun.id.clone(), address: lun.address, unit, origin: lun.origin, mapped: true };
-    Some(settings_json(print::lun_pairs(&config)))
+    Some(settings_json(lun_keys::lun_pairs(&config)))
 }

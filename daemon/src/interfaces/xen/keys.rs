@@ -3,15 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mqblk_blkif::{
-    DEFAULT_INDIRECT_SEGMENTS, DEFAULT_PERSISTENT_IDLE, DEFAULT_PERSISTENT_MAX, GrantMode, MAX_INDIRECT_SEGMENTS,
-    PoolScope,
-};
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_blkif::{GrantMode, MAX_INDIRECT_SEGMENTS, PoolScope};
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_engine::{Coalesce, PollPolicy, QueuePlacement};
 use mqblk_xen::vbd;
 use mqblk_xen_server::DeviceName;
-use toml::Value;
 
 use super::WORD;
 use super::config::{XenAttachment, XenConfig, XenEndpoint};
@@ -19,20 +15,71 @@ use super::selector::{DEFAULT_TYPE, XenSelector, check_type};
 use crate::contract::{DiskContract, ONLY_DISK};
 use crate::cpus::Cpus;
 use crate::disk_list::Endpoint;
-use crate::interface::{ProcessKey, ResolveContext};
-use crate::print::{Pair, number_or_text, string};
+use crate::interface::ResolveContext;
+use crate::print::{Pair, number, number_or_text, string};
 use crate::queues::{MAX_QUEUES, QueueMap, polling_pairs, take_coalesce, take_poll};
 use crate::resolve::{Claim, take_u16};
 use crate::test_keys;
 
-/// Maximum ring size, as the binary logarithm of its pages: Linux' XENBUS_MAX_RING_GRANT_ORDER.
-const MAX_RING_ORDER: u16 = 4;
-/// Maximum of `persistent-grants`: the pages of a full ring of order 4 with requests of 1024 segments.
-const MAX_PERSISTENT: u64 = 1 << 19;
-/// Maximum of `persistent-idle`: a week.
-const MAX_IDLE_SECONDS: u64 = 7 * 24 * 3600;
-/// The default directory of journals.
-const DEFAULT_STATE: &str = "/run/mqblk/xen";
+static DOMID: Key = Key::number("domid", 0, 0x7fef)
+    .otherwise("a toolstack, or `mqblk xen attach`, names the disk with `params=mqblk:ID`")
+    .about(
+        "attach the disk to this domain from the start, as vdev says",
+        "If it is not attached already. Both `domid` and `vdev`, or neither.",
+    );
+static VDEV: Key =
+    Key::text("vdev", "NAME", "`xvda`, `xvdb1`, `sda` or its number").about("the device in the guest", "");
+static RINGS: Key =
+    Key::number("queues", 1, MAX_QUEUES as u64).otherwise("the number of CPUs that the process may use").about(
+        "rings offered",
+        "`multi-queue-max-queues`. Linux guests take up to 4 unless `xen-blkfront.max_queues` says otherwise.",
+    );
+/// At most Linux' XENBUS_MAX_RING_GRANT_ORDER.
+static RING_ORDER: Key = Key::number("ring-order", 0, 4)
+    .default("4")
+    .about("largest ring offered: 2^N pages", "`max-ring-page-order`: 32 requests times two to the power of this.");
+static INDIRECT_SEGMENTS: Key = Key::number("indirect-segments", 0, MAX_INDIRECT_SEGMENTS as u64)
+    .default("256")
+    .about("most 4 KiB pieces of a request; 0: eleven", "`feature-max-indirect-segments`.");
+static GRANTS: Key = Key::words("grants", GrantMode::WORDS).default("auto").about(
+    "how the guest's pages are reached: copy (by the hypervisor), map (for each request), persistent (mapped once and kept, where the guest \
+     agrees; else copy), or auto (as persistent)",
+    "With direct I/O in a paravirtualized domain, where the kernel must not pin mapped pages, the processor copies between persistent pages and pages of the daemon. `map`: unmapped before the response; copied where the disk is opened with direct I/O, since the kernel may then unpin a page only after the response.",
+);
+/// For measurements.
+static GRANTS_POOL: Key = Key::words("grants-pool", PoolScope::WORDS);
+/// At most the pages of a full ring of order 4 with requests of 1024 segments.
+static PERSISTENT_GRANTS: Key =
+    Key::number("persistent-grants", 0, 1 << 19).default("1056").about("most pages that a ring keeps mapped", "");
+/// At most a week.
+static PERSISTENT_IDLE: Key = Key::number("persistent-idle", 0, 7 * 24 * 3600)
+    .placeholder("S")
+    .default("60")
+    .about("unmap a page that was not used for S seconds; 0: never", "");
+static JOURNAL: Key = Key::switch("journal").default("on").about(
+    "note unanswered requests under --xen-state, so that a daemon after this one serves the rings even if this one is killed",
+    "",
+);
+/// The keys of a Xen disk, besides those of queues.
+pub(super) const KEYS: &[&Key] =
+    &[&DOMID, &VDEV, &RINGS, &RING_ORDER, &INDIRECT_SEGMENTS, &GRANTS, &PERSISTENT_GRANTS, &PERSISTENT_IDLE, &JOURNAL];
+
+static XEN: Key = Key::text("xen", "auto|real|FOLDER", "`auto`, `real`, a folder").default("auto").about(
+    "which Xen: auto (the machine's own, when something needs it), real, or the folder of a simulated one",
+    "[xen.md](xen.md).",
+);
+/// What has the daemon serve what the configuration does not name.
+pub(super) static XEN_WATCH: Key = Key::text("xen-watch", "TYPE", "a device type")
+    .bare(DEFAULT_TYPE)
+    .about("serve every device of this type that a toolstack makes, whatever it names", "Every device below `/local/domain/<own>/backend/TYPE`; without the option those whose `params` name a disk of the configuration. Without a type `mqblk`.");
+static XEN_STATE: Key = Key::text("xen-state", "DIR|off", "a folder, or `off`")
+    .default("/run/mqblk/xen")
+    .about("where unanswered requests are noted, so that a daemon after this one serves the rings; off: nowhere", "The journals: a file for each ring, removed when the ring ends. Of two daemons that watch a type with the same folder the second is refused.");
+static XEN_MAPPED_PAGES: Key = Key::number("xen-mapped-pages", 0, u64::MAX)
+    .otherwise("what the host allows")
+    .about("most pages of guests that all disks together keep mapped; more are copied", "The host allows a quarter of `vm.max_map_count`, as a page takes two, or what Xen tracks. A copy is slower, never an error.");
+/// The keys of the Xen host.
+pub(super) const PROCESS_KEYS: &[&Key] = &[&XEN, &XEN_WATCH, &XEN_STATE, &XEN_MAPPED_PAGES];
 
 impl Endpoint for XenEndpoint {
     // blkif has no serial number; that of the storage has the length of virtio-blk's.
@@ -66,7 +113,7 @@ impl Endpoint for XenEndpoint {
     }
 
     fn claims(&self) -> Vec<Claim> {
-        let vdev = |XenAttachment { domid, devid }| ("vdev", format!("{devid} of domain {domid}"));
+        let vdev = |XenAttachment { domid, devid }| (VDEV.name, format!("{devid} of domain {domid}"));
         self.attachment.map(vdev).into_iter().collect()
     }
 
@@ -78,20 +125,20 @@ impl Endpoint for XenEndpoint {
         let mut pairs = Vec::new();
         if let Some(XenAttachment { domid, devid }) = self.attachment {
             let name = vbd::vdev_name(devid).unwrap_or_else(|| devid.to_string());
-            pairs.extend([("domid", Value::Integer(domid.into())), ("vdev", string(&name))]);
+            pairs.extend([(DOMID.name, number(domid)), (VDEV.name, string(&name))]);
         }
         let journal = if self.journal { "on" } else { "off" };
         pairs.extend([
-            ("queues", Value::Integer(self.queues.into())),
-            ("ring-order", Value::Integer(self.ring_order.into())),
-            ("indirect-segments", Value::Integer(self.indirect_segments.into())),
-            ("grants", string(self.grants.word())),
-            ("persistent-grants", Value::Integer(self.persistent_grants.into())),
-            ("persistent-idle", Value::Integer(self.persistent_idle.as_secs() as i64)),
-            ("journal", string(journal)),
+            (RINGS.name, number(self.queues)),
+            (RING_ORDER.name, number(self.ring_order)),
+            (INDIRECT_SEGMENTS.name, number(self.indirect_segments)),
+            (GRANTS.name, string(self.grants.word())),
+            (PERSISTENT_GRANTS.name, number(self.persistent_grants)),
+            (PERSISTENT_IDLE.name, number(self.persistent_idle.as_secs() as i64)),
+            (JOURNAL.name, string(journal)),
         ]);
         if self.grants_pool != PoolScope::PerRing {
-            pairs.push(("grants-pool", string(self.grants_pool.word())));
+            pairs.push((GRANTS_POOL.name, string(self.grants_pool.word())));
         }
         pairs.extend(self.queue_map.pair());
         pairs.extend(polling_pairs(self.poll, self.coalesce));
@@ -102,22 +149,16 @@ impl Endpoint for XenEndpoint {
 /// Takes the keys of a device. The number of CPUs is the default number of rings.
 fn take_endpoint(settings: &mut Settings, cpus: &Cpus) -> Result<XenEndpoint, SettingError> {
     let attachment = take_attachment(settings)?;
-    let or_default = |number: Option<u16>, default: u16| number.unwrap_or(default);
-    let idle = settings.number("persistent-idle", 0..=MAX_IDLE_SECONDS)?.map(Duration::from_secs);
-    let persistent = settings.number("persistent-grants", 0..=MAX_PERSISTENT)?;
     Ok(XenEndpoint {
         attachment,
-        queues: take_u16(settings, "queues", 1, MAX_QUEUES)?.unwrap_or(cpus.count.min(MAX_QUEUES)),
-        ring_order: or_default(take_u16(settings, "ring-order", 0, MAX_RING_ORDER)?, MAX_RING_ORDER) as u8,
-        indirect_segments: or_default(
-            take_u16(settings, "indirect-segments", 0, MAX_INDIRECT_SEGMENTS)?,
-            DEFAULT_INDIRECT_SEGMENTS,
-        ),
-        grants: settings.choice("grants", GrantMode::WORDS)?.map_or(GrantMode::Auto, GrantMode::from_word),
+        queues: take_u16(settings, &RINGS)?.unwrap_or(cpus.count.min(MAX_QUEUES)),
+        ring_order: settings.number_or_default(&RING_ORDER)? as u8,
+        indirect_segments: settings.number_or_default(&INDIRECT_SEGMENTS)? as u16,
+        grants: settings.word(&GRANTS)?.map_or(GrantMode::Auto, GrantMode::from_word),
         grants_pool: take_grants_pool(settings)?,
-        persistent_grants: persistent.map_or(DEFAULT_PERSISTENT_MAX, |pages| pages as u32),
-        persistent_idle: idle.unwrap_or(DEFAULT_PERSISTENT_IDLE),
-        journal: settings.switch("journal")?.unwrap_or(true),
+        persistent_grants: settings.number_or_default(&PERSISTENT_GRANTS)? as u32,
+        persistent_idle: settings.number_or_default(&PERSISTENT_IDLE).map(Duration::from_secs)?,
+        journal: settings.switch_or_default(&JOURNAL)?,
         poll: take_poll(settings, PollPolicy::default())?,
         coalesce: take_coalesce(settings, Coalesce::default())?,
         queue_map: QueueMap::take(settings),
@@ -130,25 +171,25 @@ fn take_grants_pool(settings: &mut Settings) -> Result<PoolScope, SettingError> 
     if !test_keys::are_enabled() {
         return Ok(PoolScope::PerRing);
     }
-    Ok(settings.choice("grants-pool", PoolScope::WORDS)?.map_or(PoolScope::PerRing, PoolScope::from_word))
+    Ok(settings.word(&GRANTS_POOL)?.map_or(PoolScope::PerRing, PoolScope::from_word))
 }
 
 /// Takes `domid` and `vdev`: both or neither.
 fn take_attachment(settings: &mut Settings) -> Result<Option<XenAttachment>, SettingError> {
-    let domid = take_u16(settings, "domid", 0, 0x7fef)?;
-    let devid = match settings.text("vdev") {
+    let domid = take_u16(settings, &DOMID)?;
+    let devid = match settings.text(&VDEV) {
         None => None,
         Some(name) => match vbd::parse_vdev(&name) {
             Ok(number) => Some(number),
-            Err(wrong) => return Err(settings.error("vdev", format!("{name:?}"), wrong.expected)),
+            Err(wrong) => return Err(settings.error(&VDEV, format!("{name:?}"), wrong.expected)),
         },
     };
     match (domid, devid) {
         (Some(domid), Some(devid)) => Ok(Some(XenAttachment { domid, devid })),
         (Some(_), None) => {
-            Err(settings.error("vdev", "nothing, but a domid", "the device's name in the guest, such as xvda"))
+            Err(settings.error(&VDEV, "nothing, but a domid", "the device's name in the guest, such as xvda"))
         }
-        (None, Some(_)) => Err(settings.error("domid", "nothing, but a vdev", "the guest's domain number")),
+        (None, Some(_)) => Err(settings.error(&DOMID, "nothing, but a vdev", "the guest's domain number")),
         (None, None) => Ok(None),
     }
 }
@@ -163,69 +204,26 @@ pub(super) fn device_key(name: &DeviceName) -> String {
     format!("xen/device/{name}")
 }
 
-/// The heading of the options.
-const HEADING: Option<&str> = Some("Xen");
-
-/// The keys of the Xen host.
-pub(super) const PROCESS_KEYS: &[ProcessKey] = &[
-    ProcessKey {
-        key: "xen",
-        value_name: "auto|real|FOLDER",
-        value_if_omitted: None,
-        about: "Which Xen: auto (the machine's own, when something needs it), real, or the folder of a simulated one [default: auto]",
-        more: "",
-        heading: HEADING,
-        serves: false,
-    },
-    ProcessKey {
-        key: "xen-watch",
-        value_name: "TYPE",
-        value_if_omitted: Some(DEFAULT_TYPE),
-        about: "Serve every device of this type that a toolstack makes, whatever it names [default type: mqblk]",
-        more: "",
-        heading: HEADING,
-        serves: true,
-    },
-    ProcessKey {
-        key: "xen-state",
-        value_name: "DIR|off",
-        value_if_omitted: None,
-        about: "Where unanswered requests are noted, so that a daemon after this one takes rings up; off: nowhere [default: /run/mqblk/xen]",
-        more: "",
-        heading: HEADING,
-        serves: false,
-    },
-    ProcessKey {
-        key: "xen-mapped-pages",
-        value_name: "N",
-        value_if_omitted: None,
-        about: "Most pages of guests that all disks together keep mapped; more are copied [default: what the host allows]",
-        more: "",
-        heading: HEADING,
-        serves: false,
-    },
-];
-
 /// Returns the keys of the Xen host with their values.
 pub(super) fn host_pairs(config: &XenConfig) -> Vec<Pair> {
-    let mut pairs = vec![("xen", string(&config.host.to_string()))];
+    let mut pairs = vec![(XEN.name, string(&config.host.to_string()))];
     if config.watch {
-        pairs.push(("xen-watch", string(&config.type_name)));
+        pairs.push((XEN_WATCH.name, string(&config.type_name)));
     }
     let state = config.state.as_ref().map_or("off".into(), |path| path.to_string_lossy());
-    pairs.push(("xen-state", string(&state)));
-    pairs.extend(config.mapped_pages.map(|pages| ("xen-mapped-pages", number_or_text(&pages.to_string()))));
+    pairs.push((XEN_STATE.name, string(&state)));
+    pairs.extend(config.mapped_pages.map(|pages| (XEN_MAPPED_PAGES.name, number_or_text(&pages.to_string()))));
     pairs
 }
 
 /// Takes `xen`, `xen-watch`, `xen-state` and `xen-mapped-pages`. `needed`: there are Xen disks.
 pub(super) fn take_host(settings: &mut Settings, cpus: &Cpus, needed: bool) -> Result<Option<XenConfig>, SettingError> {
-    let which = settings.text("xen").as_deref().map(XenSelector::parse);
-    let watch = settings.text("xen-watch");
-    let state = settings.text("xen-state");
-    let mapped_pages = settings.number("xen-mapped-pages", 0..=u64::MAX)?;
+    let which = settings.text(&XEN).as_deref().map(XenSelector::parse);
+    let watch = settings.text(&XEN_WATCH);
+    let state = settings.text(&XEN_STATE);
+    let mapped_pages = settings.number(&XEN_MAPPED_PAGES)?;
     if let Some(name) = &watch {
-        check_type(settings, "xen-watch", name)?;
+        check_type(settings, XEN_WATCH.name, name)?;
     }
     if !needed && watch.is_none() && !matches!(which, Some(XenSelector::Real | XenSelector::Simulated(_))) {
         return Ok(None);
@@ -237,9 +235,9 @@ pub(super) fn take_host(settings: &mut Settings, cpus: &Cpus, needed: bool) -> R
         state: match state.as_deref() {
             Some("off") => None,
             Some(path) => Some(PathBuf::from(path)),
-            None => Some(PathBuf::from(DEFAULT_STATE)),
+            None => Some(PathBuf::from(XEN_STATE.default_text())),
         },
         mapped_pages,
-        default_endpoint: take_endpoint(&mut Settings::new("xen-watch"), cpus)?,
+        default_endpoint: take_endpoint(&mut Settings::new(XEN_WATCH.name), cpus)?,
     }))
 }

@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use mqblk_core::lock::RankedMutex;
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_engine::AnyDisk;
 use mqblk_xen_server::Backend;
 
@@ -23,12 +23,12 @@ use crate::cpus::Cpus;
 use crate::disk_list::{DiskConfig, DiskKeys, Endpoint as _, ServedDisk};
 use crate::interface::{
     ChangeSource, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, IsTaken,
-    ListPosition, ProcessKey, ResolveContext, ServedDevice, ServedInterface, StartFailure,
+    ListPosition, ResolveContext, ServedDevice, ServedInterface, StartFailure,
 };
 use crate::new_disk::NewDisk;
 use crate::out::{Admission, open_all};
 use crate::print::{Pair, Section};
-use crate::queues::workers_of;
+use crate::queues::{self, workers_of};
 use crate::resize::ChangeError;
 use crate::resolve::ConfigError;
 use crate::sandbox::FileUse;
@@ -52,12 +52,16 @@ impl GuestInterface for XenInterface {
         WORD
     }
 
-    fn process_keys(&self) -> &'static [ProcessKey] {
+    fn process_keys(&self) -> &'static [&'static Key] {
         keys::PROCESS_KEYS
     }
 
-    fn disk_help(&self) -> &'static str {
-        include_str!("help.txt")
+    fn serving_key(&self) -> Option<&'static Key> {
+        Some(&keys::XEN_WATCH)
+    }
+
+    fn disk_keys(&self) -> &'static [&'static [&'static Key]] {
+        &[keys::KEYS, queues::KEYS]
     }
 
     fn keys(&self) -> Box<dyn InterfaceKeys> {

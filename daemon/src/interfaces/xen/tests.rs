@@ -27,7 +27,7 @@ fn resolve(process: &[(&str, &str)], disks: &[&str]) -> XenKeys {
     let mut keys = XenKeys::default();
     for (index, words) in disks.iter().enumerate() {
         let mut settings = key_values::parse("disk", words).unwrap();
-        settings.text("interface");
+        settings.text(&crate::interface::INTERFACE);
         let (owner, position) = (format!("disk #{index}"), ListPosition::Disk(index));
         keys.take_disk(DiskTable { settings, owner, position }, &mut context).unwrap();
     }

@@ -5,9 +5,10 @@ mod ring;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
+use mqblk_core::lock::lock;
 use mqblk_core::{ByteLen, units::SECTOR_BYTES};
 use mqblk_memory::{DomainId, GrantRef};
 use mqblk_ring::blkif::Abi;
@@ -97,7 +98,7 @@ struct ModelState {
 
 impl ModelState {
     fn disk(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.disk)
     }
 }
 

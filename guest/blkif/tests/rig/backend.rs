@@ -172,9 +172,11 @@ impl TestBackend {
             waker: Arc::clone(&waker) as Arc<dyn Wake>,
             journal,
             replay,
+            fence: None,
             guard: None,
         };
-        let queue = vbd.open_queue(&mut context, parts).unwrap();
+        let mut queue = vbd.open_queue(parts).unwrap();
+        queue.enter(&mut context).unwrap();
         let size = vbd.options().geometry.size.0 as usize;
         let room = queue.depth().into();
         TestBackend {
@@ -301,7 +303,8 @@ impl TestBackend {
     /// Closes the queue.
     pub(crate) fn close(&mut self) {
         assert!(self.intake.pending.is_empty());
-        self.queue.close(&mut self.context);
+        self.queue.close();
+        self.queue.leave(&mut self.context);
     }
 
     pub(crate) fn write_disk(&self, sector: u64, bytes: &[u8]) {

@@ -1,9 +1,10 @@
 //! PERSISTENT RESERVE OUT between its execution and its completion.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use mqblk_core::Wake;
+use mqblk_core::lock::lock;
 
 use super::StepContext;
 use crate::command::{CommandCompletion, NextStep};
@@ -18,13 +19,13 @@ pub(crate) struct RelayWaker {
 
 impl RelayWaker {
     fn connect(&self, to: &Arc<dyn Wake>) {
-        *self.target.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(to));
+        *lock(&self.target) = Some(Arc::clone(to));
     }
 }
 
 impl Wake for RelayWaker {
     fn wake(&self) {
-        let to = self.target.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let to = lock(&self.target).clone();
         if let Some(to) = to {
             to.wake();
         }

@@ -9,9 +9,10 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use mqblk_core::Wake;
+use mqblk_core::lock::lock;
 
 use crate::command::{CommandCompletion, DataOut};
 use crate::sense::{Sense, Status};
@@ -238,7 +239,7 @@ impl Reservations {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Each action is complete or has no effect; it cannot panic half way.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     /// Ends a RESERVE of this nexus, and removes the nexus if `leaves`.

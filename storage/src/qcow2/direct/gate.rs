@@ -4,8 +4,10 @@
 //! the opposite order: it shuts, and then waits for the cells. So one of both sees the other.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use mqblk_core::lock::lock;
 
 /// How long to sleep between two looks at the cells, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
@@ -27,7 +29,7 @@ pub(in super::super) struct InsideCell(AtomicU32);
 impl Gate {
     /// Returns a cell for a worker.
     pub(super) fn cell(&self) -> Arc<InsideCell> {
-        let mut cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cells = lock(&self.cells);
         cells.retain(|cell| Arc::strong_count(cell) > 1);
         let cell = Arc::new(InsideCell::default());
         cells.push(Arc::clone(&cell));
@@ -54,7 +56,7 @@ impl Gate {
     pub(in super::super) fn shut(&self) -> ShutGate<'_> {
         self.shut.fetch_add(1, Ordering::SeqCst);
         let shut = ShutGate(self);
-        let cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let cells = lock(&self.cells).clone();
         for cell in cells {
             let mut pause = FIRST_PAUSE;
             while cell.0.load(Ordering::SeqCst) > 0 {

@@ -6,7 +6,9 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
+
+use mqblk_core::lock::lock;
 
 /// Entries of a chunk, which is allocated when the first of them is learnt.
 const CHUNK: u64 = 4096;
@@ -102,7 +104,7 @@ impl ClusterMap {
         let place = self.chunks.get(usize::try_from(cluster / CHUNK).ok()?)?;
         if place.get().is_none() {
             // One at a time: who finds no room must be sure that nobody else makes the chunk, and learns in it what is older.
-            let mut allocated = self.allocated.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut allocated = lock(&self.allocated);
             if place.get().is_none() && *allocated < MAX_CHUNKS {
                 *allocated += 1;
                 place.get_or_init(|| (0..CHUNK).map(|_| AtomicU64::new(0)).collect());

@@ -162,7 +162,7 @@ impl Host {
         };
         let worker = ring % self.workers.len();
         let vbd = &self.vbd;
-        let seat = self.workers[worker].attach(options, |context, waker| {
+        let seat = self.workers[worker].attach(options, |waker| {
             let parts = RingParts {
                 ring: front.back_end(recovery.position),
                 grants: Box::new(Killable(world.domain.access(), Arc::clone(&world.kill))),
@@ -170,9 +170,10 @@ impl Host {
                 waker: Arc::new(Killable(Arc::clone(waker), Arc::clone(&world.kill))),
                 journal: Some(journal),
                 replay: recovery.replay,
+                fence: None,
                 guard: None,
             };
-            vbd.open_queue(context, parts).map_err(|error| error.to_string())
+            vbd.open_queue(parts).map_err(|error| error.to_string())
         });
         self.seats.push((worker, seat.expect("a seat")));
     }

@@ -10,8 +10,8 @@ use mqblk_core::{
     ArmResult, ByteLen, ByteOffset, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, LonePull, Op, PublishResult,
     PullEnd, Wake,
 };
-use mqblk_engine::{AnyDisk, FixedBufferUse, PlugOptions, QueueDisk, SteppedQueue, SteppedWorker, UringContext};
-use mqblk_memory::{Buffer, GuestAddress, GuestMemory, SharedWords};
+use mqblk_engine::{AnyDisk, PlugOptions, QueueDisk, SteppedQueue, SteppedWorker, UringContext};
+use mqblk_memory::{Buffer, GuestAddress, GuestMemory, MemoryShare, SharedWords};
 use mqblk_ring::driver_ring::DriverRing;
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingAddresses, RingFormat};
 use mqblk_tests::stepped::{guest_memory, polled_queue, start_workers};
@@ -90,7 +90,7 @@ impl<T, I: Intake<T, Buffer>> Intake<T, Buffer> for MortalIntake<'_, T, I> {
     }
 }
 
-impl<Q: GuestQueue<Context = UringContext>> GuestQueue for MortalQueue<Q> {
+impl<Q: GuestQueue<Context = UringContext, Token: Send>> GuestQueue for MortalQueue<Q> {
     type Token = Q::Token;
     type Position = Q::Position;
     type Context = UringContext;
@@ -99,6 +99,15 @@ impl<Q: GuestQueue<Context = UringContext>> GuestQueue for MortalQueue<Q> {
 
     fn depth(&self) -> u16 {
         self.0.0.depth()
+    }
+    fn enter(&mut self, context: &mut UringContext) -> Result<(), String> {
+        self.0.0.enter(context)
+    }
+    fn leave(&mut self, context: &mut UringContext) {
+        self.0.0.leave(context);
+    }
+    fn close(&mut self) {
+        self.0.0.close();
     }
     fn pull_lone<I: Intake<Q::Token, Buffer>>(&mut self, context: &mut UringContext, into: &mut I) -> LonePull {
         let (kill, remains) = (Arc::clone(&self.0.1), Arc::clone(&self.1));
@@ -323,10 +332,10 @@ impl<D: MortalDevice> World<D> {
         let worker = index % host.workers.len();
         let (device, memory, kill) = (&host.device, &self.memory, &self.kill);
         let features = self.features | EVENT_IDX;
-        let seat = host.workers[worker].attach(options, |context, waker| {
-            let lease = context.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
+        let seat = host.workers[worker].attach(options, |waker| {
+            let share = MemoryShare::new(Arc::clone(memory), RING.into());
             let waker: Arc<dyn Wake> = Arc::new(Killable(Arc::clone(waker), Arc::clone(kill)));
-            let parts = QueueResources { ring, lease, call: Some(Box::new(Silent)), features, waker };
+            let parts = QueueResources { ring, share, call: Some(Box::new(Silent)), features, waker };
             let queue = device.create_queue(index as u16, parts);
             Ok(MortalQueue(Killable(queue, Arc::clone(kill)), Remains::default()))
         });

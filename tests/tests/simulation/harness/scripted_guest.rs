@@ -8,7 +8,7 @@ use mqblk_core::{
     Wake,
 };
 use mqblk_engine::{QueueDisk, SteppedQueue, SteppedWorker, UringContext};
-use mqblk_memory::{Buffer, GuestAddress, GuestMemory, LeaseId};
+use mqblk_memory::{Buffer, GuestAddress, GuestMemory, MemoryShare};
 use mqblk_tests::crash::oracle::{SECTOR, SectorRange};
 use mqblk_tests::stepped::{guest_memory, polled_queue};
 use rand::RngExt;
@@ -144,10 +144,10 @@ impl ScriptedGuest {
         restless: bool,
     ) {
         let side = Arc::clone(&self.side);
-        let attached = worker.attach(polled_queue(disks), |context, waker| {
+        let attached = worker.attach(polled_queue(disks), |waker| {
             self.waker = Some(Arc::clone(waker));
-            let lease = context.buffers.acquire_lease(Arc::clone(&side.lock().unwrap().memory), vec![]);
-            Ok(ScriptedQueue { side, lease, random, restless, finished: vec![] })
+            let share = MemoryShare::new(Arc::clone(&side.lock().unwrap().memory), DEPTH.into());
+            Ok(ScriptedQueue { side, share, random, restless, finished: vec![] })
         });
         self.queue = Some(attached.unwrap());
     }
@@ -248,7 +248,7 @@ impl ScriptedGuest {
 /// The queue, which the worker has.
 struct ScriptedQueue {
     side: Arc<Mutex<GuestSide>>,
-    lease: LeaseId,
+    share: MemoryShare,
     random: SmallRng,
     restless: bool,
     finished: Vec<(GuestRequest, Outcome)>,
@@ -279,7 +279,7 @@ impl ScriptedQueue {
         match op {
             Op::Flush => into.admit(request, disk, op, ByteOffset(0), ByteLen::ZERO, None),
             op if op.has_data() => {
-                let buffer = context.buffers.take(self.lease);
+                let buffer = context.buffers.take(self.share.lease());
                 for (at, len) in &request.segments {
                     context.buffers.push(&buffer, GuestAddress(*at), *len, 64).expect("mapped");
                 }
@@ -315,6 +315,14 @@ impl GuestQueue for ScriptedQueue {
 
     fn depth(&self) -> u16 {
         DEPTH
+    }
+
+    fn enter(&mut self, context: &mut UringContext) -> Result<(), String> {
+        self.share.enter(context)
+    }
+
+    fn leave(&mut self, context: &mut UringContext) {
+        self.share.leave(context);
     }
 
     fn pull<I: Intake<GuestRequest, Buffer>>(&mut self, context: &mut UringContext, into: &mut I) -> PullEnd {
@@ -362,7 +370,7 @@ impl GuestQueue for ScriptedQueue {
         orders.into_iter().for_each(|order| Self::cancel(into, order));
         let mut side = self.side.lock().unwrap();
         if std::mem::take(&mut side.audit) {
-            assert_eq!(context.buffers.buffers_in_use(self.lease), 0, "buffers were left behind");
+            assert_eq!(context.buffers.buffers_in_use(self.share.lease()), 0, "buffers were left behind");
             side.audited += 1;
         }
         Ok(())

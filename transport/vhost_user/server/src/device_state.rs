@@ -71,7 +71,7 @@ struct DocumentHeader {
 struct StateDocument {
     format: String,
     version: u32,
-    /// [`VirtioDevice::kind`].
+    /// The kind of device: another one does not take the document.
     device: String,
     /// [`VirtioDevice::save_state`].
     state: Box<RawValue>,

@@ -184,7 +184,7 @@ impl SocketFile {
 }
 
 impl ListenSocket {
-    /// Listens at `path` and replaces a stale socket; or takes the socket that was [prepared](crate::prepared) for the path. Nobody can connect
+    /// Listens at `path` and replaces a stale socket; or takes the socket that was [prepared](mod@crate::prepared) for the path. Nobody can connect
     /// before the file has its permissions.
     ///
     /// # Errors

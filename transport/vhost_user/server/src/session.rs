@@ -308,7 +308,7 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
             self.sharing = SharingMonitor::start(&self.options, &self.stats, control.count());
         }
         for queue in 0..self.vrings.len() {
-            if let Err(why) = self.vrings[queue].relocate(&table, self.options.fixed_buffers) {
+            if let Err(why) = self.vrings[queue].relocate(&table) {
                 return self.reject(why);
             }
         }
@@ -456,7 +456,7 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
         if self.vrings[queue].attached.is_some() {
             // A frontend that turns logging on or off sends the same addresses again.
             if before != Some(addresses) {
-                let relocated = self.vrings[queue].relocate(&self.memory, self.options.fixed_buffers);
+                let relocated = self.vrings[queue].relocate(&self.memory);
                 relocated.or_else(|why| self.reject(why))?;
             }
             let applied = self.vrings[queue].apply_log(&self.logging);

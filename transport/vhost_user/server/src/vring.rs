@@ -1,6 +1,5 @@
 //! One queue: its configuration by SET_VRING_* messages, and the attached queue that it becomes.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,7 @@ use mqblk_engine::{
     Coalesce, Detached, Draining, Engine, EventFd, FixedBufferUse, Kick, MoveResult, Notifier, PollPolicy, QueueDisk,
     QueueHandle, QueueMove, QueueOptions, StatsRegistry, UringContext,
 };
-use mqblk_memory::{GuestAddress, GuestMemory, UserAddress};
+use mqblk_memory::{GuestAddress, GuestMemory, MemoryShare, UserAddress};
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingAddresses, RingFormat, RingState};
 use mqblk_virtio::{QueueResources, QueueRole, VirtioDevice, VirtioQueue, features};
 
@@ -174,8 +173,10 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
                 .ring_log(self.log_address, ring.size(), self.format)
                 .map_err(|error| format!("queue {}: {error}", self.index))?,
         );
-        let log = start.logging.active().cloned();
-        let depth = usize::from(ring.size());
+        let share = MemoryShare::new(Arc::clone(start.memory), ring.size().into())
+            .with_fixed_buffers(start.fixed_buffers)
+            .with_log(start.logging.active().cloned())
+            .with_fence(start.inflight.and_then(|region| region.fence()).cloned());
         let kick = self.kick.clone().flatten().map(Kick::from);
         let (disks, poll, coalesce) = match start.device.queue_role(self.index) {
             QueueRole::Requests => (start.disks.clone(), start.poll, start.coalesce),
@@ -191,64 +192,34 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             paused: !self.enabled,
             on_broken: self.broken_handler(start.name),
         };
-        let (device, memory, fixed) = (Arc::clone(start.device), Arc::clone(start.memory), start.fixed_buffers);
-        let (index, call, features) = (self.index, self.call.take(), start.features);
-        let fence = start.inflight.and_then(|region| region.fence()).cloned();
-        let leave_fence = fence.clone();
-        let make = move |context: &mut UringContext, waker: &Arc<dyn Wake>| {
-            let lease = context.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
-            context.buffers.reserve(depth);
-            context.buffers.set_log(lease, log.as_ref());
-            if let Some(fence) = &fence
-                && !context.keep_open(fence)
-            {
-                tracing::debug!("a worker's table of files is full: a killed daemon's requests may outlive its lock");
-            }
+        let (device, index) = (Arc::clone(start.device), self.index);
+        let (call, features) = (self.call.take(), start.features);
+        let make = move |waker: &Arc<dyn Wake>| {
             let call = call.map(|call| Box::new(call) as Box<dyn Call>);
             if let Some(call) = call.as_ref().filter(|_| ring.is_resumed()) {
                 // The previous backend may have died between the completion and the call.
                 call.call();
             }
             let waker = Arc::clone(waker);
-            Ok(device.create_queue(index, QueueResources { ring, lease, call, features, waker }))
+            Ok(device.create_queue(index, QueueResources { ring, share, call, features, waker }))
         };
-        let leave = move |queue: &mut Q, context: &mut UringContext| {
-            queue.close();
-            leave_worker(queue, context, depth, leave_fence.as_ref());
-        };
-        let handle = start.engine.attach(start.worker, options, make, leave);
+        let handle = start.engine.attach(start.worker, options, make);
         let handle = handle.map_err(|error| format!("queue {}: {error}", self.index))?;
         start.stats.attached(self.index, handle.id());
         self.attached = Some(handle);
         Ok(())
     }
 
-    /// Moves an attached queue to another worker, unless its requests in flight take longer than `timeout`.
-    pub(crate) fn move_to<D>(&mut self, start: &StartParams<'_, D>, timeout: Duration) -> Result<QueueMove, String>
-    where
-        D: VirtioDevice<UringContext, Queue = Q>,
-    {
+    /// Moves an attached queue to worker `worker`, unless its requests in flight take longer than `timeout`.
+    pub(crate) fn move_to(
+        &mut self,
+        engine: &Engine,
+        worker: usize,
+        timeout: Duration,
+        stats: &StatsRegistry,
+    ) -> Result<QueueMove, String> {
         let Some(attached) = self.attached.take() else { return Ok(QueueMove::AtStart) };
-        let depth = self.size.map_or(0, usize::from);
-        let (memory, fixed, log) = (Arc::clone(start.memory), start.fixed_buffers, start.logging.active().cloned());
-        let fence = start.inflight.and_then(|region| region.fence()).cloned();
-        let leave_fence = fence.clone();
-        let leave = move |queue: &mut Q, context: &mut UringContext| {
-            leave_worker(queue, context, depth, leave_fence.as_ref());
-        };
-        let enter = move |queue: &mut Q, context: &mut UringContext, (): &()| {
-            let lease = context.adopt(Arc::clone(&memory), fixed);
-            let lease = lease.map_err(|error| format!("fixed-buffers=on: {error}"))?;
-            context.buffers.reserve(depth);
-            context.buffers.set_log(lease, log.as_ref());
-            if let Some(fence) = &fence {
-                // A worker whose table of files is full serves the queue nevertheless, as at its start.
-                let _ = context.keep_open(fence);
-            }
-            queue.set_lease(lease);
-            Ok(())
-        };
-        let (handle, result) = match attached.move_to(start.engine, start.worker, timeout, leave, enter) {
+        let (handle, result) = match attached.move_to(engine, worker, timeout) {
             Ok(MoveResult::Moved(handle)) => (handle, Ok(QueueMove::Moved)),
             Ok(MoveResult::Busy(handle)) => (handle, Ok(QueueMove::Busy)),
             Ok(MoveResult::Refused(handle, why)) => (handle, Err(format!("queue {}: {why}", self.index))),
@@ -258,7 +229,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             }
             Err(gone) => return Err(format!("queue {}: {gone}", self.index)),
         };
-        start.stats.attached(self.index, handle.id());
+        stats.attached(self.index, handle.id());
         self.attached = Some(handle);
         result
     }
@@ -308,17 +279,11 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
     }
 
     /// Moves an attached queue to a new memory table. Requests in flight keep their lease on the old one.
-    pub(crate) fn relocate(&self, memory: &Arc<GuestMemory>, fixed: FixedBufferUse) -> Result<(), String> {
+    pub(crate) fn relocate(&self, memory: &Arc<GuestMemory>) -> Result<(), String> {
         let Some(attached) = &self.attached else { return Ok(()) };
         let ring = self.resolve(memory, self.format)?;
         let memory = Arc::clone(memory);
-        let moved = attached.visit(move |queue, context| {
-            let lease = context.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
-            context.buffers.inherit_log(queue.lease(), lease);
-            let old = queue.relocate(ring, lease);
-            context.retire(old);
-            Ok(())
-        });
+        let moved = attached.visit(move |queue, context| queue.relocate(context, ring, memory));
         moved.unwrap_or_else(|gone| Err(gone.to_string()))
     }
 
@@ -329,10 +294,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             .ring_log(self.log_address, size, self.format)
             .map_err(|error| format!("queue {}: {error}", self.index))?;
         let log = logging.active().cloned();
-        let applied = attached.visit(move |queue, context| {
-            context.buffers.set_log(queue.lease(), log.as_ref());
-            queue.set_log(ring);
-        });
+        let applied = attached.visit(move |queue, context| queue.set_log(context, ring, log));
         applied.map_err(|gone| gone.to_string())
     }
 
@@ -422,20 +384,5 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             poll_ms = c.poll_ns / 1_000_000,
             "queue stopped"
         );
-    }
-}
-
-/// Releases what a queue holds of its worker's context, which it ends in or leaves. `fence`: the in-flight region's, if there is one.
-fn leave_worker<Q: VirtioQueue<UringContext>>(
-    queue: &mut Q,
-    context: &mut UringContext,
-    depth: usize,
-    fence: Option<&Arc<OwnedFd>>,
-) {
-    queue.leave_context(context);
-    context.buffers.unreserve(depth);
-    context.retire(queue.lease());
-    if let Some(fence) = fence {
-        context.let_close(fence);
     }
 }

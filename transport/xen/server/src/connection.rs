@@ -1,5 +1,6 @@
 //! Opens the rings that a frontend has published, and attaches them to workers.
 
+use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -12,7 +13,6 @@ use mqblk_memory::{DomainId, GrantAccess, GuestAddress, PageArena, PageSlot};
 use mqblk_ring::blkif::{Abi, BackRing, BlkifRing, RawRequest};
 use mqblk_xen::{EventPort, Xen, XenError};
 
-use crate::device_lock::{hold_in_worker, release_in_worker};
 use crate::frontend::{FrontendConfig, RingKeys, ring_identity};
 use crate::journal_dir::JournalDir;
 use crate::name::DeviceName;
@@ -158,23 +158,14 @@ impl RingConnector<'_> {
         };
         let (vbd, channel) = (Arc::clone(vbd), port.channel);
         let RingStart { ring, journal, replay } = start;
-        let (lock, leave_lock) = (self.lock.cloned(), self.lock.cloned());
-        let open = move |context: &mut UringContext, waker: &Arc<dyn Wake>| {
-            hold_in_worker(context, lock.as_ref());
-            let waker = Arc::clone(waker);
-            let parts = RingParts { ring, grants, channel, waker, journal, replay, guard: Some(Box::new(pages)) };
-            let opened = vbd.open_queue(context, parts).map_err(|error| error.to_string());
-            if opened.is_err() {
-                release_in_worker(context, lock.as_ref());
-            }
-            opened
-        };
-        let close = move |queue: &mut BlkifQueue<UringContext>, context: &mut UringContext| {
-            queue.close(context);
-            release_in_worker(context, leave_lock.as_ref());
+        let fence = self.lock.cloned();
+        let open = move |waker: &Arc<dyn Wake>| {
+            let (waker, guard) = (Arc::clone(waker), Some(Box::new(pages) as Box<dyn Any + Send>));
+            vbd.open_queue(RingParts { ring, grants, channel, waker, journal, replay, fence, guard })
+                .map_err(|error| error.to_string())
         };
         let worker = self.queues.map.get(index).copied().unwrap_or_default();
-        self.engine.attach(worker, options, open, close).map_err(|error| error.to_string())
+        self.engine.attach(worker, options, open).map_err(|error| error.to_string())
     }
 
     /// Returns how the ring starts: from the journal of an earlier process if there is one, else from the ring's content.

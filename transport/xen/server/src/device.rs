@@ -557,7 +557,7 @@ impl Device {
             resume,
             "rings"
         );
-        opened.stats.set_rings(vbd, handles, connect.lock.cloned(), connected_with);
+        opened.stats.set_rings(vbd, handles, connected_with);
         // Before the guest reads what the disk is.
         if let Some(guests) = self.guests() {
             guests.arrived();

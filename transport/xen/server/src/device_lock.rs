@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_engine::UringContext;
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 
@@ -132,22 +131,6 @@ impl DeviceOwnership {
             Some(lock) => lock.remove(),
             None => {}
         }
-    }
-}
-
-/// Keeps a device's lock while a worker serves one of its rings.
-pub(crate) fn hold_in_worker(context: &mut UringContext, lock: Option<&Arc<OwnedFd>>) {
-    if let Some(lock) = lock
-        && !context.keep_open(lock)
-    {
-        tracing::debug!("a worker's table of files is full: a killed daemon's requests may outlive its lock");
-    }
-}
-
-/// Undoes [`hold_in_worker`].
-pub(crate) fn release_in_worker(context: &mut UringContext, lock: Option<&Arc<OwnedFd>>) {
-    if let Some(lock) = lock {
-        context.let_close(lock);
     }
 }
 

@@ -1,6 +1,5 @@
 //! Statistics of a served device, readable from any thread.
 
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,6 @@ use mqblk_engine::{
 };
 use mqblk_ring::blkif::RingPosition;
 
-use crate::device_lock::{hold_in_worker, release_in_worker};
 use crate::name::DeviceName;
 
 /// The rings that are attached now.
@@ -23,8 +21,6 @@ use crate::name::DeviceName;
 struct AttachedRings {
     handles: Vec<QueueHandle<BlkifQueue<UringContext>>>,
     vbd: Option<Arc<Vbd>>,
-    /// The device's lock, which workers hold for them; `None`: it has none.
-    lock: Option<Arc<OwnedFd>>,
     /// Counters of the rings of earlier connections.
     earlier: GrantCounters,
 }
@@ -139,17 +135,7 @@ impl DeviceStats {
             return Ok(QueueMove::AtStart);
         }
         let handle = served.handles.swap_remove(at);
-        let (lock, leave_lock) = (served.lock.clone(), served.lock.clone());
-        let leave = move |queue: &mut BlkifQueue<UringContext>, context: &mut UringContext| {
-            queue.leave_context(context);
-            release_in_worker(context, leave_lock.as_ref());
-        };
-        let enter = move |queue: &mut BlkifQueue<UringContext>, context: &mut UringContext, (): &()| {
-            hold_in_worker(context, lock.as_ref());
-            queue.enter_context(context);
-            Ok(())
-        };
-        let (handle, result) = match handle.move_to(engine, worker, timeout, leave, enter) {
+        let (handle, result) = match handle.move_to(engine, worker, timeout) {
             Ok(MoveResult::Moved(handle)) => (handle, Ok(QueueMove::Moved)),
             Ok(MoveResult::Busy(handle)) => (handle, Ok(QueueMove::Busy)),
             Ok(MoveResult::Refused(handle, why)) => (handle, Err(format!("ring {ring}: {why}"))),
@@ -167,12 +153,11 @@ impl DeviceStats {
         result
     }
 
-    /// Registers the attached rings of a connection. `lock`: the device's, if there is one. `connected_with`: how they are polled and coalesced.
+    /// Registers the attached rings of a connection. `connected_with`: how they are polled and coalesced.
     pub(crate) fn set_rings(
         &self,
         vbd: Arc<Vbd>,
         handles: Vec<QueueHandle<BlkifQueue<UringContext>>>,
-        lock: Option<Arc<OwnedFd>>,
         connected_with: (PollPolicy, Coalesce),
     ) {
         for (handle, index) in handles.iter().zip(0..) {
@@ -184,7 +169,7 @@ impl DeviceStats {
             // A worker that has ended serves nothing.
             let _ = handle.set_polling(poll, coalesce);
         }
-        (served.vbd, served.handles, served.lock) = (Some(vbd), handles, lock);
+        (served.vbd, served.handles) = (Some(vbd), handles);
     }
 
     /// Lets idle rings release unused pages. Not while a ring of the device moves, which may wait for its storage.
@@ -227,7 +212,6 @@ impl DeviceStats {
     pub(crate) fn detach_rings(&self, end: &dyn Fn() -> Option<Instant>, resumes: bool) -> DetachResult {
         let (handles, _vbd) = {
             let mut served = self.lock();
-            served.lock = None;
             (std::mem::take(&mut served.handles), served.vbd.take())
         };
         let drain = |handle: QueueHandle<BlkifQueue<UringContext>>| {

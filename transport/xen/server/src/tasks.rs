@@ -101,7 +101,7 @@ impl Watcher {
         running
     }
 
-    /// Stops all devices, each when its task has ended. Those that have not by the [end of the stop](BackendShared::stop_end) are left as
+    /// Stops all devices, each when its task has ended. Those that have not by the [end of the stop](crate::device::BackendShared::stop_end) are left as
     /// they are: the process ends.
     pub(crate) fn stop_devices(&mut self) {
         let end = self.shared.stop_end();

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
+use mqblk_core::lock::lock;
 use mqblk_memory::{DomainId, GrantAccess, GrantRef, PAGE_BYTES};
 
 use super::grants::SimulatedGrants;
@@ -21,7 +22,7 @@ pub(super) fn hypercall<T>(
     call: &Hypercall,
     read: impl FnOnce(&[u32], Vec<OwnedFd>) -> io::Result<T>,
 ) -> io::Result<T> {
-    let mut packets = connection.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut packets = lock(connection);
     call.encode(packets.words());
     let descriptors = packets.call()?;
     read(&packets.words()[1..], descriptors)
@@ -43,7 +44,7 @@ impl ForeignDomains {
         domain: DomainId,
         connection: &Mutex<HypercallSocket>,
     ) -> io::Result<Arc<ForeignDomain>> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.0);
         if let Some(foreign) = known.get(&domain).and_then(Weak::upgrade).filter(|foreign| foreign.is_alive()) {
             return Ok(foreign);
         }

@@ -1,4 +1,4 @@
-//! A simulated Xen without a hypervisor: a [`Machine`] in a folder, and programs that [connect](connect) to it from the same or other
+//! A simulated Xen without a hypervisor: a [`Machine`] in a folder, and programs that [`connect`] to it from the same or other
 //! processes, each as a program of a given domain.
 //!
 //! * xenstore uses its real wire protocol on `xenstored.sock` (domain 0) and `xenstored-N.sock` (domain N), with real permissions,

@@ -4,9 +4,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
+use mqblk_core::lock::lock;
 use mqblk_memory::{DomainId, GrantRef, GrantStatus};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
@@ -98,7 +99,7 @@ impl Machine {
     /// Destroys a domain: ends its programs' connections, frees its pages, ports and xenstore nodes, and fires `@releaseDomain`. Pages
     /// that other domains have mapped are freed when they unmap them. Returns false if there is no such domain, or it is domain 0.
     pub fn destroy_domain(&self, id: DomainId) -> bool {
-        let _guard = self.shared.lifecycle.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = lock(&self.shared.lifecycle);
         let destroyed = id != DomainId(0) && self.shared.hypervisor().destroy_domain(id);
         if destroyed {
             self.shared.store.release(id);
@@ -186,11 +187,11 @@ pub(super) fn remove_stale(path: &Path) -> io::Result<()> {
 
 impl Shared {
     fn hypervisor(&self) -> MutexGuard<'_, Hypervisor> {
-        self.hypervisor.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.hypervisor)
     }
 
     fn create_domain(&self, id: DomainId) -> io::Result<()> {
-        let _guard = self.lifecycle.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = lock(&self.lifecycle);
         if self.hypervisor().create_domain(id)? {
             self.store.introduce(id)?;
         }

@@ -57,9 +57,8 @@ impl<D: VirtioDevice<UringContext>> SessionQueues for Session<D> {
     }
 
     fn move_queue(&mut self, queue: u16, worker: usize, timeout: Duration) -> std::result::Result<QueueMove, String> {
-        let (vrings, start) = self.start_params(worker);
-        match vrings.get_mut(usize::from(queue)) {
-            Some(vring) => vring.move_to(&start, timeout),
+        match self.vrings.get_mut(usize::from(queue)) {
+            Some(vring) => vring.move_to(&self.options.engine, worker, timeout, &self.stats),
             None => Err(format!("queue {queue}: found a number past the device's last queue")),
         }
     }

@@ -5,9 +5,10 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
+use mqblk_core::lock::lock;
 use mqblk_memory::DomainId;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
@@ -103,7 +104,7 @@ impl Xenstored {
     pub(in super::super) fn end(&self) {
         self.shared.inner().ending = true;
         signal(&self.shared.wakeup);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = lock(&self.thread).take();
         if let Some(thread) = thread {
             let _ = thread.join();
         }
@@ -140,7 +141,7 @@ impl PollSource {
 
 impl Shared {
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     fn serve(&self) {

@@ -1,0 +1,150 @@
+//! The tables of keys in documents are those of the table of keys. `MQBLK_WRITE_DOCUMENTS=1` writes them.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use mqblk_core::settings::{Key, KeyDefault, Settings};
+use mqblk_daemon::interfaces::INTERFACES;
+use mqblk_daemon::keys::{KeyTable, PROCESS_GROUPS, TableKey, process_keys, storage_keys, tables};
+
+/// The documents with tables. What is between `<!-- keys: NAME -->` and `<!-- end -->` is made here.
+const DOCUMENTS: [&str; 2] = ["serve.md", "xen.md"];
+const BEGIN: &str = "<!-- keys: ";
+const END: &str = "<!-- end -->\n";
+
+/// Keys that [rate-limits.md](../../docs/rate-limits.md) has.
+fn is_limit(key: &Key) -> bool {
+    key.name.starts_with("iops") || key.name.starts_with("bandwidth")
+}
+
+/// Returns the cell of a table that says which values a key has, and which by default.
+fn values(key: &Key) -> String {
+    let values = key.values_text();
+    match key.default {
+        KeyDefault::Value(value) => format!("{values} (`{value}`)"),
+        KeyDefault::Described(text) => format!("{values} ({text})"),
+        KeyDefault::Required => format!("{values} (required)"),
+    }
+}
+
+fn row(text: &mut String, name: &str, key: &TableKey) {
+    let mut about = key.key.about.to_owned();
+    if !key.key.more.is_empty() {
+        write!(about, ". {}", key.key.more).expect("text");
+    }
+    let escaped = |cell: &str| cell.replace('|', "\\|");
+    let backends: Vec<String> = key.backends.iter().map(|backend| format!("`{backend}`")).collect();
+    let backends = if backends.is_empty() { String::new() } else { format!("{}: ", backends.join(", ")) };
+    let (name, values) = (escaped(name), escaped(&values(key.key)));
+    writeln!(text, "| `{name}` | {values} | {backends}{} |", escaped(&about)).expect("text");
+}
+
+/// Returns the table of this name: `serve`, `xen` (of the daemon's options) or `disk`, `storage`, `disk xen`, `controller`, `lun`. Without keys that are
+/// `known` from an earlier table.
+fn table(name: &str, known: &mut BTreeSet<*const Key>) -> String {
+    let keys: Vec<TableKey> = match name {
+        "serve" => {
+            let own = PROCESS_GROUPS.iter().flat_map(|(_, keys)| keys.iter().copied());
+            own.map(|key| TableKey { key, backends: vec![] }).collect()
+        }
+        "xen" => {
+            let own = INTERFACES.0.iter().filter(|interface| interface.word() == "xen");
+            own.flat_map(|one| one.process_keys()).map(|key| TableKey { key, backends: vec![] }).collect()
+        }
+        "storage" => storage_keys(),
+        name => {
+            let is_it = |table: &KeyTable| match table.interface {
+                None => table.name == name,
+                Some(word) => format!("{} {word}", table.name) == name,
+            };
+            tables(INTERFACES).into_iter().find(is_it).expect(name).keys
+        }
+    };
+    let is_option = matches!(name, "serve" | "xen");
+    let (others, new): (Vec<_>, Vec<_>) =
+        keys.into_iter().partition(|one| known.contains(&std::ptr::from_ref(one.key)));
+    let mut text =
+        format!("\n| {} | values (default) | meaning |\n|---|---|---|\n", if is_option { "option" } else { "key" });
+    for one in new.iter().filter(|one| !is_limit(one.key)) {
+        known.insert(std::ptr::from_ref(one.key));
+        let name = match (is_option, one.key.value_if_bare) {
+            (false, _) => one.key.name.to_owned(),
+            (true, None) => format!("--{} {}", one.key.name, one.key.value_name()),
+            (true, Some(_)) => format!("--{} [{}]", one.key.name, one.key.value_name()),
+        };
+        row(&mut text, &name, one);
+    }
+    let list = |keys: &[TableKey], only: fn(&Key) -> bool| {
+        let names = keys.iter().filter(|one| only(one.key) && !is_limit(one.key));
+        names.map(|one| format!("`{}`", one.key.name)).collect::<Vec<_>>().join(", ")
+    };
+    if !others.is_empty() {
+        writeln!(text, "\nAnd of [a disk](serve.md#a-disk): {}.", list(&others, |_| true)).expect("text");
+    }
+    let live = list(&new, |key| key.is_live);
+    if !live.is_empty() {
+        writeln!(text, "\nThese can be [changed](admin.md#diskset) while guests use the disk: {live}.").expect("text");
+    }
+    text.push('\n');
+    text
+}
+
+/// Returns a document with its tables made again. `known` are the keys of tables before.
+fn with_tables(document: &str, known: &mut BTreeSet<*const Key>) -> String {
+    let (mut text, mut rest) = (String::new(), document);
+    while let Some((before, after)) = rest.split_once(BEGIN) {
+        let (name, after) = after.split_once(" -->\n").expect("a name");
+        let (_, after) = after.split_once(END).expect("an end");
+        text = format!("{text}{before}{BEGIN}{name} -->\n{}{END}", table(name, known));
+        rest = after;
+    }
+    text + rest
+}
+
+#[test]
+fn documents_have_the_tables_of_keys() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let mut known = BTreeSet::new();
+    for name in DOCUMENTS {
+        let path = docs.join(name);
+        let found = std::fs::read_to_string(&path).expect(name);
+        let made = with_tables(&found, &mut known);
+        if std::env::var_os("MQBLK_WRITE_DOCUMENTS").is_some() {
+            std::fs::write(&path, &made).expect(name);
+            continue;
+        }
+        let different = found.lines().zip(made.lines()).find(|(found, made)| found != made);
+        assert!(
+            found == made,
+            "docs/{name}: {different:#?}, expected the tables of keys: MQBLK_WRITE_DOCUMENTS=1 cargo test -p mqblk --test key_tables"
+        );
+        assert!(found.contains(BEGIN), "docs/{name} has a table");
+    }
+}
+
+/// What documents and help texts call the default is one that the key accepts.
+#[test]
+fn declared_defaults_are_accepted() {
+    let all = tables(INTERFACES).into_iter().flat_map(|table| table.keys);
+    let all = all.chain(storage_keys()).map(|one| one.key);
+    let mut checked = 0;
+    for key in all.chain(process_keys(INTERFACES)) {
+        assert!(!key.about.is_empty(), "{key} says what it is for");
+        let Some(value) = key.default_value() else { continue };
+        let mut settings = Settings::new("defaults");
+        settings.insert(key, value).expect("one value");
+        use mqblk_core::settings::KeyValues::{Number, Size, Switch, Text, Words};
+        let accepted = match key.values {
+            Switch => settings.switch(key).is_ok(),
+            Number(..) => settings.number(key).is_ok(),
+            Size => settings.size(key).is_ok(),
+            Words(_) => settings.word(key).is_ok(),
+            // Checked where it is taken.
+            Text(_) => continue,
+        };
+        assert!(accepted, "{key}: found {value:?} as its default");
+        checked += 1;
+    }
+    assert!(checked > 30, "{checked} defaults");
+}

@@ -18,6 +18,7 @@ pub mod model;
 mod params;
 mod protocol;
 mod server;
+mod verb_error;
 mod verbs;
 
 pub use client::{Client, ClientError, StatQuery};
@@ -25,4 +26,5 @@ pub use default_socket::{SOCKET_VARIABLE, default_socket, names_a_socket};
 pub use params::{Param, ParamKind, Params, found};
 pub use protocol::{ErrorObject, respond};
 pub use server::{Server, ServerOptions};
-pub use verbs::{Caller, Verb, VerbError, Verbs};
+pub use verb_error::VerbError;
+pub use verbs::{Caller, Verb, Verbs};

@@ -2,7 +2,19 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::FrontendInfo;
+/// A connected VMM.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FrontendInfo {
+    /// Its process id, 0 if unknown.
+    pub pid: i32,
+    /// For how long it has been connected, in nanoseconds.
+    pub connected_ns: u64,
+    /// The virtio and vhost-user feature bits that the driver has accepted; 0 before.
+    pub features: u64,
+    /// Queues that are started.
+    pub queues: u32,
+}
 
 /// The result of `disk.set` and `controller.set`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

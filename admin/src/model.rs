@@ -2,8 +2,8 @@
 //! changed in meaning. A field that an older daemon does not send reads as its default.
 
 pub use crate::live_model::{
-    ControllerList, DiskSettings, ListedController, ListedQueue, ListedWorker, QueueList, QueueMoved, WorkerChange,
-    WorkerList,
+    ControllerList, DiskSettings, FrontendInfo, ListedController, ListedQueue, ListedWorker, QueueList, QueueMoved,
+    WorkerChange, WorkerList,
 };
 pub use mqblk_core::counters::{ConnectionCounters, GrantCounters, QueueCounters};
 use serde::{Deserialize, Serialize};
@@ -359,20 +359,6 @@ pub struct StillOut {
     pub id: String,
     /// Why.
     pub why: String,
-}
-
-/// A connected VMM.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct FrontendInfo {
-    /// Its process id, 0 if unknown.
-    pub pid: i32,
-    /// For how long it has been connected, in nanoseconds.
-    pub connected_ns: u64,
-    /// The virtio and vhost-user feature bits that the driver has accepted; 0 before.
-    pub features: u64,
-    /// Queues that are started.
-    pub queues: u32,
 }
 
 /// The result of `disk.list`.

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::verbs::VerbError;
+use crate::verb_error::VerbError;
 
 /// The type of a parameter's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::params::{found, quoted};
-use crate::verbs::{CallError, Caller, VerbError, Verbs};
+use crate::verb_error::VerbError;
+use crate::verbs::{CallError, Caller, Verbs};
 
 /// The line is not JSON.
 pub(crate) const PARSE_ERROR: i64 = -32700;

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::params::{Param, ParamKind};
-use crate::verbs::{Verb, VerbError};
+use crate::verb_error::VerbError;
+use crate::verbs::Verb;
 use crate::{Client, ClientError, StatQuery};
 
 /// Long enough for any machine; only a failing test takes this long.

@@ -6,34 +6,10 @@ use std::os::fd::OwnedFd;
 use serde_json::{Value, json};
 
 use crate::params::{Param, Params};
+use crate::verb_error::VerbError;
 
 /// The verb that every registry has.
 const HELP: &str = "help";
-
-/// Why a verb gave no result.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum VerbError {
-    /// A parameter cannot be used. Code -32602.
-    #[error("{field}: found {found}, expected {expected}")]
-    Params {
-        /// Which, for example `params.disk`.
-        field: String,
-        /// What the client gave.
-        found: String,
-        /// What would be valid.
-        expected: String,
-    },
-    /// The call was valid, but failed. Code -32001.
-    #[error("{0}")]
-    Failed(String),
-}
-
-impl VerbError {
-    /// Returns the error for a parameter.
-    pub fn params(field: impl Into<String>, found: impl Into<String>, expected: impl Into<String>) -> VerbError {
-        VerbError::Params { field: field.into(), found: found.into(), expected: expected.into() }
-    }
-}
 
 /// Who calls a verb, and what came with the call.
 #[derive(Debug, Default)]

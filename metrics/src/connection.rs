@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use rustix::event::PollFlags;
 
+use crate::limits::ServerLimits;
 use crate::listener::{Peer, ScraperStream};
 use crate::request::{self, Reply, Responder};
-use crate::server::ServerLimits;
 
 /// Bytes of one read.
 const CHUNK: usize = 2048;

@@ -11,12 +11,14 @@
 mod accept;
 mod connection;
 mod exposition;
+mod limits;
 mod listener;
 mod request;
 mod server;
 
 pub use accept::TextFormat;
 pub use exposition::{ProcessSample, encode};
+pub use limits::ServerLimits;
 pub use listener::MetricsListener;
 pub use request::Detail;
-pub use server::{Sample, Server, ServerLimits};
+pub use server::{Sample, Server};

@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::accept::TextFormat;
 use crate::connection::{Connection, Progress};
+use crate::limits::ServerLimits;
 use crate::listener::{MetricsListener, Peer, ScraperStream};
 use crate::request::{self, Detail};
 
@@ -19,40 +20,6 @@ use crate::request::{self, Detail};
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How long a stop waits for a sample that is being taken.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The limits for clients.
-#[derive(Clone, Copy, Debug)]
-pub struct ServerLimits {
-    /// Most clients at once. One more takes the place of one of whoever has most of them: another user, or another host. Else of the one that
-    /// has been idle for longest, if that is for [`settled`](Self::settled); else it is refused.
-    pub clients: usize,
-    /// Longest request, in bytes.
-    pub request_bytes: usize,
-    /// Longest time from the connection to the end of the request.
-    pub request: Duration,
-    /// Longest time for reading a response.
-    pub response: Duration,
-    /// Longest time from the end of the response until the client closes.
-    pub linger: Duration,
-    /// How long a client is idle before another one of the same user or host takes its place.
-    pub settled: Duration,
-    /// For how long a sample is used: so many scrapes together disturb workers once.
-    pub sample_age: Duration,
-}
-
-impl Default for ServerLimits {
-    fn default() -> Self {
-        ServerLimits {
-            clients: 16,
-            request_bytes: 8 << 10,
-            request: Duration::from_secs(5),
-            response: Duration::from_secs(10),
-            linger: Duration::from_secs(1),
-            settled: Duration::from_millis(200),
-            sample_age: Duration::from_millis(100),
-        }
-    }
-}
 
 /// Takes a sample and encodes it, or says why it cannot.
 pub type Sample = dyn FnMut(TextFormat, Detail) -> Result<String, String> + Send;

@@ -30,8 +30,15 @@ const BACKENDS: &[Backend] = &[
 #[rustfmt::skip] // one line each
 const TEST_BACKENDS: &[(&str, Opener)] = &[
     ("blocking", crate::blocking::open_plain_file),
-    ("fault", crate::fault::open),
+    ("fault", open_fault),
 ];
+
+fn open_fault(
+    settings: &mut Settings,
+    opener: &Arc<dyn ImageOpener>,
+) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
+    crate::fault::open(settings, opener, &backend_names().collect::<Vec<_>>(), open_with)
+}
 
 /// Backends of this crate's own tests.
 #[cfg(test)]

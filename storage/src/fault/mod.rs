@@ -29,20 +29,28 @@ use plan::FaultPlan;
 static INNER: Key =
     Key::text("inner", "STORAGE", "a backend").required().about("the storage that faults are put on", "");
 
-/// Opens the inner disk and wraps it with faults.
+/// Opens the disk that settings describe with a backend.
+type OpenInner = fn(&str, &mut Settings, &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError>;
+
+/// Opens the inner disk, whose backend is one of `backends`, by `open_inner`, and wraps it with faults.
 ///
 /// # Errors
 /// When a setting does not fit, or as the inner backend.
-pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
+pub fn open(
+    settings: &mut Settings,
+    opener: &Arc<dyn ImageOpener>,
+    backends: &[&'static str],
+    open_inner: OpenInner,
+) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     let Some(kind) = settings.text(&INNER) else {
         return Err(settings.error(&INNER, "nothing", "the storage that faults are put on, such as ram").into());
     };
-    let Some(kind) = crate::backend_names().find(|known| *known == kind) else {
-        let known = crate::backend_names().collect::<Vec<_>>().join(", ");
+    let Some(kind) = backends.iter().copied().find(|known| *known == kind) else {
+        let known = backends.join(", ");
         return Err(settings.error(&INNER, format!("{kind:?}"), format!("one of {known}")).into());
     };
     let plan = Arc::new(FaultPlan::from_settings(settings)?);
-    let inner = crate::open_with(kind, settings, opener)?;
+    let inner = open_inner(kind, settings, opener)?;
     let (channels, attempts) = (AtomicU64::new(0), AtomicU64::new(0));
     let shared = Arc::new(SharedFaults { plan, inner, channels, attempts, observers: Arc::default() });
     Ok(Arc::new(FaultDisk { kind, shared }))

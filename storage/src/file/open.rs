@@ -260,8 +260,7 @@ fn refuse_other_formats(
         return Ok(());
     }
     // The backend of the format, if there is one.
-    let own = crate::backend_names().find(|name| *name == format.name);
-    let own = own.map(|name| format!("storage={name} serves it; ")).unwrap_or_default();
+    let own = if cfg!(feature = "qcow2") && format.name == "qcow2" { "storage=qcow2 serves it; " } else { "" };
     let expected = format!(
         "a raw image: {own}format=raw serves its bytes as they are, which suits what a guest has written itself; else convert it (`qemu-img convert -f \
          {0} -O raw`), or export it (`qemu-nbd --persistent --format={0} --socket=SOCKET`) and serve path=nbd+unix:///?socket=SOCKET",

@@ -91,7 +91,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "NAME")]
     pub label: Vec<String>,
 
-    /// Poll policies of the server, with --disk: off, adaptive, adaptive:<max us>, <us>, busy [default: the server's]
+    /// Poll policies of the server, with --disk: off, adaptive, adaptive:MAX_US, US, busy [default: the server's]
     #[arg(long, value_delimiter = ',', value_name = "POLICY,...")]
     pub poll: Vec<String>,
 

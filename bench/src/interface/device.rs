@@ -145,7 +145,7 @@ pub(crate) trait ThreadQueues: Send {
     /// Puts a request on `queue`; with [`HANDS_OVER`](Self::HANDS_OVER), on the queue that the steering chooses.
     ///
     /// # Errors
-    /// [`Refused`].
+    /// When the ring is full, or the transfer does not fit the queue.
     fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), SubmitError>;
     /// Returns true if `queue`, which is full, will have space once a request completes.
     fn will_have_space(&self, queue: usize) -> bool;

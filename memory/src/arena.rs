@@ -9,7 +9,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::guest::{GuestAddress, GuestMemory, Region};
+use crate::guest::GuestMemory;
+use crate::region::{GuestAddress, Region};
 
 /// Bytes of a granted page: `XEN_PAGE_SIZE`, whatever the host's page size is.
 pub const PAGE_BYTES: u32 = 4096;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use mqblk_core::ByteLen;
 
-use crate::guest::{GuestAddress, GuestMemory, Region};
+use crate::guest::GuestMemory;
 use crate::pool::{Buffer, BufferPool, LeaseId};
+use crate::region::{GuestAddress, Region};
 
 /// A fixed number of bounce slots of one size, allocated at start. Page aligned.
 #[derive(Debug)]

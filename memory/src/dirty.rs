@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use mqblk_core::{BudgetRefusal, MappingCharge};
 
-use crate::guest::{GuestAddress, GuestMemory};
+use crate::guest::GuestMemory;
 use crate::mapping::Mapping;
+use crate::region::GuestAddress;
 use crate::rules::SharedFileRules;
 
 /// Bytes of guest memory that one bit stands for.

@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use mqblk_core::{ByteLen, ByteOffset};
 
 use crate::dirty::DirtyLog;
-use crate::guest::{GuestAddress, GuestMemory};
+use crate::fixed_buffers::FixedBufferUse;
+use crate::guest::GuestMemory;
 use crate::mapping::Mapping;
-use crate::share::FixedBufferUse;
+use crate::region::GuestAddress;
 use crate::shared::keep_copy;
 use crate::sigbus;
 

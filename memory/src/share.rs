@@ -4,42 +4,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::dirty::DirtyLog;
+use crate::fixed_buffers::FixedBufferUse;
 use crate::guest::GuestMemory;
 use crate::pool::{LeaseId, PooledContext};
-
-/// Registration of guest memory as fixed buffers, which pins it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FixedBufferUse {
-    /// If it is at most 64 MiB and the kernel allows it; otherwise ordinary buffers.
-    Auto,
-    /// Always: a guest whose memory cannot be registered is refused.
-    On,
-    /// Never.
-    Off,
-}
-
-impl FixedBufferUse {
-    /// The words that a user writes.
-    pub const WORDS: &'static [&'static str] = &["auto", "on", "off"];
-
-    /// Returns the choice of one of [`FixedBufferUse::WORDS`].
-    pub fn from_word(word: &str) -> FixedBufferUse {
-        match word {
-            "on" => FixedBufferUse::On,
-            "off" => FixedBufferUse::Off,
-            _ => FixedBufferUse::Auto,
-        }
-    }
-
-    /// Returns the word that a user writes for this choice.
-    pub const fn word(self) -> &'static str {
-        match self {
-            FixedBufferUse::Auto => "auto",
-            FixedBufferUse::On => "on",
-            FixedBufferUse::Off => "off",
-        }
-    }
-}
 
 /// What a queue takes of the context of each worker that serves it: a lease on the guest's memory with its dirty log, a share of the buffer
 /// pool, and an open file. It is the only list of these: a queue that starts, one that comes from another worker and one that leaves all use it.

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
-use crate::guest::Region;
+use crate::region::Region;
 
 /// Plain old data: every bit pattern is a value, and there is no padding.
 ///

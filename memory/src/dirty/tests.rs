@@ -2,8 +2,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::*;
-use crate::guest::Region;
 use crate::mapping::create_memfd;
+use crate::region::Region;
 use proptest::prelude::*;
 
 fn log(len: u64) -> (DirtyLog, File) {

@@ -6,7 +6,7 @@
 use std::ptr::NonNull;
 
 use super::{BufferFault, BufferPool, LeaseId};
-use crate::guest::GuestAddress;
+use crate::region::GuestAddress;
 use crate::shared::{Pod, keep_copy, prefetch};
 
 /// Reads a value as bytes, once.

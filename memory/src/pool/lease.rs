@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::NOT_FIXED;
 use crate::dirty::DirtyLog;
-use crate::guest::{GuestAddress, GuestMemory};
+use crate::guest::GuestMemory;
+use crate::region::GuestAddress;
 
 /// A worker's lease on a memory table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::guest::Region;
+use crate::region::Region;
 use proptest::prelude::*;
 
 fn table(regions: &[(u64, u64)]) -> Arc<GuestMemory> {

@@ -130,7 +130,8 @@ mod tests {
     use mqblk_core::ByteLen;
 
     use super::*;
-    use crate::guest::{GuestMemory, Region};
+    use crate::guest::GuestMemory;
+    use crate::region::Region;
 
     const START: u64 = 0x1_0000;
     const LEN: u64 = 0x4000;

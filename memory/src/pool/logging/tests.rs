@@ -1,6 +1,6 @@
 use super::*;
-use crate::guest::Region;
 use crate::mapping::create_memfd;
+use crate::region::Region;
 use std::collections::BTreeSet;
 
 const PAGE: u64 = 4096;

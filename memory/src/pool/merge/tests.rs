@@ -1,5 +1,5 @@
 use super::*;
-use crate::guest::Region;
+use crate::region::Region;
 use proptest::prelude::*;
 
 /// Two guests, each with two regions.

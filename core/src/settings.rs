@@ -224,13 +224,7 @@ impl Settings {
         let Some((key, value)) = self.given.first_key_value() else { return Ok(()) };
         let mut known = self.known.clone();
         known.sort_unstable();
-        Err(SettingError {
-            subject: self.subject.clone(),
-            key: key.clone(),
-            found: format!("an unknown key (with value {value:?})"),
-            expected: format!("one of {}", known.join(", ")),
-            from_host: false,
-        })
+        Err(self.error(key, format!("an unknown key (with value {value:?})"), format!("one of {}", known.join(", "))))
     }
 }
 

@@ -7,7 +7,7 @@ use mqblk_engine::{IoLimits, LimitGroup};
 
 use super::keys::{LIMIT_GROUP, limit_pairs, take_limits};
 use crate::print::{Pair, Section, string};
-use crate::resolve::check_id;
+use crate::resolve::{check_id, finish};
 
 /// The name of a group.
 pub static NAME: Key = Key::text("name", "NAME", "up to 64 letters, digits, `.`, `_`, `-`")
@@ -38,7 +38,7 @@ impl LimitGroups {
             }
             settings.set_subject(format!("{LIMIT_GROUP} {name:?}"));
             let limits = take_limits(&mut settings, IoLimits::default())?;
-            settings.finish()?;
+            finish(settings)?;
             groups.push(Arc::new(LimitGroup::new(name, limits)));
         }
         Ok(LimitGroups(groups.into()))

@@ -22,6 +22,7 @@ use crate::interface::{ChangeSource, Export, ServedDevice};
 use crate::limits::{limit_pairs, take_limits};
 use crate::print::Pair;
 use crate::resize::ChangeError;
+use crate::resolve::finish;
 use crate::state::DaemonState;
 
 /// What has settings that can be changed: a disk, a LUN, or a controller.
@@ -79,7 +80,7 @@ impl LiveTarget {
                 "a key that can be changed while it is served; {key} cannot: remove the {noun} and add it with the new value"
             )
         } else {
-            return settings.finish();
+            return finish(settings);
         };
         Err(settings.error(&key, value, expected))
     }
@@ -214,7 +215,7 @@ impl DaemonState {
         let group = self.limit_groups().find(&settings, "name", name)?;
         let before = group.limits();
         let limits = take_limits(&mut settings, before)?;
-        settings.finish()?;
+        finish(settings)?;
         if limits != before {
             group.set(limits);
         }

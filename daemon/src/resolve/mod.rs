@@ -273,7 +273,7 @@ pub fn resolve_handed(
         state.check_writers(user.as_ref().map(|user| user.ids().0))?;
     }
     let strict = raw.process.switch_or_default(&process::STRICT)?;
-    raw.process.finish()?;
+    finish(raw.process)?;
     let mut placement = QueuePlacement::new(workers);
     for (_, device) in &mut devices {
         if let Err(error) = device.assign_queues(&mut placement) {
@@ -346,6 +346,20 @@ fn nothing_to_serve(process: &Settings, interfaces: Interfaces) -> SettingError 
 /// If the value is not in the range.
 pub fn take_u16(settings: &mut Settings, key: &'static Key) -> Result<Option<u16>, SettingError> {
     Ok(settings.number(key)?.and_then(|number| u16::try_from(number).ok()))
+}
+
+/// As [`Settings::finish`]. Names the key that was meant, if one is spelled alike.
+///
+/// # Errors
+/// When a key is left.
+pub fn finish(settings: Settings) -> Result<(), SettingError> {
+    let left = settings.keys_left().next().unwrap_or_default();
+    let similar = settings.known_keys().min_by_key(|key| strsim::damerau_levenshtein(left, key));
+    let similar = similar.filter(|key| strsim::damerau_levenshtein(left, key) <= 2);
+    settings.finish().map_err(|error| match similar {
+        Some(key) => SettingError { expected: format!("{key}, or {}", error.expected), ..error },
+        None => error,
+    })
 }
 
 /// Names a misspelled key in the error of a missing key, if there is one: missing keys are detected before unknown ones.

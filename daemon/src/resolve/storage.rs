@@ -5,7 +5,7 @@ use mqblk_core::disk::DiskError;
 use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_engine::{ErrorPolicy, IoLimits, MergeMode, OnError, OnNoSpace, PlugOptions};
 
-use super::{ConfigError, with_similar_key};
+use super::{ConfigError, finish, with_similar_key};
 use crate::config::{CacheMode, StorageConfig, StorageLimits};
 use crate::contract::DiskContract;
 use crate::limits::{LIMIT_GROUP, limit_pairs, take_limits};
@@ -118,7 +118,7 @@ impl StorageKeys {
                 return Err(ConfigError::Disk { subject: settings.subject().to_owned(), source: Box::new(source) });
             }
         };
-        settings.finish()?;
+        finish(settings)?;
         let StorageKeys { mut serial, cache, plug, watch_size, errors, kind, .. } = self;
         if let Some(given) = given {
             serial = given.keep_text(&subject, SERIAL.name, serial);

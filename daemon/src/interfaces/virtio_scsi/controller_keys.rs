@@ -13,7 +13,7 @@ use crate::contract::DeviceContract;
 use crate::interface::{ChangeSource, DeviceKeys, ResolveContext};
 use crate::print::{Pair, number, string};
 use crate::queues::MAX_QUEUES;
-use crate::resolve::{Claim, ConfigError, ID, rename_subject, take_id, take_storage_kind};
+use crate::resolve::{Claim, ConfigError, ID, finish, rename_subject, take_id, take_storage_kind};
 use crate::sockets::PlannedSocket;
 use crate::vhost_user::VhostUserEndpoint;
 
@@ -150,7 +150,7 @@ impl ControllerKeys {
         if luns.iter().any(LunConfig::has_one_channel) {
             endpoint.keep_on_one_worker(&settings, Some(FIXED_WORKER))?;
         }
-        settings.finish()?;
+        finish(settings)?;
         Ok(ControllerConfig { id, endpoint, cmd_per_lun, incoming_luns, luns, origin })
     }
 }

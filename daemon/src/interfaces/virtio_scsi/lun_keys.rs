@@ -14,7 +14,7 @@ use crate::interface::ChangeSource;
 use crate::out::OutDisk;
 use crate::print::{Pair, backend_pairs, number, string};
 use crate::resolve::{
-    Claim, ConfigError, ID, StorageKeys, UniqueNames, canonical_path, check_id, is_printable, rename_subject,
+    Claim, ConfigError, ID, StorageKeys, UniqueNames, canonical_path, check_id, finish, is_printable, rename_subject,
     storage_pairs, take_printable, take_storage_kind, take_u16,
 };
 use crate::sandbox::FileUse;
@@ -214,7 +214,7 @@ impl LunKeys {
                 }))
             }
             UnitKeys::Shared(unit) => {
-                settings.finish()?;
+                finish(settings)?;
                 LunUnit::Shared(unit)
             }
         };

@@ -119,26 +119,53 @@ fn retired_words_do_not_come_back() {
     assert!(wrong.is_empty(), "{wrong}what to say instead stands in {GLOSSARY}");
 }
 
+/// Returns the documents with their paths, without generated ones.
+fn documents() -> Vec<(String, String)> {
+    let root = metadata().workspace_root;
+    let folders = [".", "docs", "docs/design", "docs/storage", "docs/wire"].map(|folder| root.join(folder));
+    let entries = folders.iter().flat_map(|folder| folder.read_dir_utf8().expect("a folder"));
+    let paths = entries.map(|entry| entry.expect("an entry").into_path()).filter(|path| path.extension() == Some("md"));
+    paths.map(|path| (path.to_string(), std::fs::read_to_string(&path).expect("a text"))).collect()
+}
+
 #[test]
 fn documents_use_no_retired_word() {
     let (retired, mut wrong) = (Retired::parse(&glossary()), String::new());
-    let root = metadata().workspace_root;
-    let mut folders = vec![root.clone(), root.join("docs"), root.join("docs/design"), root.join("docs/wire")];
-    while let Some(folder) = folders.pop() {
-        for entry in folder.read_dir_utf8().expect("a folder") {
-            let path = entry.expect("an entry").into_path();
-            if path.extension() != Some("md") || path.ends_with(GLOSSARY) {
-                continue;
-            }
-            let text = std::fs::read_to_string(&path).expect("a text");
-            for (line, text) in text.lines().enumerate() {
-                for phrase in retired.of_text(text) {
-                    let _ = writeln!(wrong, "{path}:{}: \"{phrase}\" is retired", line + 1);
-                }
+    let documents = documents();
+    assert!(documents.len() > 60, "{} documents", documents.len());
+    for (path, text) in documents.iter().filter(|(path, _)| !path.ends_with(GLOSSARY)) {
+        for (line, text) in text.lines().enumerate() {
+            for phrase in retired.of_text(text) {
+                let _ = writeln!(wrong, "{path}:{}: \"{phrase}\" is retired", line + 1);
             }
         }
     }
     assert!(wrong.is_empty(), "{wrong}what to say instead stands in {GLOSSARY}");
+}
+
+/// Longest line of a document. Tables and blocks of code have longer ones.
+const LINE: usize = 160;
+
+/// Returns the numbers of lines that are too long.
+fn long_lines(text: &str) -> Vec<usize> {
+    let mut is_code = false;
+    let is_long = |(_, line): &(usize, &str)| {
+        is_code ^= line.trim_start().starts_with("```");
+        !is_code && !line.trim_start().starts_with('|') && line.chars().count() > LINE
+    };
+    (1..).zip(text.lines()).filter(is_long).map(|(number, _)| number).collect()
+}
+
+#[test]
+fn lines_of_documents_are_not_long() {
+    let long = |(path, text): (String, String)| {
+        let lines = long_lines(&text);
+        (!lines.is_empty()).then(|| format!("{path}: lines {lines:?}"))
+    };
+    let wrong: Vec<_> = documents().into_iter().filter_map(long).collect();
+    assert!(wrong.is_empty(), "found {wrong:#?}, expected at most {LINE} characters");
+    let text = "a".repeat(LINE + 1);
+    assert_eq!(long_lines(&format!("{text}\n```\n{text}\n```\n| {text} |\n{text}\na")), [1, 6]);
 }
 
 /// The types that a source defines outside of tests for its crate or for others, with their lines.

@@ -1,6 +1,6 @@
 #!/bin/bash
 # What a daemon costs that serves many disks: time to start and to stop, memory, threads, descriptors, CPU time while nobody does anything, the admin commands, and
-# the CPU time of a request on one disk beside so many idle ones.
+# the CPU time of a request on one disk beside idle ones.
 #
 #   scripts/many-disks.sh [--json FILE]       a table on standard output, and the same as JSON to FILE
 #

@@ -511,7 +511,7 @@ pub struct PollingStat {
     pub reason: String,
     /// For how long it is polled at most, if nothing comes, in nanoseconds; null: for ever.
     pub window_ns: Option<u64>,
-    /// While requests come, its ring is checked by a timer of so many nanoseconds; null: it is polled all the time, or armed.
+    /// While requests come, its ring is checked by a timer of this many nanoseconds; null: it is polled all the time, or armed.
     pub timer_ns: Option<u64>,
 }
 

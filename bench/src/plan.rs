@@ -118,7 +118,7 @@ pub struct Plan {
     pub offset_increment: Option<ByteLen>,
     /// Which blocks a random load prefers.
     pub distribution: Distribution,
-    /// A job flushes a disk after so many writes to it; 0: never.
+    /// A job flushes a disk after this many writes to it; 0: never.
     pub fsync: u32,
     /// Seed of the first run; `None`: another one each time.
     pub seed: Option<u64>,

@@ -111,7 +111,7 @@ pub(crate) struct ResultRow {
     pub rate_iops: Option<u32>,
     /// How well that was kept; null without it.
     pub rate: Option<RateSummary>,
-    /// A job flushed after so many writes; 0: never.
+    /// A job flushed after this many writes; 0: never.
     pub fsync: u32,
     /// Which blocks a random load prefers: random, or zipf and its theta.
     pub random_distribution: String,

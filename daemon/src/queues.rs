@@ -18,7 +18,7 @@ pub static POLL: Key = Key::text("poll", "POLICY", "`off`, `adaptive[:<max us>]`
     .default("adaptive")
     .live()
     .about(
-        "how a queue is polled before the worker sleeps: off, adaptive[:MAX US], US (always so many microseconds), or busy (never sleep)",
+        "how a queue is polled before the worker sleeps: off, adaptive[:MAX US], US (always this many microseconds), or busy (never sleep)",
         "See [polling](#polling).",
     );
 /// The option of cloud-hypervisor's vhost_user_block.

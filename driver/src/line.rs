@@ -8,10 +8,10 @@ use mqblk_ring::driver_ring::DriverRing;
 /// Bytes of a cache line.
 pub(crate) const LINE: u32 = 64;
 
-/// So many lines are on their way from the device's core at the same time: about as many as a core has reads in flight.
+/// This many lines are on their way from the device's core at the same time: about as many as a core has reads in flight.
 const PREFETCHED: u16 = 8;
 
-/// A poll has found so many completions: the lines of the first ones are prefetched. `index`: of a slot's status in `statuses`.
+/// A poll has found completions: the lines of the first ones are prefetched. `index`: of a slot's status in `statuses`.
 #[inline]
 pub(crate) fn prefetch_found<T: Pod>(
     (ring, statuses): (&DriverRing, &SharedArray<T>),

@@ -74,7 +74,7 @@ impl CallCoalescer {
         self.deferred_until
     }
 
-    /// Records a call after so many completions in all.
+    /// Records a call after this many completions in all.
     pub(crate) fn called(&mut self, completions: u64) {
         self.deferred_until = None;
         self.at_last_call = completions;

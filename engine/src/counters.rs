@@ -159,7 +159,7 @@ pub struct Polling {
     pub reason: PollReason,
     /// For how long it is polled at most, if nothing comes, in nanoseconds; `None`: for ever.
     pub window_ns: Option<u64>,
-    /// While requests come, its ring is checked by a timer of so many nanoseconds; `None`: it is polled all the time, or armed.
+    /// While requests come, its ring is checked by a timer of this many nanoseconds; `None`: it is polled all the time, or armed.
     pub timer_ns: Option<u64>,
 }
 
@@ -234,7 +234,7 @@ impl QueueStats {
 
 /// Counts completed requests.
 pub(crate) trait CountRequests {
-    /// Counts completed requests of one operation, which transferred so many bytes in all.
+    /// Counts completed requests of one operation, which transferred this many bytes in all.
     fn count(&mut self, op: Op, times: u64, bytes: u64) -> OpClass;
     /// Counts a request that did not succeed.
     fn count_error(&mut self, op: Op);

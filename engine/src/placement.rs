@@ -14,7 +14,7 @@ struct PlacedQueues {
 pub struct QueuePlacement(Vec<PlacedQueues>);
 
 impl QueuePlacement {
-    /// Returns a placement without queues on so many workers, at least 1.
+    /// Returns a placement without queues on this many workers, at least 1.
     pub fn new(workers: u16) -> QueuePlacement {
         QueuePlacement(vec![PlacedQueues::default(); usize::from(workers.max(1))])
     }

@@ -6,20 +6,20 @@ use mqblk_uring::UringContext;
 
 use crate::request::{AnyCompletion, AnyRequest};
 
-/// While several channels are busy, each gets at most so many requests a turn.
+/// While several channels are busy, each gets at most this many requests a turn.
 const TURN_REQUESTS: usize = 64;
-/// While several channels are open, each gets at most so many bytes a turn: storage that copies inside `submit`, at some 10 GB/s, then
+/// While several channels are open, each gets at most this many bytes a turn: storage that copies inside `submit`, at some 10 GB/s, then
 /// holds up a turn for 0.1 ms.
 const CHANNEL_BYTES: u64 = 1 << 20;
-/// All of them together get so many bytes a turn; once these are spent, each of the others gets no more than a few small requests.
+/// All of them together get this many bytes a turn; once these are spent, each of the others gets no more than a few small requests.
 const TURN_BYTES: u64 = 4 << 20;
 const MINIMUM_BYTES: u64 = 16 << 10;
 
-/// With several open disks none may have more than one in so many of the context's operations in flight.
+/// With several open disks none may have more than one in this many of the context's operations in flight.
 const CONTEXT_SHARE: usize = 4;
-/// One in so many of the context's operations are for disks that have few in flight.
+/// One in this many of the context's operations are for disks that have few in flight.
 const RESERVE: usize = 8;
-/// How many are few: one in so many of the context's operations, so that 32 disks fit in the reserve, but no more than keep storage busy.
+/// How many are few: one in this many of the context's operations, so that 32 disks fit in the reserve, but no more than keep storage busy.
 const MINIMUM_SHARE: usize = 256;
 const LARGEST_MINIMUM: usize = 16;
 
@@ -35,7 +35,7 @@ pub(crate) struct Quota {
 }
 
 impl Quota {
-    /// Returns how many of `waiting` requests may be offered to a channel that has so many outstanding, when `room` of the context's
+    /// Returns how many of `waiting` requests may be offered to a channel with that many outstanding, when `room` of the context's
     /// `capacity` operations are free.
     ///
     /// A channel at its limit gets nothing until an eighth of it is free, or a turn's worth, or enough for all that waits: planning,
@@ -239,7 +239,7 @@ mod tests {
         AnyRequest { op: mqblk_core::Op::Read, start, len: mqblk_core::ByteLen(len), tag, buffer: None }
     }
 
-    /// Returns how many requests of so many bytes the quota allows, of 1000.
+    /// Returns how many requests of this many bytes the quota allows, of 1000.
     fn allowed(quota: &mut ByteQuota, len: u64) -> usize {
         (0..1000).take_while(|_| quota.take(&read(len))).count()
     }

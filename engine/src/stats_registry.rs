@@ -32,7 +32,7 @@ pub struct StatsRegistry {
 }
 
 impl StatsRegistry {
-    /// Returns a registry of so many queues.
+    /// Returns a registry of this many queues.
     pub fn new(queues: usize) -> StatsRegistry {
         StatsRegistry { queues: Mutex::new((0..queues).map(|_| QueueHistory::default()).collect()) }
     }

@@ -64,7 +64,7 @@ impl<T> Slot<T> {
 /// An index that no request has.
 pub(crate) const NO_TAG: u16 = u16::MAX;
 
-/// Slots for `depth` requests. A slot is allocated when so many requests are in flight for the first time.
+/// Slots for `depth` requests. A slot is allocated when its number of requests is in flight for the first time.
 #[derive(Debug)]
 pub(crate) struct TagTable<T> {
     slots: Vec<Slot<T>>,

@@ -18,7 +18,7 @@ pub struct ServerLimits {
     pub linger: Duration,
     /// How long a client is idle before another one of the same user or host takes its place.
     pub settled: Duration,
-    /// For how long a sample is used: so many scrapes together disturb workers once.
+    /// For how long a sample is used: scrapes within it disturb workers once.
     pub sample_age: Duration,
 }
 

@@ -29,7 +29,7 @@ struct Fixture {
     samples: Arc<AtomicUsize>,
 }
 
-/// Starts a server whose metrics are so many bytes.
+/// Starts a server whose metrics are this many bytes.
 fn start(limits: ServerLimits, bytes: usize) -> Fixture {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

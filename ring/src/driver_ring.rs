@@ -156,7 +156,7 @@ impl DriverRing {
         each_format!(self, ring => ring.poll_used())
     }
 
-    /// Returns the token of the completion `ahead` past the next one, if [`poll_used`](Self::poll_used) has found so many: a hint for
+    /// Returns the token of the completion `ahead` past the next one, if [`poll_used`](Self::poll_used) has found that many: a hint for
     /// prefetches of what the device has written.
     #[inline]
     pub fn upcoming(&self, ahead: u16) -> Option<u32> {

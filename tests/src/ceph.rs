@@ -96,7 +96,7 @@ impl CephCluster {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Makes an image of so many MiB. Returns the settings of a disk on it.
+    /// Makes an image of this many MiB. Returns the settings of a disk on it.
     ///
     /// # Panics
     /// When the cluster refuses.

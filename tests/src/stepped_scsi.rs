@@ -48,7 +48,7 @@ impl Call for NoCall {
 pub enum CommandData<'a> {
     /// No data.
     None,
-    /// Data-in buffer of so many bytes.
+    /// Data-in buffer of this many bytes.
     In(usize),
     /// Data-out buffer with these bytes.
     Out(&'a [u8]),

@@ -342,7 +342,7 @@ fn the_quickstart_verifies_measures_and_ends_with_ctrl_c() {
         let iops =
             table.next().and_then(|header| header.split_whitespace().position(|word| word == "IOPS")).expect("IOPS");
         let rows: Vec<f64> = table.map_while(|row| row.split_whitespace().nth(iops)?.parse().ok()).collect();
-        // Depths of 1 and 32, with one queue and with two, if there are so many CPUs.
+        // Depths of 1 and 32, with one queue and with two, if there are two CPUs.
         assert!([2, 4].contains(&rows.len()) && rows.iter().all(|iops| *iops > 0.0), "poll={poll}: {rows:?} in {text}");
     }
     assert_eq!(folder.path().read_dir().expect("the folder").count(), 0, "files are left");

@@ -58,7 +58,7 @@ pub struct Experiment {
     pub(crate) commands: fn(&ExperimentScale) -> Vec<BenchCommand>,
     /// Makes the tables of rows: measured and published values beside each other. Without rows a table may be empty.
     pub(crate) tables: fn(&[ResultRow]) -> Vec<ResultTable>,
-    /// Compares rows to what the document shows, its main effect first, on a machine with so many cores.
+    /// Compares rows to what the document shows, its main effect first, on a machine with this number of cores.
     pub(crate) claims: fn(&[ResultRow], usize) -> Vec<Claim>,
     /// Makes the picture of rows, with the published values in grey.
     pub(crate) figure: fn(&[ResultRow]) -> Figure,

@@ -317,7 +317,7 @@ fn a_policy_is_compared_on_the_same_storage() {
     assert!(found.contains("Latency with static:50 as a ratio to off"), "{found}");
 }
 
-/// Returns the outcomes of an experiment on rows that are as the document has them, on a machine with so many cores.
+/// Returns the outcomes of an experiment on rows that are as the document has them, on a machine with this number of cores.
 fn outcomes(name: &str, cores: usize, iops: &dyn Fn(&ResultRow) -> f64) -> Vec<Outcome> {
     let one = experiment(name);
     let claims = (one.claims)(&rows(one, false, iops), cores);

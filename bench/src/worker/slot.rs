@@ -79,7 +79,7 @@ pub(crate) struct WorkerSettings {
     pub iodepth: u16,
     /// I/Os per second that each job starts; `None`: one when another has completed.
     pub rate: Option<u32>,
-    /// A job flushes a disk after so many writes to it; 0: never.
+    /// A job flushes a disk after this many writes to it; 0: never.
     pub fsync: u32,
     /// How to wait for completions.
     pub client: ClientMode,

@@ -16,7 +16,7 @@ const MOST: f64 = 50.0;
 const NOTABLE: f64 = 25.0;
 /// A queue or a worker that is as good as full, in percent.
 const FULL: f64 = 90.0;
-/// A worker has time left if it finds nothing in so many percent of its turns.
+/// A worker has time left if it finds nothing in this percentage of its turns.
 const SPARE_TURNS: f64 = 20.0;
 /// A part of a worker's requests that is worth a name, in percent.
 const SHARE: f64 = 10.0;

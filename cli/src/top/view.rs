@@ -114,7 +114,7 @@ fn table(app: &App, width: usize, height: usize, rows: &[DataRow], selected: usi
     std::iter::once(head).chain(body).collect()
 }
 
-/// Returns a name of at most so many characters: its begin and its end, which differ most often.
+/// Returns a name of at most this many characters: its begin and its end, which differ most often.
 fn shortened(name: &str, width: usize) -> String {
     let count = name.chars().count();
     if count <= width {

@@ -51,7 +51,7 @@ impl DaemonState {
         Ok(number)
     }
 
-    /// Starts and ends workers until there are so many. `cpus`: where they are pinned.
+    /// Starts and ends workers until there are that many. `cpus`: where they are pinned.
     ///
     /// # Errors
     /// As [`add_worker`](Self::add_worker) and [`remove_worker`](Self::remove_worker). What was changed before stays.

@@ -31,7 +31,7 @@ pub struct Command {
 /// Largest number of extents of an UNMAP: the limit of its length field.
 const MAX_EXTENTS: usize = 4095;
 
-/// So many extents need no allocation.
+/// This many extents need no allocation.
 const FEW_EXTENTS: usize = 4;
 
 impl Command {

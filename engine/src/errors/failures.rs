@@ -71,7 +71,7 @@ pub(super) struct FailureLog {
 pub(super) enum FailureLine {
     /// A request failed after a time without failures.
     First(FailedRequest),
-    /// So many failed after the first; the last of them.
+    /// This many failed after the first; the last of them.
     Followed(u64, FailedRequest),
 }
 

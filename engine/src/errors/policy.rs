@@ -131,7 +131,7 @@ pub(crate) fn is_lost(op: Op, outcome: Outcome, cached: bool) -> bool {
     cached && (op == Op::Flush || (durable && outcome != Outcome::NoSpace))
 }
 
-/// Returns the delay before the next repetition of a request that was repeated so many times.
+/// Returns the delay before the next repetition of a request that was repeated this many times.
 pub(crate) fn retry_delay(tries: u32) -> Duration {
     FIRST_DELAY.saturating_mul(1 << tries.min(16)).min(LONGEST_DELAY)
 }

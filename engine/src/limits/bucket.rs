@@ -22,7 +22,7 @@ const LONGEST_DEBT_NS: u64 = 10 * NS_PER_S;
 
 /// Everybody who waits for a bucket gets a lease in about this time.
 const CYCLE_NS: u64 = 4_000_000;
-/// The smallest lease: one in so many of a request's tokens, or so many bytes.
+/// The smallest lease: a fraction of a request's tokens, or a number of bytes.
 const SMALLEST_PART: u64 = 16;
 const SMALLEST_BYTES: u64 = 512;
 
@@ -63,7 +63,7 @@ pub(crate) struct Bucket {
     next: OwnLine,
 }
 
-/// Returns the tokens of so many requests or bytes.
+/// Returns the tokens of this many requests or bytes.
 const fn tokens(kind: LimitKind, amount: u64) -> u64 {
     if kind.is_bandwidth() { amount } else { amount.saturating_mul(REQUEST_TOKENS) }
 }
@@ -183,13 +183,13 @@ impl Bucket {
         self.next.0.fetch_sub(count as u64, Ordering::Relaxed);
     }
 
-    /// Returns the tokens that a request of so many bytes costs.
+    /// Returns the tokens that a request of this many bytes costs.
     #[inline]
     pub(crate) fn cost(&self, bytes: u64) -> u64 {
         if self.kind.is_bandwidth() { bytes } else { REQUEST_TOKENS }
     }
 
-    /// Returns the tokens that requests of so many bytes cost.
+    /// Returns the tokens that requests of this many bytes cost.
     #[inline]
     fn demand(&self, demand: Demand) -> u64 {
         tokens(self.kind, if self.kind.is_bandwidth() { demand.bytes } else { demand.requests })
@@ -202,7 +202,7 @@ impl Bucket {
         if self.gives_credit { cost.min(self.depth) } else { cost }
     }
 
-    /// Returns the tokens of the lease that each of so many get in turn.
+    /// Returns the tokens of the lease that each of this many get in turn.
     pub(crate) fn quantum(&self, sharers: u64) -> u64 {
         let smallest = if self.kind.is_bandwidth() { SMALLEST_BYTES } else { REQUEST_TOKENS / SMALLEST_PART };
         (of_time(self.rate, CYCLE_NS) / sharers.max(1)).max(smallest)
@@ -239,7 +239,7 @@ impl Bucket {
     }
 }
 
-/// Returns the tokens that accrue in so many nanoseconds.
+/// Returns the tokens that accrue in this many nanoseconds.
 const fn of_time(rate: u64, ns: u64) -> u64 {
     (rate as u128 * ns as u128 / NS_PER_S as u128) as u64
 }

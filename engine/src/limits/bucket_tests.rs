@@ -21,7 +21,7 @@ fn bucket(kind: LimitKind, rate: u64, now_ns: u64) -> Bucket {
 /// More requests than any lease is for.
 const MUCH: Demand = Demand { requests: 1 << 30, bytes: 1 << 50 };
 
-/// Passes as many requests of so many bytes as the bucket affords, at most `most`. Returns how many.
+/// Passes as many requests of this many bytes as the bucket affords, at most `most`. Returns how many.
 fn pass(bucket: &Bucket, lease: &mut Lease, bytes: u64, most: u64, sharers: u64, now_ns: u64) -> u64 {
     let cost = bucket.cost(bytes);
     let mut passed = 0;

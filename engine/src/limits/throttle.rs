@@ -293,12 +293,12 @@ impl Throttle {
         self.buckets.iter().filter_map(due).max()
     }
 
-    /// The plug lost so many of its requests, of which `passed` had passed.
+    /// The plug lost this many of its requests, of which `passed` had passed.
     pub(crate) fn forget_passed(&mut self, passed: usize) {
         self.passed -= passed.min(self.passed);
     }
 
-    /// The plug has so many requests, and all have passed.
+    /// The plug has this many requests, and all have passed.
     pub(crate) fn set_passed(&mut self, passed: usize) {
         self.passed = passed;
     }

@@ -52,7 +52,7 @@ impl PlugCounters {
 
 /// Requests in a plug up to which a turn pulls again from queues that have more.
 const DEEP: usize = 256;
-/// One in so many turns pulls deep although few requests of the plugs before were merged: interleaved streams of a queue touch only in a
+/// One in this many turns pulls deep although few requests of the plugs before were merged: interleaved streams of a queue touch only in a
 /// deep plug. Long turns slow random I/O down: with one in 16 a file in memory lost 5 percent at 8 queues on 2 cores.
 const PROBE: u32 = 64;
 
@@ -103,7 +103,7 @@ impl Merger {
         self.retired
     }
 
-    /// Returns true if a plug of so many requests wants more from a queue in this turn.
+    /// Returns true if a plug of this many requests wants more from a queue in this turn.
     #[inline]
     pub(crate) fn wants_more(&self, plugged: usize) -> bool {
         plugged < DEEP && self.unmerged_plugs.is_multiple_of(PROBE)

@@ -128,7 +128,7 @@ impl Planner {
         for request in batch {
             marks[entry(request.start.0)] = true;
         }
-        // A guest that provokes such collisions must not make this quadratic: after so many of them the sort decides.
+        // A guest that provokes such collisions must not make this quadratic: after a bounded number of comparisons the sort decides.
         let mut comparisons = 8 + batch.len() / 8;
         for request in batch {
             let end = request.start.0.wrapping_add(request.len.0);

@@ -31,7 +31,7 @@ fn after(state: &mut PollState, now: &mut u64, gap: u64, in_flight: bool) -> boo
     polled
 }
 
-/// As [`after`], so many times. Returns how often it was polled.
+/// As [`after`], this many times. Returns how often it was polled.
 fn polled_of(state: &mut PollState, now: &mut u64, gap: u64, times: usize) -> usize {
     (0..times).filter(|_| after(state, now, gap, false)).count()
 }

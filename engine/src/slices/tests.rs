@@ -127,7 +127,7 @@ fn rig() -> Rig {
 
 const DONE: Outcome = Outcome::Done(ByteLen::ZERO);
 
-/// A request of so many MiB.
+/// A request of this many MiB.
 fn request(op: Op, index: u16, start: u64, len: u64) -> AnyRequest {
     AnyRequest { op, start: ByteOffset(start * MIB), len: ByteLen(len * MIB), tag: Tag::new(0, index), buffer: None }
 }

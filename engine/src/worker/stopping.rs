@@ -519,7 +519,7 @@ fn all_workers_of_a_disk_stop_and_resume() {
     assert_eq!(other.seen(), [1, 2]);
 }
 
-/// Runs turns until so many requests are completed.
+/// Runs turns until this many requests are completed.
 fn wait(rig: &mut Rig, count: usize) -> Vec<(u64, Outcome)> {
     let mut completed = rig.run_until_idle();
     while completed.len() < count {

@@ -50,7 +50,7 @@ fn sectors(completed: &[(u64, Outcome)]) -> Vec<u64> {
     completed.iter().map(|(sector, _)| *sector).collect()
 }
 
-/// So many reads, of sectors from 1 on that do not touch.
+/// This many reads, of sectors from 1 on that do not touch.
 fn reads(count: u64) -> Vec<(Op, u64)> {
     (0..count).map(|at| (Op::Read, 1 + 2 * at)).collect()
 }

@@ -93,7 +93,7 @@ impl SlotRanges {
         self.filled_pages
     }
 
-    /// Returns true if so many slots hold memory that [`trim`](Self::trim) may release some.
+    /// Returns true if this many slots hold memory that [`trim`](Self::trim) may release some.
     #[inline]
     pub(crate) fn needs_trim(&self) -> bool {
         self.filled_pages > MAX_BUFFER_PAGES

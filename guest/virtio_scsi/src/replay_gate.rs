@@ -31,7 +31,7 @@ impl ReplayGate {
         self.remaining.load(Ordering::SeqCst) > 0
     }
 
-    /// Records that a queue is served again, with so many commands that had compared. Returns true if that was the
+    /// Records that a queue is served again, with this many commands that had compared. Returns true if that was the
     /// last thing waited for.
     pub(crate) fn queue_started(&self, index: u16, compared: usize) -> bool {
         let mut held = lock(&self.queues);

@@ -200,7 +200,7 @@ impl PackedDriver {
         self.ready_count
     }
 
-    /// Returns the token of the completion `ahead` past the next one, if [`poll_used`](Self::poll_used) has found so many: a hint for
+    /// Returns the token of the completion `ahead` past the next one, if [`poll_used`](Self::poll_used) has found that many: a hint for
     /// prefetches.
     #[inline]
     pub fn upcoming(&self, ahead: u16) -> Option<u32> {

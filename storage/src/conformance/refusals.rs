@@ -46,7 +46,7 @@ fn request(op: Op, start: u64, len: u64, block: u64) -> TestRequest {
     TestRequest { op, start, len, segments }
 }
 
-/// The disk is filled by requests of so many bytes.
+/// The disk is filled by requests of this many bytes.
 const PIECE: u64 = 64 << 10;
 
 pub(super) fn of_writable(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>) {

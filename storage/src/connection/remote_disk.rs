@@ -387,7 +387,7 @@ impl DiskChannel<UringContext> for RemoteChannel {
 
 /// The server of a RAM disk.
 pub(crate) struct TestServer {
-    /// Ends a connection after so many requests; 0: never.
+    /// Ends a connection after this many requests; 0: never.
     pub(crate) lose_after: AtomicU64,
     pub(crate) connections: AtomicU64,
     disk: Mutex<Vec<u8>>,

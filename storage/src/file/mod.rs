@@ -70,7 +70,7 @@ const MAX_DISCARD: ByteLen = ByteLen(1 << 30);
 /// Largest range of zeroes: bounds how much one request writes where the host cannot zero without data.
 const MAX_ZEROES: ByteLen = ByteLen(256 << 20);
 
-/// Threads of a disk with `aio=threads`: so many requests are with the storage at once.
+/// Threads of a disk with `aio=threads`: as many requests are with the storage at once.
 const THREADS: u32 = 16;
 
 /// Opens a file or block device.

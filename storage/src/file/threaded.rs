@@ -22,7 +22,7 @@ pub(super) struct ThreadedOps {
 }
 
 impl ThreadedOps {
-    /// Creates it with room for so many requests: none of them allocates.
+    /// Creates it with room for this many requests: none of them allocates.
     pub(super) fn new(requests: usize) -> ThreadedOps {
         let list = || Vec::with_capacity(requests);
         ThreadedOps { syncing: list(), next_sync: list(), fallocates: 0, waiting: VecDeque::with_capacity(requests) }

@@ -42,7 +42,7 @@ pub(super) struct Pending {
     pub stage: Stage,
     /// The cookie that the server was given last; `None` before.
     pub cookie: Option<u64>,
-    /// Bytes of a command without payload that are done: the server takes so many at a time.
+    /// Bytes of a command without payload that are done: the most that the server takes at a time.
     pub done: u64,
     /// Bytes of the command that is being executed.
     pub piece: u64,

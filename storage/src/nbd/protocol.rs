@@ -189,7 +189,7 @@ pub(super) enum ReplyHeader {
 /// Why bytes are no reply header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BadHeader {
-    /// More bytes are needed: so many in all.
+    /// More bytes are needed: this many in all.
     Short(usize),
     /// The magic number, which is none of those that are expected.
     Magic(u32),

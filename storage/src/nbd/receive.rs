@@ -23,7 +23,7 @@ const WINDOW: usize = 48;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expecting {
     Header,
-    /// Data of a read: so many bytes, for this place in its buffer. With `last` it ends the reply.
+    /// Data of a read: this many bytes, for this place in its buffer. With `last` it ends the reply.
     Data {
         index: u16,
         at: u64,

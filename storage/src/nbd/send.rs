@@ -13,7 +13,7 @@ use super::channel::{MAX_INFLIGHT, Requests, STAGING, Stage};
 use super::negotiate::ExportInfo;
 use crate::admission;
 
-/// Payloads up to so many bytes are copied, so that other commands share the operation. Longer ones are sent from guest memory: a copy of
+/// Payloads up to this many bytes are copied, so that other commands share the operation. Longer ones are sent from guest memory: a copy of
 /// 16 KiB takes about as long as an operation.
 const MAX_COPY: u64 = 16 << 10;
 

@@ -112,7 +112,7 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// A bound of so many seconds on the reference machine.
+    /// A bound of this many seconds on the reference machine.
     #[must_use]
     pub const fn seconds(seconds: u32) -> Self {
         Self { seconds }

@@ -140,7 +140,7 @@ fn main() -> Result<(), Failure> {
     }
 }
 
-/// Returns the memory of so many guests, of which each has its data in a region of its own if `is_split`.
+/// Returns the memory of this many guests, of which each has its data in a region of its own if `is_split`.
 fn guest_memory(guests: u64, is_split: bool) -> Result<GuestMemory, Failure> {
     let starts = (0..guests).flat_map(|guest| [MEMORY * guest, MEMORY * guest + DATA]);
     let mut bounds: Vec<u64> = starts.filter(|start| is_split || *start == 0).collect();
@@ -152,7 +152,7 @@ fn guest_memory(guests: u64, is_split: bool) -> Result<GuestMemory, Failure> {
     Ok(GuestMemory::new(regions.collect::<Result<_, Failure>>()?)?)
 }
 
-/// Serves the load on each of so many threads, each a worker with a queue of the device and a guest of its own.
+/// Serves the load on each of this many threads, each a worker with a queue of the device and a guest of its own.
 fn serve_on_threads<D: VirtioDevice<UringContext>>(
     memory: &Arc<GuestMemory>,
     device: &Arc<D>,

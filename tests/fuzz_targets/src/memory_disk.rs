@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mqblk_core::settings::Settings;
 use mqblk_engine::AnyDisk;
 
-/// Opens a disk of so many bytes, all zero, in blocks of `block` bytes.
+/// Opens a disk of this many bytes, all zero, in blocks of `block` bytes.
 pub(crate) fn open_memory_disk(bytes: usize, block: usize, read_only: bool) -> Arc<AnyDisk> {
     let mut settings = Settings::new("disk");
     let (bytes, block) = (bytes.to_string(), block.to_string());

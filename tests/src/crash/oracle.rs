@@ -77,7 +77,7 @@ pub struct DiskOracle {
 }
 
 impl DiskOracle {
-    /// Creates the oracle of a disk of so many sectors, all zeroes.
+    /// Creates the oracle of a disk of this many sectors, all zeroes.
     pub fn new(sectors: u64) -> DiskOracle {
         let zeroes = WriteRecord { request: 0, content: 0, sent: 0, completed: 0, replaces: true };
         let sectors = (0..sectors).map(|_| vec![zeroes]).collect();

@@ -114,7 +114,7 @@ impl Session {
     /// The guest of the QEMU that was started as this one, from 0, of those that run.
     ///
     /// # Errors
-    /// When there are not so many.
+    /// When there are fewer.
     pub fn visitor(&mut self, number: usize) -> Result<&mut Visitor> {
         let mut all = self.open.iter_mut().filter_map(|open| open.visitor.as_mut());
         all.nth(number).with_context(|| format!("the page starts no QEMU number {number}"))
@@ -123,7 +123,7 @@ impl Session {
     /// The guest of QEMU number `from` has gone to number `to`.
     ///
     /// # Errors
-    /// When there are not so many.
+    /// When there are fewer.
     pub fn moved(&mut self, from: usize, to: usize) -> Result<()> {
         let mut all: Vec<&mut Visitor> = self.open.iter_mut().filter_map(|open| open.visitor.as_mut()).collect();
         ensure!(from < to && to < all.len(), "the page starts no QEMUs number {from} and {to}");

@@ -147,7 +147,7 @@ impl HostileFrontend {
         frontend
     }
 
-    /// Requests an in-flight region for so many queues.
+    /// Requests an in-flight region for this many queues.
     pub fn get_inflight(&mut self, queues: u16) -> InflightRegion {
         let mut payload = vec![0; 16];
         payload.extend([queues.to_ne_bytes(), DEFAULT_RING_SIZE.to_ne_bytes(), [0; 2], [0; 2]].concat());

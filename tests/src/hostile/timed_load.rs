@@ -195,7 +195,7 @@ pub struct RunningTimedLoad {
 }
 
 impl RunningTimedLoad {
-    /// Starts the thread on a device with so many `disks`. `connect` returns whatever keeps the device connected, and its queues.
+    /// Starts the thread on a device with this many `disks`. `connect` returns whatever keeps the device connected, and its queues.
     pub fn start<D, Q: DeviceQueues>(
         name: &'static str,
         disks: usize,

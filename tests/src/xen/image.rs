@@ -64,7 +64,7 @@ impl Dom0Image {
         host.must(&format!("truncate -s {mib}M {} && losetup -c {}", self.path, self.device)).map(drop)
     }
 
-    /// Limits the daemons started from now on to so many writes per second to it, by the kernel's block throttling. Their requests wait in
+    /// Limits the daemons started from now on to this many writes per second to it, by the kernel's block throttling. Their requests wait in
     /// the kernel, so a killed daemon has requests in flight.
     ///
     /// # Errors

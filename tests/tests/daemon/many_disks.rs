@@ -53,7 +53,7 @@ fn idle_usage(daemon: &HostileDaemon) -> (HostileDaemonResources, usize) {
     })
 }
 
-/// Removes the last disks of a daemon. Each gives back so many descriptors, and no thread: an idle disk has no more. A daemon is compared with
+/// Removes the last disks of a daemon. Each gives back this many descriptors, and no thread: an idle disk has no more. A daemon is compared with
 /// itself only: another one may have inherited descriptors of clients in this process, which are not all ours.
 fn remove(daemon: &HostileDaemon, disks: std::ops::Range<usize>, fds_each: usize) {
     let (before, threads) = idle_usage(daemon);

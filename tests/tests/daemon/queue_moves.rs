@@ -92,7 +92,7 @@ impl<'a> Loads<'a> {
     }
 }
 
-/// Starts a host with a disk of each interface and so many workers.
+/// Starts a host with a disk of each interface and this many workers.
 pub(super) fn start_host(workers: u64, more: &[&str]) -> SimulatedHost {
     let blk = "path=FOLDER/blk.img,id=blk,socket=FOLDER/blk.sock,queues=4";
     let xen = "path=FOLDER/xen.img,id=xen,interface=xen,domid=1,vdev=xvda,queues=2";

@@ -38,7 +38,7 @@ fn own_memory(daemon: &HostileDaemon) -> u64 {
     ProcessUsage::of(daemon.pid()).memory_kib
 }
 
-/// Returns the limit with which the daemon can open so many more files: it bounds their numbers, of which some below are free.
+/// Returns the limit with which the daemon can open this many more files: it bounds their numbers, of which some below are free.
 fn limit_for(daemon: &HostileDaemon, room: usize) -> u64 {
     let folder = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("its descriptors");
     let number = |entry: std::io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse::<u64>().ok();

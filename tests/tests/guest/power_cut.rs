@@ -270,7 +270,7 @@ impl Rig {
         Ok([error_of(ext4, SYSTEMS[0]), error_of(xfs, SYSTEMS[1])])
     }
 
-    /// Checks so many cuts of each file system at random times of the load. Returns the number of bad ones.
+    /// Checks this many cuts of each file system at random times of the load. Returns the number of bad ones.
     fn cuts(&mut self, count: u64, cache: CacheModel) -> Result<[usize; 2]> {
         let (from, end) = (self.ready()?, self.log.position());
         let mut random = SmallRng::seed_from_u64(count);

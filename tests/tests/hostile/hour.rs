@@ -46,17 +46,17 @@ use mqblk_tests::hostile::wait_for;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// So many rounds of attacks that take turns: four at a time.
+/// This many rounds of attacks that take turns: four at a time.
 const ROUNDS: usize = 5;
 /// Seconds under attack of the short form.
 const SHORT_SECONDS: u64 = 12;
 /// How long the daemon may take to release what attackers held: 16 reads of 1 GiB are in flight when their guest leaves.
 const SETTLE: Bound = Bound::seconds(60);
-/// Private memory may grow by so many KiB. The C library's allocator keeps what threads have freed, in up to eight arenas for each CPU (after
+/// Private memory may grow by this many KiB. The C library's allocator keeps what threads have freed, in up to eight arenas for each CPU (after
 /// some minutes 145 of 169 MB were in 15 arenas); attacks before the first measurement make them grow, the more the longer they go on.
 const MEMORY_KIB: u64 = 96 << 10;
 const LONG_MEMORY_KIB: u64 = 32 << 10;
-/// All mappings may be so many more: the allocator's arenas and the stacks of ended threads that the C library keeps.
+/// All mappings may be this many more: the allocator's arenas and the stacks of ended threads that the C library keeps.
 const PRIVATE_MAPS: usize = 64;
 const WORKERS: usize = 2;
 /// The disks under attack, one for each attack of a guest or a frontend, with their storage.

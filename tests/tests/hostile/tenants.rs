@@ -190,7 +190,7 @@ fn memory_is_guarded_however_many_mappings_there_are() {
     daemon.stop();
 }
 
-/// Connects so many times and sends what ends the connection with a line in the log.
+/// Connects `count` times and sends what ends the connection with a line in the log.
 fn complain(daemon: &HostileDaemon, times: usize) {
     for _ in 0..times {
         let mut connection = VhostUserSocket::connect(&daemon.socket("bad"));

@@ -43,7 +43,7 @@ fn serve(health: &Arc<DiskHealth>, workers: usize, queues: u16, depth: u16) -> (
     })
 }
 
-/// Reads with so many requests in flight on each queue until `end`, counts completions, and waits for the last.
+/// Reads with this many requests in flight on each queue until `end`, counts completions, and waits for the last.
 fn read_until(set: &mut BlkQueueSet, depth: u16, end: &AtomicBool, completed: &AtomicU64) {
     let mut free: Vec<Vec<u32>> = set.queues().iter().map(|_| (0..u32::from(depth)).collect()).collect();
     loop {

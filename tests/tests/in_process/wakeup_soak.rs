@@ -1,4 +1,4 @@
-//! Hundreds of thousands of single requests (`MQBLK_REPETITIONS`: so many times as often) at random gaps around the poll window, by a client that sleeps: no wakeup is lost.
+//! Hundreds of thousands of single requests (`MQBLK_REPETITIONS` times as often) at random gaps around the poll window, by a client that sleeps: no wakeup is lost.
 //!
 //! One request is in flight at a time, on one of two queues of one worker, so that while a window closes the other queue is already armed.
 //! Every wait is bounded: a request that does not complete in time fails the test, which prints it and the lost wakeup.
@@ -24,7 +24,7 @@ const QUEUES: u16 = 2;
 /// Timeout of a wait: long enough for a busy machine.
 const PATIENCE: Bound = Bound::seconds(10);
 
-/// One request in so many waits for both ends to sleep.
+/// One request in this many waits for both ends to sleep.
 const ASLEEP_EVERY: u64 = 50;
 /// The sector that such a request reads; others read the sectors before it.
 const LATE: Sector512 = Sector512(1024);

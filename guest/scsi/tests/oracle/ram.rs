@@ -18,7 +18,7 @@ pub(crate) struct Ram {
     block: usize,
     limits: Limits,
     read_only: bool,
-    /// Outcome of a request that fails, once, after so many that succeed.
+    /// Outcome of a request that fails, once, after this many that succeed.
     pub fails: Option<(u32, Outcome)>,
     /// The request that failed.
     pub failed: Option<(Op, Outcome)>,

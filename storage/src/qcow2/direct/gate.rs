@@ -16,7 +16,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 /// The gate of an image.
 #[derive(Debug, Default)]
 pub(in super::super) struct Gate {
-    /// By so many at once.
+    /// By this many at once.
     shut: AtomicU32,
     cells: Mutex<Vec<Arc<InsideCell>>>,
 }

@@ -14,7 +14,7 @@ use mqblk_core::lock::lock;
 const CHUNK: u64 = 4096;
 /// Most chunks: 64 MiB, enough for 512 GiB of clusters of 64 KiB. Beyond, clusters stay unknown.
 const MAX_CHUNKS: usize = 2048;
-/// A disk that grows beyond so many times its size has unknown clusters at its end.
+/// A disk that grows beyond this many times its size has unknown clusters at its end.
 const GROWTH: u64 = 4;
 /// Files that an entry can name.
 const MAX_FILES: usize = 64;
@@ -65,7 +65,7 @@ impl Place {
         }
     }
 
-    /// Returns the place so many bytes further on.
+    /// Returns the place this many bytes further on.
     pub(super) fn skip(self, bytes: u64) -> Place {
         match self {
             Place::Data { file, at, writable } => Place::Data { file, at: at + bytes, writable },

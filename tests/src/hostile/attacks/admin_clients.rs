@@ -123,7 +123,7 @@ pub fn moves(path: PathBuf, devices: Vec<&'static str>, workers: u64, seed: u64)
                 continue;
             };
             let id = devices[random.random_range(0..devices.len())];
-            // Not every device has so many queues.
+            // Not every device has that many queues.
             let (queue, worker) = (random.random_range(0..3), random.random_range(0..workers));
             match connected.call("queue.move", &json!({ "id": id, "queue": queue, "worker": worker })) {
                 Ok(moved) => {

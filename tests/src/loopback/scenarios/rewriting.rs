@@ -210,7 +210,7 @@ pub(super) fn tables(fixture: &mut LoopbackFixture) -> Result<()> {
             let (right, all) = (&versions[..NAMED + 1], &versions[..]);
             let mut targets: Vec<Target> = vec![];
             for at in 0..SEGMENTS {
-                // Nearly all are valid, or no request with so many segments would ever be.
+                // Nearly all are valid, or no request with that many segments would ever be.
                 let from: Vec<_> = if at == 17 { right.repeat(2) } else { right.to_vec() };
                 let from = if at == 17 { [&from[..], all].concat() } else { from };
                 targets.push((2 * at, from.iter().map(|words| words[0]).collect()));

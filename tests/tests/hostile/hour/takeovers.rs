@@ -19,7 +19,7 @@ use mqblk_tests::hostile::autogroup::NoAutogroups;
 use mqblk_tests::hostile::timed_load::{LoadPhase, RunningTimedLoad};
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
 
-/// So many takeovers with attacks that take turns, then one with all at once.
+/// This many takeovers with attacks that take turns, then one with all at once.
 const ROUNDS: usize = 5;
 const SHORT_INTERVAL: Duration = Duration::from_secs(2);
 const LONG_INTERVAL: Duration = Duration::from_secs(10);

@@ -76,7 +76,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Returns a guest with so many pages, all granted under their numbers.
+    /// Returns a guest with this many pages, all granted under their numbers.
     pub(crate) fn new(shape: Shape, pages: u32, disk: Arc<AnyDisk>) -> World {
         let domain = Domain::new(pages);
         (0..pages).for_each(|page| domain.grant(page, page, true));

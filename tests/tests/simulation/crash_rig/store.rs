@@ -77,7 +77,7 @@ impl Inner {
 pub(crate) struct Store(Mutex<Inner>);
 
 impl Store {
-    /// Returns a storage of so many sectors, all zeroes.
+    /// Returns a storage of this many sectors, all zeroes.
     pub(crate) fn new(sectors: u64, seed: u64) -> Arc<Store> {
         Arc::new(Store(Mutex::new(Inner {
             random: SmallRng::seed_from_u64(seed),

@@ -27,7 +27,7 @@ pub(crate) struct DiskModel {
 }
 
 impl DiskModel {
-    /// Returns the model of a disk of so many sectors, all zeroes.
+    /// Returns the model of a disk of this many sectors, all zeroes.
     pub(crate) fn new(sectors: u64, overlaps: bool) -> DiskModel {
         let none = vec![0; sectors as usize];
         DiskModel { oracle: DiskOracle::new(sectors), readers: none.clone(), writers: none, overlaps }

@@ -77,7 +77,7 @@ impl GuestRequest {
 pub(crate) enum CancelOrder {
     OfDisk(u16),
     One(u64),
-    /// Every so many.
+    /// Every *n* requests.
     Share(u64),
     All,
 }

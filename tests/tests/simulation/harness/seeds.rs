@@ -79,7 +79,7 @@ pub(crate) trait Simulation: Sized {
 }
 
 /// Runs a simulation for its usual seeds, or for those of the environment: with `MQBLK_name_SEED=7` for one, with `MQBLK_name_SEEDS=600` for
-/// so many, with `MQBLK_name_SEEDS=100..200` for these. Returns what they have covered, unless they are fewer than usual.
+/// this many, with `MQBLK_name_SEEDS=100..200` for these. Returns what they have covered, unless they are fewer than usual.
 pub(crate) fn run_seeds<C: Counts>(name: &str, usual: Range<u64>, run: impl Fn(u64) -> C) -> Option<C> {
     let one = format!("MQBLK_{name}_SEED");
     let given = |variable: &str| std::env::var(variable).ok();

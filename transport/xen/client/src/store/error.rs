@@ -26,7 +26,7 @@ pub enum XenstoreErrorKind {
     /// The value is not UTF-8.
     #[error("found a value that is no text (UTF-8)")]
     NotUtf8,
-    /// The transaction conflicted with other writers in each of so many attempts.
+    /// The transaction conflicted with other writers in each of this many attempts.
     #[error("others changed what the transaction had read, in each of {0} attempts")]
     Conflicts(u32),
     /// The connection is lost: the server violated the protocol, did not reply in time, or closed it. All later calls fail too;

@@ -1,5 +1,5 @@
 # make quickstart   build, serve an image, write and verify it, benchmark it, show how to attach it to a virtual machine
-# make test         tests of everything, also with real guests and on a real Xen, in about 32 minutes on two cores (as root: it installs QEMU and others with apt)
+# make test         tests of everything, also with real guests and on a real Xen, in about 25 minutes on two cores (as root: it installs QEMU and others with apt)
 # make test-fast    without virtual machines
 # make test-again   only what failed in the last run
 # make test-guest   only those with virtual machines, with the long ones that make test leaves out

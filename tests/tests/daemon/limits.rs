@@ -171,7 +171,7 @@ fn wrong_changes_are_refused_and_change_nothing() {
         (&["disk", "set", "x", "iops=1"][..], "mqblk: disk set: id: found \"x\", expected one of a\n"),
         (
             &["disk", "set", "a", "pull=off"][..],
-            "mqblk: disk set: pull: found an unknown key (with value \"off\"), expected one of ",
+            "mqblk: disk set: pull: found an unknown key (with value \"off\"), expected poll, or one of ",
         ),
         (
             &["disk", "set", "a", "iops=many"][..],

@@ -28,6 +28,23 @@ fn values(key: &Key) -> String {
     }
 }
 
+/// Returns a paragraph in lines of at most 160 characters, as documents have them.
+fn wrapped(paragraph: &str) -> String {
+    let (mut text, mut len) = (String::new(), 0);
+    for word in paragraph.split(' ') {
+        if len + 1 + word.len() > 160 {
+            text.push('\n');
+            len = 0;
+        } else if len > 0 {
+            text.push(' ');
+            len += 1;
+        }
+        text.push_str(word);
+        len += word.len();
+    }
+    text + "\n"
+}
+
 fn row(text: &mut String, name: &str, key: &TableKey) {
     let mut about = key.key.about.to_owned();
     if !key.key.more.is_empty() {
@@ -80,11 +97,13 @@ fn table(name: &str, known: &mut BTreeSet<*const Key>) -> String {
         names.map(|one| format!("`{}`", one.key.name)).collect::<Vec<_>>().join(", ")
     };
     if !others.is_empty() {
-        writeln!(text, "\nAnd of [a disk](serve.md#a-disk): {}.", list(&others, |_| true)).expect("text");
+        let line = format!("And of [a disk](serve.md#a-disk): {}.", list(&others, |_| true));
+        write!(text, "\n{}", wrapped(&line)).expect("text");
     }
     let live = list(&new, |key| key.is_live);
     if !live.is_empty() {
-        writeln!(text, "\nThese can be [changed](admin.md#diskset) while guests use the disk: {live}.").expect("text");
+        let line = format!("These can be [changed](admin.md#diskset) while guests use the disk: {live}.");
+        write!(text, "\n{}", wrapped(&line)).expect("text");
     }
     text.push('\n');
     text

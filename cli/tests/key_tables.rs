@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::Path;
+use std::process::Command;
 
-use mqblk_core::settings::{Key, KeyDefault, Settings};
+use mqblk_core::settings::{Key, KeyDefault, Settings, parse_size};
 use mqblk_daemon::interfaces::INTERFACES;
 use mqblk_daemon::keys::{KeyTable, PROCESS_GROUPS, TableKey, process_keys, storage_keys, tables};
 
@@ -140,6 +141,47 @@ fn documents_have_the_tables_of_keys() {
         );
         assert!(found.contains(BEGIN), "docs/{name} has a table");
     }
+}
+
+/// Keys that are given here, and those whose `auto` is printed as what it came to.
+const OTHERS: [&str; 4] = ["lock", "interface", "format", "aio"];
+
+/// A printed configuration has every default filled in: it is the one that the key declares.
+#[test]
+fn printed_defaults_are_those_declared() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path().display();
+    std::fs::File::create(folder.path().join("a.img")).and_then(|file| file.set_len(1 << 20)).expect("an image");
+    let output = Command::new(env!("CARGO_BIN_EXE_mqblk"))
+        .args(["serve", "--print-config"])
+        .args(["--disk", &format!("id=a,path={at}/a.img,lock=off,socket={at}/a")])
+        .args(["--disk", &format!("id=b,storage=null,size=1M,socket={at}/b")])
+        .args(["--disk", "id=c,storage=ram,size=1M,interface=xen"])
+        .args(["--controller", &format!("id=d,socket={at}/d")])
+        .args(["--lun", "controller=d,storage=null,size=1M"])
+        .output()
+        .expect("mqblk");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let declared = tables(INTERFACES).into_iter().flat_map(|table| table.keys).chain(storage_keys()).map(|one| one.key);
+    let declared: Vec<&Key> = declared.chain(process_keys(INTERFACES)).collect();
+    let (mut checked, mut wrong) = (BTreeSet::new(), vec![]);
+    let text = String::from_utf8(output.stdout).expect("text");
+    for (name, value) in text.lines().filter_map(|line| line.split_once(" = ")) {
+        let value = value.trim_matches('"');
+        // Several keys have this name: of backends, and of interfaces.
+        let of_name = declared.iter().filter(|key| key.name == name);
+        let defaults: Vec<&str> = of_name.filter_map(|key| key.default_value()).collect();
+        // A number of bytes is printed with or without a unit.
+        let is_same = |one: &&str| *one == value || parse_size(one).is_some_and(|size| parse_size(value) == Some(size));
+        if !defaults.is_empty() && !OTHERS.contains(&name) {
+            checked.insert(name);
+            if !defaults.iter().any(is_same) {
+                wrong.push(format!("{name}: found {value}, expected {defaults:?}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(checked.len() > 25, "{checked:?}");
 }
 
 /// What documents and help texts call the default is one that the key accepts.

@@ -15,14 +15,15 @@ use std::sync::Arc;
 pub use queues::MovedQueue;
 pub(crate) use saved::keys_set_with;
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 
 use crate::exclusive::VerbScope;
 use crate::interface::{ChangeSource, Export, ServedDevice};
-use crate::limits::{limit_pairs, take_limits};
+use crate::limits::{LIMIT_GROUP, LIMIT_KEYS, keys_of_limit, limit_pairs, take_limits};
 use crate::print::Pair;
+use crate::queues::{COALESCE_MAX, COALESCE_US, POLL, POLL_QUEUE};
 use crate::resize::ChangeError;
-use crate::resolve::finish;
+use crate::resolve::{PLUG_KEYS, finish};
 use crate::state::DaemonState;
 
 /// What has settings that can be changed: a disk, a LUN, or a controller.
@@ -70,7 +71,7 @@ impl LiveTarget {
         let expected = if self.is_lun() && is_queue_key(&key) {
             let id = self.device.id();
             format!("a key of a LUN; {key} is one of its controller: mqblk controller set {id} {key}=...")
-        } else if self.export.is_none() && storage::is_key(&key) {
+        } else if self.export.is_none() && is_live_key(&key) && !is_queue_key(&key) {
             format!("a key of a controller; {key} is one of its LUNs: mqblk disk set LUN {key}=...")
         } else if is_queue_key(&key) {
             format!("another key: {}", crate::interface::FIXED_QUEUES)
@@ -95,9 +96,17 @@ impl LiveTarget {
     }
 }
 
+/// The keys that [`LIVE`] takes.
+const KEYS: [&[&Key]; 4] = [crate::queues::KEYS, PLUG_KEYS, &[&LIMIT_GROUP], LIMIT_KEYS];
+
+/// Returns the key of this name that can be changed while guests use what it belongs to.
+fn live_key(name: &str) -> Option<&'static Key> {
+    KEYS.into_iter().flatten().copied().find(|key| key.name == name && key.is_live)
+}
+
 /// Returns true if a key can be changed while guests use what it belongs to.
 pub(crate) fn is_live_key(key: &str) -> bool {
-    storage::is_key(key) || is_queue_key(key)
+    live_key(key).is_some()
 }
 
 /// Returns true if a key is one of a device's queues.
@@ -107,7 +116,14 @@ pub(crate) fn is_queue_key(key: &str) -> bool {
 
 /// Returns the value that stands for a key without one in the configuration; `None`: none needs to be given. `keys`: the others that are set.
 pub(crate) fn configured_value(key: &str, keys: &BTreeMap<String, Option<String>>) -> Option<String> {
-    storage::default_value(key, keys).or_else(|| queues::default_value(key, keys))
+    let is_set = |key: &str| keys.get(key).is_some_and(Option::is_some);
+    // Another word stands for it, or it means nothing without another key.
+    let is_needed = match key {
+        _ if key == POLL.name => !keys.contains_key(POLL_QUEUE.name),
+        _ if key == COALESCE_MAX.name => is_set(COALESCE_US.name),
+        _ => keys_of_limit(key).is_none_or(|[_, max, burst_s]| key != burst_s || is_set(max)),
+    };
+    live_key(key)?.default_value().filter(|_| is_needed).map(str::to_owned)
 }
 
 /// Settings that belong together.

@@ -1,10 +1,9 @@
 //! The keys of a device's queues: their workers, polling and calls.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqblk_core::settings::{Key, SettingError, Settings};
+use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{QueueMove, QueueSettings};
 
 use super::{Apply, Keeping, LiveTarget, describe};
@@ -12,27 +11,13 @@ use crate::exclusive::VerbScope;
 use crate::interface::ServedDevice;
 use crate::print::Pair;
 use crate::queues::{
-    COALESCE_MAX, COALESCE_US, KEYS, POLL, POLL_QUEUE, QUEUE_MAP, current_map_pair, polling_pairs, take_coalesce,
-    take_poll, take_queue_map, workers_of,
+    COALESCE_US, POLL, QUEUE_MAP, current_map_pair, polling_pairs, take_coalesce, take_poll, take_queue_map, workers_of,
 };
 use crate::resize::ChangeError;
 use crate::state::DaemonState;
 
 /// How long a queue's requests in flight may take while it moves. Its guest waits for that.
 const MOVE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Returns the value of a key that is not configured.
-pub(super) fn default_value(key: &str, keys: &BTreeMap<String, Option<String>>) -> Option<String> {
-    let is_set = |key: &Key| keys.get(key.name).is_some_and(Option::is_some);
-    let key = KEYS.iter().find(|known| known.name == key)?;
-    // One of two words for the policy; without a time there is no number.
-    let is_free = match key.name {
-        name if name == POLL.name => !keys.contains_key(POLL_QUEUE.name),
-        name if name == COALESCE_MAX.name => is_set(&COALESCE_US),
-        _ => true,
-    };
-    key.default_value().filter(|_| is_free).map(str::to_owned)
-}
 
 pub(super) fn prepare_polling(
     _state: &DaemonState,

@@ -1,37 +1,13 @@
 //! The keys of a disk's requests: limits, merging and depth.
 
-use std::collections::BTreeMap;
-
-use mqblk_core::settings::{Key, Settings};
+use mqblk_core::settings::Settings;
 
 use super::{Apply, LiveTarget, describe};
-use crate::limits::{LIMIT_GROUP, LIMIT_KEYS, is_limit_key, keys_of_limit, take_limits};
+use crate::limits::{LIMIT_GROUP, is_limit_key, take_limits};
 use crate::print::{Pair, current_limit_pairs};
 use crate::resize::ChangeError;
-use crate::resolve::{PLUG_KEYS, plug_pairs, take_plug};
+use crate::resolve::{plug_pairs, take_plug};
 use crate::state::DaemonState;
-
-/// Returns true if a key is one of those here.
-pub(super) fn is_key(key: &str) -> bool {
-    is_limit_key(key) || key == LIMIT_GROUP.name || PLUG_KEYS.iter().any(|known| known.name == key)
-}
-
-/// Returns the value of a key that is not configured.
-pub(super) fn default_value(key: &str, keys: &BTreeMap<String, Option<String>>) -> Option<String> {
-    if let Some([_, max, burst_s]) = keys_of_limit(key) {
-        let is_set = |key: &str| keys.get(key).is_some_and(Option::is_some);
-        return match key {
-            // Of a burst without a length.
-            _ if key == burst_s => is_set(max).then(|| default_of(LIMIT_KEYS, key)).flatten(),
-            _ => default_of(LIMIT_KEYS, key),
-        };
-    }
-    default_of(PLUG_KEYS, key).or_else(|| default_of(&[&LIMIT_GROUP], key))
-}
-
-fn default_of(keys: &[&Key], name: &str) -> Option<String> {
-    keys.iter().find(|key| key.name == name)?.default_value().map(str::to_owned)
-}
 
 fn not_open(settings: &Settings) -> ChangeError {
     ChangeError::Failed(format!("{}: its storage is still being opened", settings.subject()))

@@ -11,7 +11,7 @@ use mqblk_bench::reproduce::ReproduceArgs;
 use mqblk_bench::{ARRANGEMENTS, BenchArgs};
 use mqblk_cli::generate::{self, GenerateArgs};
 use mqblk_cli::help::{self, HelpStyle};
-use mqblk_cli::logging::{self, LogFormat};
+use mqblk_cli::logging::{self, LogOptions};
 use mqblk_daemon::interfaces::{INTERFACES, xen::selector};
 
 const NAME: &str = "mqblk-bench";
@@ -32,13 +32,8 @@ struct Cli {
     #[command(subcommand)]
     command: Command,
 
-    /// What is logged on standard error: off, error, warn, info, debug or trace [default: RUST_LOG, else info]
-    #[arg(long, global = true, value_name = "LEVEL", hide_short_help = true)]
-    log: Option<String>,
-
-    /// How log lines look [default: journald if standard error is systemd's journal, else text]
-    #[arg(long, global = true, hide_short_help = true, value_name = "FORMAT")]
-    log_format: Option<LogFormat>,
+    #[command(flatten)]
+    log: LogOptions,
 }
 
 #[derive(Debug, Subcommand)]
@@ -70,7 +65,7 @@ fn main() -> ExitCode {
         selector::provide_simulated(mqblk_xen_simulation::connect_dom0);
         return mqblk_cli::run(INTERFACES);
     }
-    if let Err(error) = logging::start(cli.log.as_deref(), cli.log_format) {
+    if let Err(error) = logging::start(&cli.log) {
         return mqblk_bench::fail("log", &error.to_string(), 2);
     }
     match cli.command {

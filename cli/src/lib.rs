@@ -44,13 +44,8 @@ struct Cli {
     #[command(subcommand)]
     command: Command,
 
-    /// What is logged on standard error: off, error, warn, info, debug or trace [default: RUST_LOG, else info]
-    #[arg(long, global = true, value_name = "LEVEL", hide_short_help = true)]
-    log: Option<String>,
-
-    /// How log lines look [default: journald if standard error is systemd's journal, else text]
-    #[arg(long, global = true, hide_short_help = true, value_name = "FORMAT")]
-    log_format: Option<logging::LogFormat>,
+    #[command(flatten)]
+    log: logging::LogOptions,
 }
 
 #[derive(Debug, Subcommand)]
@@ -153,7 +148,7 @@ pub fn run(interfaces: Interfaces) -> ExitCode {
     let mut matches = command.clone().get_matches_from(&arguments);
     let given = serve::KeyOptions::of(matches.subcommand_matches("serve"), interfaces);
     let cli = Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.exit());
-    let log = match logging::start(cli.log.as_deref(), cli.log_format) {
+    let log = match logging::start(&cli.log) {
         Ok(log) => log,
         Err(error) => return failure::report(&error, failure::BAD_USAGE),
     };

@@ -19,6 +19,18 @@ use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 const EXPECTED: &str = "off, error, warn, info, debug or trace, or TARGET=LEVEL,...";
 
+/// The options of logging, which all subcommands have.
+#[derive(Clone, Debug, clap::Args)]
+pub struct LogOptions {
+    /// What is logged on standard error: off, error, warn, info, debug or trace [default: RUST_LOG, else info]
+    #[arg(long, global = true, value_name = "LEVEL", hide_short_help = true)]
+    pub log: Option<String>,
+
+    /// How log lines look [default: journald if standard error is systemd's journal, else text]
+    #[arg(long, global = true, hide_short_help = true, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+}
+
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
@@ -71,19 +83,19 @@ impl LogLevel for ReloadableLevel {
     }
 }
 
-/// Starts logging at `level`, by default at that of `RUST_LOG`, by default at info; by default in the format for whoever reads it.
+/// Starts logging at the level of the options, by default at that of `RUST_LOG`, by default at info; by default in the format for whoever reads it.
 ///
 /// # Errors
 /// If the level is not valid.
-pub fn start(level: Option<&str>, format: Option<LogFormat>) -> Result<Arc<dyn LogLevel>, SettingError> {
+pub fn start(options: &LogOptions) -> Result<Arc<dyn LogLevel>, SettingError> {
     let from_environment = std::env::var("RUST_LOG").ok().filter(|value| !value.is_empty());
-    let (subject, key, directives) = match (level, from_environment.as_deref()) {
+    let (subject, key, directives) = match (options.log.as_deref(), from_environment.as_deref()) {
         (Some(level), _) => ("mqblk", "log", level),
         (None, Some(value)) => ("environment", "RUST_LOG", value),
         (None, None) => ("mqblk", "log", "info"),
     };
     let (filter, handle) = reload::Layer::new(parse(subject, key, directives)?);
-    let format = format.unwrap_or_else(LogFormat::detect);
+    let format = options.log_format.unwrap_or_else(LogFormat::detect);
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(move || writer::Lines(format))
         .with_ansi(std::io::stderr().is_terminal())
@@ -190,7 +202,7 @@ mod tests {
             assert!(!lines.contains("second"), "there was no room for it");
             return;
         }
-        start(Some("error"), None).unwrap();
+        start(&LogOptions { log: Some("error".to_owned()), log_format: None }).unwrap();
         log_panics();
         let panicked = |name: &str, text: &'static str| {
             let thread = std::thread::Builder::new().name(name.to_owned());
@@ -221,7 +233,7 @@ mod tests {
             );
             return;
         }
-        start(Some("error"), None).unwrap();
+        start(&LogOptions { log: Some("error".to_owned()), log_format: None }).unwrap();
         log_panics();
         // The three standard ones are open. Lower, and poll(2) refuses them.
         let limit = rustix::process::getrlimit(Resource::Nofile);

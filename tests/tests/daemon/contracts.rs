@@ -219,8 +219,10 @@ fn guests_keep_what_they_were_given() {
             assert_eq!(log.matches(line).count(), 1, "{end:?}: {line}\n{log}");
         }
         // Guests that leave take it with them: the next ones have what is configured.
+        let disconnected = || daemon.log().matches("frontend disconnected").count();
+        let before = disconnected();
         drop((blk, scsi));
-        wait_for("the guests' end", || (daemon.log().matches("frontend disconnected").count() >= 2).then_some(()));
+        wait_for("the guests' end", || (disconnected() >= before + 2).then_some(()));
         restart(&mut daemon, End::Stop);
         let blk = BlkGuest::connect(&daemon.folder().join("a.sock"), 2, 64);
         let info = blk.device.info();

@@ -1,17 +1,16 @@
 //! A worker's io_uring and buffer pool, and the one place where a worker waits.
 
-use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, cqueue, squeue, types};
 use mqblk_memory::BufferPool;
 
+use crate::completion::{ClientId, CompletionQueue, IGNORED, IoCompletion, PORT};
 use crate::inflight::InFlight;
 use crate::maker::{NewRing, RingUse, make};
-use crate::ops::{ClientId, IGNORED, IoCompletion, PORT};
-use crate::register::Tables;
 use crate::remote::PortReceiver;
+use crate::tables::{Tables, with_memlock};
 
 /// The sizes of a context's tables.
 #[derive(Clone, Copy, Debug)]
@@ -78,24 +77,6 @@ const DROP_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(2) } else { D
 /// Receives what operations leave whose owner has ended: the first client of each context.
 const ORPHANS: ClientId = ClientId(0);
 
-/// Completions that an mailbox has room for at first. It grows to the most that ever arrived in one turn.
-const QUEUE_CAPACITY: usize = 256;
-
-#[derive(Debug)]
-pub(crate) struct CompletionQueue {
-    used: bool,
-    /// Distinguishes an owner from a later one with the same index.
-    generation: u32,
-    pub(crate) completions: VecDeque<IoCompletion>,
-}
-
-impl CompletionQueue {
-    /// Whether it belongs to the owner of this generation.
-    pub(crate) fn is_of(&self, generation: u32) -> bool {
-        self.used && self.generation == generation
-    }
-}
-
 impl mqblk_core::IoContext for UringContext {
     type Buffer = mqblk_memory::Buffer;
 }
@@ -140,8 +121,7 @@ impl UringContext {
     /// Adds a client with a completion queue of its own.
     pub fn add_client(&mut self) -> ClientId {
         let index = self.queues.iter().position(|mailbox| !mailbox.used).unwrap_or_else(|| {
-            let completions = VecDeque::with_capacity(QUEUE_CAPACITY);
-            self.queues.push(CompletionQueue { used: false, generation: 0, completions });
+            self.queues.push(CompletionQueue::new());
             self.queues.len() - 1
         });
         self.queues[index].used = true;
@@ -383,20 +363,6 @@ fn refused(error: io::Error) -> io::Error {
             ),
         ),
         _ => with_memlock(error, &format!("{MEMLOCK_KIB} KiB for each worker of this user")),
-    }
-}
-
-/// Adds the memlock limit, and how much is `expected` at least, to an error for lack of locked memory.
-pub(crate) fn with_memlock(error: io::Error, expected: &str) -> io::Error {
-    match rustix::process::getrlimit(rustix::process::Resource::Memlock).current {
-        Some(limit) if error.raw_os_error() == Some(libc::ENOMEM) => io::Error::new(
-            error.kind(),
-            format!(
-                "{error}: memlock limit: found {} KiB, expected at least {expected} (ulimit -l, LimitMEMLOCK=)",
-                limit >> 10
-            ),
-        ),
-        _ => error,
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mqblk_memory::Buffer;
 
-use crate::ops::ClientId;
+use crate::completion::ClientId;
 
 /// Capacity of a new iovec list; it grows with the longest request.
 const PIECES: usize = 32;

@@ -8,7 +8,7 @@ use mqblk_core::ByteOffset;
 use mqblk_memory::Buffer;
 
 use crate::context::UringContext;
-use crate::ops::{MAX_PIECES, fill_pieces};
+use crate::pieces::{MAX_PIECES, fill_pieces};
 
 /// The type of `preadv2` and `pwritev2`.
 type Vectored =

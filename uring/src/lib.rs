@@ -11,27 +11,32 @@
 //!
 //! `unsafe` is needed because submission entries carry raw pointers that outlive the call.
 
+mod completion;
 mod context;
 mod descriptor;
 mod event;
 mod inflight;
 mod inline;
+mod lend;
 mod maker;
 mod notifier;
 mod ops;
+mod pieces;
 mod port;
 mod register;
 mod remote;
 mod restrictions;
 mod socket;
+mod tables;
 
+pub use completion::{ClientId, IoCompletion, Refused};
 pub use context::{UringContext, UringOptions, Wait};
 pub use descriptor::redirect;
 pub use event::{EventFd, Kick};
 pub use maker::make_rings_on_a_thread;
 pub use mqblk_memory::FixedBufferUse;
 pub use notifier::Notifier;
-pub use ops::{ClientId, FileTransfer, IoCompletion, Refused};
-pub use register::RingFile;
+pub use ops::FileTransfer;
 pub use remote::{RemoteIo, RemoteWaker};
 pub use socket::{Message, MessageOrder, RefusedMessage};
+pub use tables::RingFile;

@@ -6,32 +6,11 @@ use io_uring::{opcode, squeue, types};
 use mqblk_core::{ByteLen, ByteOffset};
 use mqblk_memory::Buffer;
 
+use crate::completion::{ClientId, IGNORED, Refused};
 use crate::context::UringContext;
 use crate::event::Kick;
-use crate::register::RingFile;
-
-/// A client of a context: each has a completion queue of its own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct ClientId(pub(crate) u32);
-
-/// The completion of an operation.
-#[derive(Debug)]
-pub struct IoCompletion {
-    /// The client's cookie from the submission.
-    pub cookie: u64,
-    /// Bytes transferred (or the operation's own result), or a negative errno.
-    pub result: i32,
-    /// The buffer that was moved in.
-    pub buffer: Option<Buffer>,
-    /// The buffer of a message's header.
-    pub header: Option<Buffer>,
-    /// More completions of the same (multishot) operation will follow.
-    pub more: bool,
-}
-
-/// The in-flight table is full: submit again after taking completions. Holds the buffer.
-#[derive(Debug)]
-pub struct Refused(pub Option<Buffer>);
+use crate::pieces::{MAX_PIECES, fill_pieces};
+use crate::tables::RingFile;
 
 /// The file's end of a transfer.
 #[derive(Clone, Copy, Debug)]
@@ -191,11 +170,6 @@ impl UringContext {
     }
 }
 
-/// User data of entries whose completions are dropped.
-pub(crate) const IGNORED: u64 = u64::MAX;
-/// User data of the poll of the port. All others are smaller.
-pub(crate) const PORT: u64 = u64::MAX - 1;
-
 #[derive(Clone, Copy)]
 enum Direction {
     Read,
@@ -208,35 +182,6 @@ impl Direction {
             Direction::Write { durable: true } => libc::RWF_DSYNC,
             _ => 0,
         }
-    }
-}
-
-/// The kernel accepts at most this many segments in one operation (UIO_MAXIOV).
-pub(crate) const MAX_PIECES: usize = 1024;
-
-/// Fills the iovec list of a buffer without its first `skip` bytes.
-pub(crate) fn fill_pieces(pieces: &mut Vec<libc::iovec>, segments: &[mqblk_memory::Segment], skip: u64) {
-    pieces.clear();
-    append_range(pieces, segments, skip, u64::MAX);
-}
-
-/// Adds the iovecs of a buffer's bytes from `start` to `end`.
-#[inline]
-pub(crate) fn append_range(pieces: &mut Vec<libc::iovec>, segments: &[mqblk_memory::Segment], start: u64, end: u64) {
-    let (mut skip, mut left) = (start, end - start);
-    for segment in segments {
-        let len = u64::from(segment.len());
-        if skip >= len {
-            skip -= len;
-            continue;
-        }
-        let run = (len - skip).min(left);
-        if run == 0 {
-            break;
-        }
-        let base = std::ptr::with_exposed_provenance_mut((segment.address() + skip) as usize);
-        pieces.push(libc::iovec { iov_base: base, iov_len: run as usize });
-        (skip, left) = (0, left - run);
     }
 }
 

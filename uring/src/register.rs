@@ -6,75 +6,14 @@ use std::sync::Arc;
 
 use mqblk_memory::{BufferPool, FixedBufferUse, FixedBuffers, GuestMemory, LeaseId, PooledContext};
 
-use crate::context::{UringContext, with_memlock};
-
-/// A file of a ring's operations.
-#[derive(Debug)]
-pub enum RingFile {
-    /// Registered: no reference counting per operation.
-    Fixed(u32),
-    /// Named by descriptor because the table was full or missing: a little slower.
-    Plain(Arc<OwnedFd>),
-}
-
-impl RingFile {
-    /// Returns the descriptor that an operation must keep open.
-    #[inline]
-    pub(crate) fn keep(&self) -> Option<Arc<OwnedFd>> {
-        match self {
-            RingFile::Fixed(_) => None,
-            RingFile::Plain(fd) => Some(Arc::clone(fd)),
-        }
-    }
-}
+use crate::context::UringContext;
+use crate::tables::{KeptFile, RingFile, SharedLease, with_memlock};
 
 /// Most guest memory that [`FixedBufferUse::Auto`] registers.
 ///
 /// Registering pins every page: memory that the guest has not touched yet is allocated, and the worker's other disks wait meanwhile.
 /// Measured: 15 s for 4 GiB untouched, 45 ms a GiB once touched, at every start of a queue and every change of memory.
 const AUTO_LIMIT: u64 = 64 << 20;
-
-/// A file that several queues of a worker keep open.
-#[derive(Debug)]
-pub(crate) struct KeptFile {
-    file: Arc<OwnedFd>,
-    registered: RingFile,
-    users: usize,
-}
-
-/// A lease that several queues of a worker use.
-#[derive(Debug)]
-pub(crate) struct SharedLease {
-    memory: Arc<GuestMemory>,
-    lease: LeaseId,
-    users: usize,
-}
-
-/// The tables of registered files and buffers.
-#[derive(Debug, Default)]
-pub(crate) struct Tables {
-    pub(crate) free_files: Vec<u32>,
-    /// True for each registered buffer index in use. Empty when the table could not be registered.
-    pub(crate) buffers: Vec<bool>,
-    /// Files that stay open for as long as the ring has operations in flight.
-    pub(crate) kept: Vec<KeptFile>,
-    /// Leases that were retired while requests were in flight, with their buffer indices.
-    pub(crate) leaving: Vec<(LeaseId, Vec<u16>)>,
-    /// Leases by memory table: the queues of a guest share one.
-    pub(crate) shared: Vec<SharedLease>,
-    /// Buffer indices of live leases.
-    pub(crate) held: Vec<(LeaseId, Vec<u16>)>,
-}
-
-impl Tables {
-    /// Takes `count` consecutive free buffer indices and returns the first.
-    fn take_run(&mut self, count: usize) -> Option<u16> {
-        let start = (0..=self.buffers.len().checked_sub(count)?)
-            .find(|start| self.buffers[*start..start + count].iter().all(|used| !used))?;
-        self.buffers[start..start + count].fill(true);
-        u16::try_from(start).ok()
-    }
-}
 
 impl PooledContext for UringContext {
     #[inline]

@@ -5,18 +5,15 @@
 //! and if the completion does not come it keeps the buffers for ever.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::{Arc, Mutex};
 
-use io_uring::{opcode, types};
 use mqblk_core::ByteLen;
 use mqblk_core::lock::lock;
-use mqblk_memory::Buffer;
 
-use crate::context::{CompletionQueue, UringContext};
+use crate::completion::{ClientId, CompletionQueue, IoCompletion};
 use crate::event::EventFd;
 use crate::inflight::InFlight;
-use crate::ops::{ClientId, IoCompletion, PORT, Refused, fill_pieces};
 use crate::port::PendingEvents;
 
 /// Pieces of a request's memory.
@@ -78,6 +75,27 @@ impl PortReceiver {
         Ok(PortReceiver { port, polled: false, lapsed: false, batch: Vec::new(), spare: Vec::new() })
     }
 
+    /// Returns the handle of the request in this slot, which has `len` bytes in these pieces.
+    pub(crate) fn lend(&mut self, slot: u32, iovecs: &[libc::iovec], len: u64, logged: bool) -> RemoteIo {
+        let mut pieces = self.spare.pop().unwrap_or_default();
+        pieces.0.extend(iovecs.iter().copied().map(Piece));
+        RemoteIo { port: Arc::clone(&self.port), slot, pieces, len, result: -libc::EIO, logged }
+    }
+
+    /// Returns a waker of this client.
+    pub(crate) fn waker(&self, client: ClientId, generation: u32, cookie: u64) -> RemoteWaker {
+        RemoteWaker { port: Arc::clone(&self.port), client, generation, cookie }
+    }
+
+    /// Returns the descriptor that the ring is to poll; `None`: it does.
+    pub(crate) fn begin_poll(&mut self) -> Option<RawFd> {
+        if self.polled {
+            return None;
+        }
+        (self.polled, self.lapsed) = (true, false);
+        Some(self.port.eventfd.as_fd().as_raw_fd())
+    }
+
     /// Sorts what other threads have sent into the completion queues. `more`: the poll goes on. Returns the number of completions.
     #[cold]
     pub(crate) fn receive(&mut self, more: bool, in_flight: &mut InFlight, queues: &mut [CompletionQueue]) -> usize {
@@ -105,52 +123,6 @@ impl PortReceiver {
             count += 1;
         }
         count
-    }
-}
-
-impl UringContext {
-    /// Lends a request to another thread or a library: `buffer` is owned by the in-flight table until the [`RemoteIo`] is completed, and
-    /// then comes back in a completion of `client` with `cookie`, as from an operation of the ring.
-    ///
-    /// # Errors
-    /// [`Refused`] when too much is in flight.
-    pub fn submit_remote(
-        &mut self,
-        client: ClientId,
-        cookie: u64,
-        buffer: Option<Buffer>,
-    ) -> Result<RemoteIo, Refused> {
-        self.poll_port();
-        let Some(slot) = self.in_flight.take(client, cookie) else { return Err(Refused(buffer)) };
-        let mut pieces = self.port.spare.pop().unwrap_or_default();
-        let (mut len, mut logged) = (0, true);
-        if let Some(buffer) = &buffer {
-            fill_pieces(&mut self.scratch, self.buffers.segments(buffer), 0);
-            pieces.0.extend(self.scratch.drain(..).map(Piece));
-            (len, logged) = (self.buffers.len(buffer).0, self.buffers.will_be_logged(buffer));
-        }
-        self.in_flight.slot(slot).buffer = buffer;
-        let result = -libc::EIO;
-        Ok(RemoteIo { port: Arc::clone(&self.port.port), slot, pieces, len, result, logged })
-    }
-
-    /// A handle by which any thread wakes this worker for `client`: a completion with `cookie` and `more`, one for all wakeups that the
-    /// worker has not seen yet.
-    pub fn remote_waker(&mut self, client: ClientId, cookie: u64) -> RemoteWaker {
-        self.poll_port();
-        let generation = self.client_generation(client);
-        RemoteWaker { port: Arc::clone(&self.port.port), client, generation, cookie }
-    }
-
-    /// Has the ring poll the port, if it does not.
-    pub(crate) fn poll_port(&mut self) {
-        if !self.port.polled {
-            (self.port.polled, self.port.lapsed) = (true, false);
-            let fd = types::Fd(std::os::fd::AsFd::as_fd(&self.port.port.eventfd).as_raw_fd());
-            // The counter is never read, so that a renewed poll reports what was signalled meanwhile.
-            let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build().user_data(PORT);
-            self.push_raw(entry);
-        }
     }
 }
 

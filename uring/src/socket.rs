@@ -5,9 +5,10 @@ use std::os::fd::AsRawFd;
 use io_uring::{opcode, squeue, types};
 use mqblk_memory::Buffer;
 
+use crate::completion::ClientId;
 use crate::context::UringContext;
-use crate::ops::{ClientId, MAX_PIECES, append_range};
-use crate::register::RingFile;
+use crate::pieces::{MAX_PIECES, append_range};
+use crate::tables::RingFile;
 
 /// What a message begins with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,8 +5,12 @@ use std::time::{Duration, Instant};
 use mqblk_memory::{GuestAddress, GuestMemory, LeaseId, PooledContext as _, Region};
 use mqblk_test_bounds::Bound;
 
+use io_uring::{opcode, types};
+use mqblk_memory::Buffer;
+
 use super::*;
 use crate::{FixedBufferUse, UringOptions, Wait};
+use crate::{Refused, UringContext};
 
 fn long() -> Duration {
     Bound::seconds(20).time()
@@ -221,7 +225,8 @@ fn a_poll_that_the_kernel_has_ended_is_renewed() {
     let waker = f.context.remote_waker(f.client, 1);
     for _ in 0..3 {
         f.context.turn(Wait::No);
-        let cancel = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(crate::ops::IGNORED);
+        let cancel =
+            opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(crate::completion::IGNORED);
         f.context.push_raw(cancel);
         while !f.context.port.lapsed {
             f.context.turn(Wait::AtMost(long()));

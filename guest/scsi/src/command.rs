@@ -55,7 +55,7 @@ pub struct Command<'a> {
 pub struct CommandBuffers {
     /// Data-in bytes of a command that completed at once, already cut to its allocation length.
     pub data_in: Vec<u8>,
-    /// Disk ranges of [`CommandAction::Ranges`].
+    /// Disk ranges of [`CommandAction::Ranges`](crate::CommandAction::Ranges).
     pub ranges: Vec<(ByteOffset, ByteLen)>,
 }
 
@@ -76,7 +76,7 @@ impl CommandCompletion {
         CommandCompletion { status: Status::Good, sense: None, transferred }
     }
 
-    /// Returns the completion of a [`CommandAction::Disk`] or [`CommandAction::Ranges`], or of a multi-step command
+    /// Returns the completion of a [`CommandAction::Disk`] or [`CommandAction::Ranges`](crate::CommandAction::Ranges), or of a multi-step command
     /// whose step failed. `transferred` applies if the request succeeded; a failed command has transferred nothing.
     pub const fn from_outcome(op: Op, outcome: Outcome, transferred: u64) -> CommandCompletion {
         let sense = match outcome {
@@ -107,38 +107,6 @@ impl CommandCompletion {
     pub const fn check_condition(sense: Sense) -> CommandCompletion {
         CommandCompletion { status: Status::CheckCondition, sense: Some(sense), transferred: 0 }
     }
-}
-
-/// What the caller must do next for a command.
-#[derive(Debug)]
-pub enum CommandAction {
-    /// Complete the command. Its data-in bytes, if any, are in [`CommandBuffers::data_in`].
-    Complete(CommandCompletion),
-    /// The data exceeds the initiator's buffers: complete the command with the transport's response for an overrun.
-    Overrun,
-    /// Submit one disk request; the command completes with [`CommandCompletion::from_outcome`]. [`Op::Read`] and
-    /// [`Op::Write`] use the first `len` bytes of the command's own data buffer; the other operations have no data.
-    Disk {
-        /// Operation.
-        op: Op,
-        /// Offset on the disk.
-        start: ByteOffset,
-        /// Length. Only 0 for [`Op::Flush`].
-        len: ByteLen,
-        /// For [`CommandCompletion::from_outcome`]. It differs from `len` if the data-out buffer is a parameter list
-        /// or one block for all (UNMAP, WRITE SAME).
-        transferred: u64,
-    },
-    /// Submit one disk request for each of [`CommandBuffers::ranges`] (at least one). The command completes when all
-    /// have, with [`CommandCompletion::from_outcome`] of the first failure.
-    Ranges {
-        /// Operation.
-        op: Op,
-        /// For [`CommandCompletion::from_outcome`].
-        transferred: u64,
-    },
-    /// Run the steps of a multi-step command.
-    MultiStep(Box<crate::MultiStepCommand>),
 }
 
 /// What a [`MultiStepCommand`](crate::MultiStepCommand) needs next. The caller lends it `scratch`, private memory of

@@ -2,10 +2,10 @@
 
 use mqblk_core::{ByteLen, ByteOffset, Op};
 
+use crate::action::CommandAction;
 use crate::cdb::Cdb;
-use crate::command::{CommandAction, CommandBuffers, CommandCompletion, DataOut};
-use crate::logical_unit::LogicalUnit;
-use crate::nexus::Nexus;
+use crate::command::{CommandBuffers, CommandCompletion, DataOut};
+use crate::logical_unit::{LogicalUnit, Nexus};
 use crate::reservation::{AccessClass, ReservationError};
 use crate::sense::Sense;
 
@@ -42,6 +42,16 @@ impl From<ReservationError> for BeginError {
             ReservationError::Conflict => BeginError::Conflict,
             ReservationError::CheckCondition(sense) => BeginError::CheckCondition(sense),
             ReservationError::Overrun => BeginError::Overrun,
+        }
+    }
+}
+
+impl From<BeginError> for CommandAction {
+    fn from(refused: BeginError) -> CommandAction {
+        match refused {
+            BeginError::CheckCondition(sense) => CommandAction::Complete(CommandCompletion::check_condition(sense)),
+            BeginError::Overrun => CommandAction::Overrun,
+            BeginError::Conflict => CommandAction::Complete(CommandCompletion::RESERVATION_CONFLICT),
         }
     }
 }

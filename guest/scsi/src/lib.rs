@@ -3,12 +3,14 @@
 //! requests to the disk go out as [`CommandAction`]s, and the caller passes outcomes back in. Sources: SAM-5, SPC-4,
 //! SBC-3 (T10).
 //!
-//! `logical_unit` is a logical unit and its state, `nexus` an I_T_L nexus (unit attentions, reservations), `target`
-//! the responses for LUNs without a logical unit, `sense` status and sense data, `command` what a command asks of its
-//! caller. `opcode_table` has a row for each command; `commands` executes them. `unit_state` is the state that moves with an
-//! initiator that is migrated.
+//! `logical_unit` is a logical unit with its I_T_L nexuses, `target` the responses for LUNs without one, `sense` status and sense data,
+//! `command` the interface to the caller and `action` what a command asks of it first. A command begins in `begin`: by `transfer` if it is a
+//! usual READ or WRITE, else by its row (`opcode`) of `opcode_table` and a handler of `commands`. `unit_state` moves with an initiator that
+//! is migrated.
 #![forbid(unsafe_code)]
 
+mod action;
+mod begin;
 mod block_limits;
 mod cdb;
 pub mod command;
@@ -16,19 +18,21 @@ mod commands;
 mod context;
 mod logical_unit;
 mod multi_step;
-mod nexus;
+mod opcode;
 mod opcode_table;
 pub mod range_lock;
 pub mod reservation;
 pub mod sense;
 pub mod target;
+mod transfer;
 pub mod unit_attention;
 mod unit_state;
 
-pub use command::{Command, CommandAction, CommandBuffers, CommandCompletion, DataOut, NextStep};
-pub use logical_unit::{Identity, LogicalUnit, LogicalUnitOptions};
+pub use action::CommandAction;
+pub use command::{Command, CommandBuffers, CommandCompletion, DataOut, NextStep};
+pub use logical_unit::{Identity, LogicalUnit, LogicalUnitOptions, Nexus, TaskSet};
 pub use multi_step::MultiStepCommand;
-pub use nexus::{Nexus, TaskSet, Transfer, TransferRules};
 pub use sense::{Sense, SenseKey, Status};
+pub use transfer::{Transfer, TransferRules};
 pub use unit_attention::UnitAttention;
 pub use unit_state::{UnitState, ValidatedUnitState};

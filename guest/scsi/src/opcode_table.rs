@@ -4,57 +4,13 @@
 
 use crate::block_limits::BlockLimits;
 use crate::cdb::Cdb;
-use crate::commands::{capacity, inquiry, log, mode, mode_select, power, report, reserve, transfer, unmap, verify};
+use crate::commands::{
+    capacity, inquiry, log, mode, mode_select, power, report, report_luns, reserve, transfer, unmap, verify,
+};
 use crate::context::{BeginResult, CommandContext};
+use crate::opcode::{Handler, MediumState, NACA, OpcodeRow};
 use crate::reservation::AccessClass;
 use crate::sense::Sense;
-use crate::target;
-
-/// NACA, in the CONTROL byte that ends every command. Source: SAM-5 section 5.2.
-pub(crate) const NACA: u8 = 0x04;
-
-/// Commands that are executed while a unit attention is pending. Source: SAM-5 section 5.14.
-pub(crate) const ALLOWED_BEFORE_ATTENTIONS: [u8; 3] = [0x03, 0x12, 0xa0];
-
-/// State of the medium that a command needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MediumState {
-    /// Any.
-    Any,
-    /// The logical unit is not stopped.
-    Ready,
-    /// The logical unit is neither stopped nor write protected.
-    Writable,
-}
-
-/// A supported command.
-pub(crate) struct OpcodeRow {
-    /// SERVICE ACTION, if the operation code has several commands.
-    pub(crate) service_action: Option<u16>,
-    /// CDB usage data: the operation code, the service action in its place, and a one for every other bit that is
-    /// evaluated. Its length is that of the CDB. Source: SPC-4 section 6.34.3.
-    pub(crate) cdb_usage: &'static [u8],
-    pub(crate) access: AccessClass,
-    pub(crate) medium: MediumState,
-    pub(crate) handler: fn(&mut CommandContext<'_>) -> BeginResult,
-}
-
-impl OpcodeRow {
-    pub(crate) const fn opcode(&self) -> u8 {
-        self.cdb_usage[0]
-    }
-
-    /// Returns true if a logical unit with these limits supports the command.
-    pub(crate) fn is_supported(&self, limits: &BlockLimits) -> bool {
-        match self.opcode() {
-            0x42 => limits.unmap.is_some(),
-            0x89 => limits.max_compare_and_write > 0,
-            _ => true,
-        }
-    }
-}
-
-type Handler = fn(&mut CommandContext<'_>) -> BeginResult;
 
 const fn row(usage: &'static [u8], access: AccessClass, medium: MediumState, begin: Handler) -> OpcodeRow {
     OpcodeRow { service_action: None, cdb_usage: usage, access, medium, handler: begin }
@@ -150,8 +106,8 @@ pub(crate) static OPCODE_TABLE: &[OpcodeRow] = &[
     row(extent!(16, 0x93, 0xff), Write, Writable, unmap::write_same_16),
     action(&[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, NACA], Always, Any, capacity::read_capacity_16),
     action(extent!(16, 0x9e, 0x12), Read, Ready, capacity::get_lba_status),
-    row(&[0xa0, 0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, NACA], Always, Any, target::report_single_lun),
-    action(&[0xa3, 0x0c, 0x87, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, NACA], Read, Any, report::operation_codes),
+    row(&[0xa0, 0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, NACA], Always, Any, report_luns::of_single_unit),
+    action(&[0xa3, 0x0c, 0x87, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, NACA], Read, Any, operation_codes),
     action(&[0xa3, 0x0d, 0x80, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, NACA], Read, Any, report::task_management_functions),
     row(extent!(12, 0xa8, 0xf8), Read, Ready, transfer::read_12),
     row(extent!(12, 0xaa, 0xf8), Write, Writable, transfer::write_12),
@@ -159,6 +115,10 @@ pub(crate) static OPCODE_TABLE: &[OpcodeRow] = &[
     row(extent!(12, 0xaf, 0xf6), Read, Ready, verify::verify_12),
     row(&[0xb7, 0x1f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, NACA], Read, Any, capacity::read_defect_data_12),
 ];
+
+fn operation_codes(cmd: &mut CommandContext<'_>) -> BeginResult {
+    report::operation_codes(cmd, opcode_rows(cmd.cdb.u8(3)), OPCODE_TABLE)
+}
 
 /// For each operation code the index of its first row in [`OPCODE_TABLE`] and the number of its rows, which are
 /// adjacent.

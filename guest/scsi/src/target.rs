@@ -1,11 +1,12 @@
 //! Commands that a target handles whatever its LUN: REPORT LUNS, and commands to a LUN without a logical unit.
 //! Sources: SPC-4 sections 6.33 and 6.4.2, SAM-5 sections 4.7 and 5.13.
 
+use crate::action::CommandAction;
 use crate::cdb::Cdb;
-use crate::command::{Command, CommandAction, CommandBuffers, DataOut};
-use crate::commands::inquiry;
-use crate::context::{BeginError, BeginResult, CommandContext, end_with_data_in};
-use crate::nexus::Nexus;
+use crate::command::{Command, CommandBuffers, DataOut};
+use crate::commands::{inquiry, report_luns};
+use crate::context::{BeginResult, end_with_data_in};
+use crate::logical_unit::Nexus;
 use crate::sense::Sense;
 use crate::unit_attention::UnitAttention;
 
@@ -45,7 +46,7 @@ fn begin_without_unit(
     let cdb = Cdb::new(command.cdb);
     match cdb.opcode() {
         REPORT_LUNS => {
-            let begun = report_luns(luns, &cdb, command.data_in_len, buffers)?;
+            let begun = report_luns::report_luns(luns, &cdb, command.data_in_len, buffers)?;
             if let Some(nexus) = nexus {
                 nexus.attentions().clear(UnitAttention::ReportedLunsChanged);
             }
@@ -72,34 +73,4 @@ fn inquiry_without_unit(cdb: &Cdb, data_in_len: u64, buffers: &mut CommandBuffer
         inquiry::standard(["MQBLK", "", ""], NO_DEVICE, &mut buffers.data_in);
     }
     end_with_data_in(buffers, cdb.u16(3).into(), data_in_len)
-}
-
-/// REPORT LUNS of a logical unit without a target: it is the only one, at LUN 0.
-pub(crate) fn report_single_lun(cmd: &mut CommandContext<'_>) -> BeginResult {
-    report_luns(&[0], &cmd.cdb, cmd.data_in_len, cmd.buffers)
-}
-
-fn report_luns(luns: &[u16], cdb: &Cdb, data_in_len: u64, buffers: &mut CommandBuffers) -> BeginResult {
-    let allocation = cdb.u32(6);
-    if allocation < 16 {
-        return Err(Sense::invalid_cdb_field(6, None).into());
-    }
-    let listed = match cdb.u8(2) {
-        // All but the well-known LUNs; all LUNs.
-        0x00 | 0x02 => luns,
-        // Well-known LUNs only.
-        0x01 => &[],
-        _ => return Err(BeginError::CheckCondition(Sense::invalid_cdb_field(2, None))),
-    };
-    let mut sorted = listed.to_vec();
-    sorted.sort_unstable();
-    buffers.data_in.extend((sorted.len() as u32 * 8).to_be_bytes());
-    buffers.data_in.extend([0; 4]);
-    for lun in sorted {
-        // Peripheral device addressing covers 256 LUNs; the others use flat space addressing.
-        let field = if lun < 0x100 { lun } else { 0x4000 | lun & 0x3fff };
-        buffers.data_in.extend(field.to_be_bytes());
-        buffers.data_in.extend([0; 6]);
-    }
-    end_with_data_in(buffers, allocation, data_in_len)
 }

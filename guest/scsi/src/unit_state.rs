@@ -8,8 +8,7 @@ use mqblk_core::Wake;
 use mqblk_core::lock::lock;
 use serde::{Deserialize, Serialize};
 
-use crate::logical_unit::flag;
-use crate::nexus::Nexus;
+use crate::logical_unit::{Nexus, flag};
 use crate::reservation::{ReservationSnapshot, RestoreError, ValidatedReservations};
 use crate::unit_attention::UnitAttention;
 

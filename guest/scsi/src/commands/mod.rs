@@ -8,6 +8,7 @@ pub(crate) mod mode;
 pub(crate) mod mode_select;
 pub(crate) mod power;
 pub(crate) mod report;
+pub(crate) mod report_luns;
 pub(crate) mod reserve;
 pub(crate) mod transfer;
 pub(crate) mod unmap;

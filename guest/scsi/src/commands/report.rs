@@ -1,21 +1,24 @@
 //! REPORT SUPPORTED OPERATION CODES and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS. Source: SPC-4 sections 6.34 and 6.35.
 
 use crate::context::{BeginResult, CommandContext};
-use crate::opcode_table::{self, OpcodeRow};
+use crate::opcode::OpcodeRow;
 use crate::sense::Sense;
 
 /// A command timeouts descriptor without values. Source: SPC-4 section 6.34.4.
 const NO_TIMEOUTS: [u8; 12] = [0, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-pub(crate) fn operation_codes(cmd: &mut CommandContext<'_>) -> BeginResult {
+/// `rows` are those of the operation code that the command names, `table` has all.
+pub(crate) fn operation_codes(
+    cmd: &mut CommandContext<'_>,
+    rows: &'static [OpcodeRow],
+    table: &'static [OpcodeRow],
+) -> BeginResult {
     let timeouts = cmd.cdb.has(2, 0x80);
-    let opcode = cmd.cdb.u8(3);
     let action = cmd.cdb.u16(4);
-    let rows = opcode_table::opcode_rows(opcode);
     let by_action = rows.iter().any(|row| row.service_action.is_some());
     let found = match cmd.cdb.u8(2) & 0x07 {
         0 => {
-            all(cmd, timeouts);
+            all(cmd, table, timeouts);
             return cmd.end_with_data_in(cmd.cdb.u32(6));
         }
         // One operation code without service actions.
@@ -33,10 +36,10 @@ pub(crate) fn operation_codes(cmd: &mut CommandContext<'_>) -> BeginResult {
     cmd.end_with_data_in(cmd.cdb.u32(6))
 }
 
-fn all(cmd: &mut CommandContext<'_>, timeouts: bool) {
+fn all(cmd: &mut CommandContext<'_>, table: &[OpcodeRow], timeouts: bool) {
     let data_in = &mut cmd.buffers.data_in;
     data_in.extend([0; 4]);
-    for row in opcode_table::OPCODE_TABLE.iter().filter(|row| row.is_supported(cmd.unit.block_limits())) {
+    for row in table.iter().filter(|row| row.is_supported(cmd.unit.block_limits())) {
         let [high, low] = row.service_action.unwrap_or(0).to_be_bytes();
         // CTDP, SERVACTV.
         let flags = u8::from(timeouts) << 1 | u8::from(row.service_action.is_some());

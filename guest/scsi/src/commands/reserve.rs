@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use mqblk_core::Wake;
 
-use crate::command::{CommandAction, CommandCompletion};
+use crate::action::CommandAction;
+use crate::command::CommandCompletion;
 use crate::context::{BeginResult, CommandContext};
 use crate::multi_step::{AwaitReserveOut, MultiStepCommand, MultiStepKind, RelayWaker};
 

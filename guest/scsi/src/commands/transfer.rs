@@ -2,7 +2,8 @@
 
 use mqblk_core::{ByteLen, ByteOffset, Op};
 
-use crate::command::{CommandAction, CommandCompletion};
+use crate::action::CommandAction;
+use crate::command::CommandCompletion;
 use crate::context::{BeginError, BeginResult, CommandContext};
 use crate::sense::Sense;
 

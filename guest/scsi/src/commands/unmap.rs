@@ -2,7 +2,8 @@
 
 use mqblk_core::{ByteLen, Op};
 
-use crate::command::{CommandAction, CommandCompletion};
+use crate::action::CommandAction;
+use crate::command::CommandCompletion;
 use crate::commands::transfer::{Extent, PROTECT};
 use crate::context::{BeginError, BeginResult, CommandContext};
 use crate::multi_step::{MultiStepCommand, MultiStepKind, WriteSame};

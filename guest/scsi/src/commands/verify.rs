@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use mqblk_core::ByteLen;
 
-use crate::command::{CommandAction, CommandCompletion};
+use crate::action::CommandAction;
+use crate::command::CommandCompletion;
 use crate::commands::transfer::{Extent, FUA, PROTECT};
 use crate::context::{BeginResult, CommandContext};
 use crate::multi_step::{CompareAndWrite, MultiStepCommand, MultiStepKind, OrWrite, Verify, VerifyMode};

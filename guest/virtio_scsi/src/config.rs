@@ -20,6 +20,8 @@ pub(crate) const MAX_TARGET: u16 = 255;
 /// Highest LUN: flat space addressing has 14 bits.
 pub(crate) const MAX_LUN: u32 = 16383;
 
+/// Length of an event.
+pub(crate) const EVENT_BYTES: usize = 16;
 /// Length of the fixed part of a request, before its CDB: lun, id, task attribute, priority, crn.
 pub(crate) const REQUEST_BYTES: usize = 19;
 /// Length of the fixed part of a response, before its sense data.
@@ -67,7 +69,7 @@ impl ConfigSpace {
         put(4, &self.seg_max.to_le_bytes());
         put(8, &self.max_sectors.to_le_bytes());
         put(12, &self.cmd_per_lun.to_le_bytes());
-        put(16, &(crate::events::EVENT_BYTES as u32).to_le_bytes());
+        put(16, &(EVENT_BYTES as u32).to_le_bytes());
         put(SENSE_SIZE_AT, &self.sizes.sense.to_le_bytes());
         put(CDB_SIZE_AT, &self.sizes.cdb.to_le_bytes());
         // One channel, number 0.

@@ -12,9 +12,10 @@ use virtio_bindings::virtio_scsi as b;
 
 use crate::device::VirtioScsi;
 use crate::lun_map::LunField;
-use crate::queue::{QueueRing, ScsiToken};
+use crate::queue_ring::QueueRing;
 use crate::request_chain::{RequestChain, ResponseBuffer};
 use crate::task_management::{TaskManagement, TmfAction, TmfScope};
+use crate::token::ScsiToken;
 
 /// Length of the longest request: `struct virtio_scsi_ctrl_tmf`.
 const TMF_BYTES: usize = 24;

@@ -1,4 +1,4 @@
-//! The controller as a transport sees it, and its control operations.
+//! The controller: its logical units, the state that its driver sets, and its control operations.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -8,18 +8,12 @@ use mqblk_core::units::SECTOR_BYTES;
 use mqblk_core::{ByteLen, DiskSlot, Wake};
 use mqblk_scsi::reservation::Ticket;
 use mqblk_scsi::{Nexus, TaskSet, UnitAttention};
-use mqblk_virtio::features::RING_FEATURES;
-use mqblk_virtio::{ApplyState, GuestContext, QueueResources, QueueRole, VirtioDevice};
 use virtio_bindings::virtio_scsi as b;
 
-use crate::commands::RequestQueue;
-use crate::config::{ConfigSpace, DriverSizes, features};
-use crate::control::ControlQueue;
-use crate::events::{EventQueue, Events, ScsiEvent};
+use crate::config::{ConfigSpace, DriverSizes};
+use crate::events::{Events, ScsiEvent};
 use crate::lun_map::{LunAddress, LunInUse, LunMap, MappedUnit};
-use crate::queue::{QueueKind, QueueRing, ScsiQueue};
 use crate::replay_gate::ReplayGate;
-use crate::state;
 use crate::task_management::{TmfAction, TmfMailboxes, TmfScope};
 
 /// Number of queues before the request queues: control and event.
@@ -40,22 +34,22 @@ pub struct ScsiOptions {
 
 /// A virtio-scsi controller. Logical units can be added and removed while it is served.
 pub struct VirtioScsi {
-    options: ScsiOptions,
-    negotiated: AtomicU64,
+    pub(crate) options: ScsiOptions,
+    pub(crate) negotiated: AtomicU64,
     sense_size: AtomicU32,
     cdb_size: AtomicU32,
     /// Since the last reset no queue has stopped, and no driver has resumed.
-    unused_since_reset: AtomicBool,
+    pub(crate) unused_since_reset: AtomicBool,
     /// A queue has started since the process did.
-    has_started: AtomicBool,
+    pub(crate) has_started: AtomicBool,
     /// No queue had started at the last reset.
-    reset_before_start: AtomicBool,
+    pub(crate) reset_before_start: AtomicBool,
     lun_map: Mutex<Arc<LunMap>>,
     /// Generation of `lun_map`, read without its lock.
     map_generation: AtomicU64,
     pub(crate) tmf_mailboxes: TmfMailboxes,
-    replay_gate: ReplayGate,
-    events: Arc<Events>,
+    pub(crate) replay_gate: ReplayGate,
+    pub(crate) events: Arc<Events>,
 }
 
 impl VirtioScsi {
@@ -184,7 +178,7 @@ impl VirtioScsi {
     }
 
     /// Clears the unit attentions that would tell a driver of a restart: the guest has not rebooted, the process that served it before has ended.
-    fn resume_initiator(&self) {
+    pub(crate) fn resume_initiator(&self) {
         if self.unused_since_reset.swap(false, Ordering::Relaxed) {
             let elsewhere = self.reset_before_start.load(Ordering::Relaxed);
             self.lun_map().iter().for_each(|unit| unit.nexus.initiator_resumed(elsewhere));
@@ -238,116 +232,5 @@ impl Wake for ResolveTicket {
 impl std::fmt::Debug for VirtioScsi {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("VirtioScsi").field("options", &self.options).finish_non_exhaustive()
-    }
-}
-
-impl<C: GuestContext> VirtioDevice<C> for VirtioScsi {
-    type Queue = ScsiQueue<C>;
-
-    fn features(&self) -> u64 {
-        features::HOTPLUG | features::CHANGE | RING_FEATURES
-    }
-
-    fn set_features(&self, accepted: u64) {
-        self.negotiated.store(accepted, Ordering::Relaxed);
-    }
-
-    fn read_config(&self, offset: u32, into: &mut [u8]) {
-        mqblk_virtio::read_config_space(&self.config().bytes(), offset, into);
-    }
-
-    fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), String> {
-        self.config().apply_write(offset, bytes).map(|sizes| self.set_sizes(sizes))
-    }
-
-    fn reset(&self) {
-        self.negotiated.store(0, Ordering::Relaxed);
-        self.unused_since_reset.store(true, Ordering::Relaxed);
-        self.reset_before_start.store(!self.has_started.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.set_sizes(DriverSizes::DEFAULT);
-        self.events.reset();
-    }
-
-    fn driver_started(&self, resumed: bool) {
-        if resumed {
-            // Before any queue starts: one that the driver has not used yet may be the first.
-            self.resume_initiator();
-        } else {
-            for unit in self.lun_map().iter() {
-                unit.nexus.initiator_reset();
-                unit.nexus.unit().end_replay();
-            }
-        }
-    }
-
-    fn queue_stopped(&self) {
-        self.driver_resumed();
-    }
-
-    fn expect_replay(&self, queues: &[u16]) {
-        let requests = queues.iter().copied().filter(|queue| *queue >= FIXED_QUEUES);
-        self.replay_gate.begin(requests.collect());
-    }
-
-    fn end_replay_wait(&self) {
-        if self.replay_gate.cancel() {
-            self.tmf_mailboxes.wake_all();
-        }
-        self.lun_map().iter().for_each(|unit| unit.nexus.unit().end_replay());
-    }
-
-    fn config_bits(&self) -> u64 {
-        let DriverSizes { sense, cdb } = self.sizes();
-        u64::from(sense) << 32 | u64::from(cdb)
-    }
-
-    fn restore_config_bits(&self, configured: u64) {
-        let (sense, cdb) = ((configured >> 32) as u32, configured as u32);
-        if configured != 0
-            && let Ok(sizes) = self.config().validate_sizes(DriverSizes { sense, cdb })
-        {
-            self.set_sizes(sizes);
-        }
-    }
-
-    fn device_type(&self) -> &'static str {
-        "virtio-scsi"
-    }
-
-    fn save_state(&self) -> String {
-        state::save(self)
-    }
-
-    fn load_state(self: &Arc<Self>, state: &str) -> Result<ApplyState, String> {
-        state::load(self, state)
-    }
-
-    fn num_queues(&self) -> u16 {
-        FIXED_QUEUES + self.options.queues
-    }
-
-    fn queue_role(&self, index: u16) -> QueueRole {
-        if index < FIXED_QUEUES { QueueRole::Control } else { QueueRole::Requests }
-    }
-
-    fn max_ring_size(&self) -> u16 {
-        self.options.queue_size
-    }
-
-    fn create_queue(self: &Arc<Self>, index: u16, parts: QueueResources) -> ScsiQueue<C> {
-        let QueueResources { ring, share, call, features, waker } = parts;
-        if ring.is_resumed() {
-            self.resume_initiator();
-        }
-        self.has_started.store(true, Ordering::Relaxed);
-        if self.replay_gate.queue_started(index, ring.recorded_steps()) {
-            self.tmf_mailboxes.wake_all();
-        }
-        let ring = QueueRing { device: ring, share, call };
-        ScsiQueue::new(match index {
-            0 => QueueKind::Control(Box::new(ControlQueue::new(Arc::clone(self), ring, waker))),
-            1 => QueueKind::Event(Box::new(EventQueue::new(ring, features, Arc::clone(&self.events), waker))),
-            _ => QueueKind::Request(Box::new(RequestQueue::new(Arc::clone(self), ring, waker))),
-        })
     }
 }

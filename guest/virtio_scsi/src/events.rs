@@ -10,11 +10,10 @@ use mqblk_ring::virtqueue::{ChainError, ChainHead, VirtqueueError};
 use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_scsi as b;
 
+use crate::config::{EVENT_BYTES, features};
 use crate::lun_map::LunAddress;
-use crate::queue::QueueRing;
+use crate::queue_ring::QueueRing;
 
-/// Length of an event.
-pub(crate) const EVENT_BYTES: usize = 16;
 /// Maximum number of events that wait for a buffer of the driver. Further ones are lost, and the next one reports
 /// that.
 pub(crate) const MAX_PENDING_EVENTS: usize = 64;
@@ -35,8 +34,8 @@ impl ScsiEvent {
     /// Returns the feature bit that a driver must have negotiated to get the event.
     pub(crate) fn feature(self) -> u64 {
         match self {
-            ScsiEvent::Appeared(_) | ScsiEvent::Removed(_) => crate::features::HOTPLUG,
-            ScsiEvent::Resized(_) => crate::features::CHANGE,
+            ScsiEvent::Appeared(_) | ScsiEvent::Removed(_) => features::HOTPLUG,
+            ScsiEvent::Resized(_) => features::CHANGE,
         }
     }
 

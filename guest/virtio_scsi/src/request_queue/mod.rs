@@ -1,4 +1,9 @@
 //! A request queue. Source: virtio 1.3 section 5.6.6.1, "Device Operation: Request Queues".
+//!
+//! `transfer` admits the usual READ and WRITE commands, `multi_step` has the commands of several steps.
+
+mod multi_step;
+mod transfer;
 
 use std::sync::Arc;
 
@@ -11,11 +16,12 @@ use virtio_bindings::virtio_scsi as b;
 use crate::config::{DriverSizes, REQUEST_BYTES, RESPONSE_BYTES};
 use crate::device::VirtioScsi;
 use crate::lun_map::{LunField, LunMap, MappedUnit};
-use crate::multi_step::MultiStepCommands;
-use crate::queue::{CommandState, QueueRing, ScsiToken, TokenKind};
+use crate::queue_ring::QueueRing;
 use crate::request_chain::{RequestChain, ResponseBuffer};
 use crate::task_management::{TaskManagement, TmfAction, TmfMailbox};
-use crate::transfer::admit_transfers;
+use crate::token::{CommandState, ScsiToken, TokenKind, saturating_u32};
+use multi_step::MultiStepCommands;
+use transfer::admit_transfers;
 
 /// Number of task management functions that a queue processes at a time: the bits of a token's abort marks. Further
 /// ones wait.
@@ -45,11 +51,6 @@ pub(crate) struct RequestQueue {
     active_tmfs: [Option<ActiveTmf>; MAX_ACTIVE_TMFS],
     /// Number of those in use.
     active_tmf_count: usize,
-}
-
-/// Limits a count of bytes to 32 bits, the size of response fields.
-pub(crate) fn saturating_u32(bytes: u64) -> u32 {
-    u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
 /// Encodes the fixed part of a response; `last` are status and response. Source: virtio 1.3 section 5.6.6.1, `struct

@@ -9,8 +9,8 @@ use mqblk_memory::{BouncePool, Buffer, BufferPool};
 use mqblk_scsi::{CommandCompletion, MultiStepCommand, NextStep, Status};
 use virtio_bindings::virtio_scsi as b;
 
-use crate::commands::{DataOutBuffer, RequestQueue};
-use crate::queue::{CommandState, ScsiToken};
+use super::{DataOutBuffer, RequestQueue};
+use crate::token::{CommandState, ScsiToken};
 
 /// Steps with private memory that one queue has in flight; further ones wait. Multi-step commands are rare, and each
 /// has at most one such step.

@@ -5,11 +5,11 @@ use mqblk_memory::{Buffer, BufferPool, LeaseAccess, LeaseId};
 use mqblk_ring::virtqueue::{ChainBatch, ChainHead, DeviceRing, LoneChains, UsualChains};
 use mqblk_scsi::{Transfer, TransferRules};
 
-use crate::commands::RequestQueue;
+use super::RequestQueue;
 use crate::config::{DriverSizes, RESPONSE_BYTES};
 use crate::lun_map::LunMap;
-use crate::queue::{ScsiToken, TokenKind, TransferState};
 use crate::request_chain::TransferChain;
+use crate::token::{ScsiToken, TokenKind, TransferState};
 
 /// The logical unit that was looked up last: most commands go to the same one.
 struct KnownUnit {

@@ -1,23 +1,14 @@
-//! The device as a transport sees it.
+//! The device: its options, and the state that its driver sets.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use mqblk_core::{BlockSize, ByteLen, Geometry, Limits};
-use mqblk_virtio::features::RING_FEATURES;
-use mqblk_virtio::{ApplyState, GuestContext, QueueResources, VirtioDevice};
 
-use crate::config::{ConfigSpace, SIZE_MAX, WRITEBACK_OFFSET, features};
-use crate::queue::BlkQueue;
-use crate::request::SegmentLimits;
-use crate::state;
+use crate::config::{ConfigSpace, SIZE_MAX, features};
+use crate::segment_limits::SegmentLimits;
 
 /// Bytes of the string that GET_ID returns. Source: virtio 1.3 section 5.2.6.
 pub(crate) const ID_BYTES: usize = 20;
-
-/// Bits of [`VirtioDevice::config_bits`]: the cache mode is valid, and it is write-back. Stable across versions.
-const CONFIGURED: u64 = 1;
-const WRITEBACK: u64 = 1 << 1;
 
 /// Options of a virtio-blk device.
 #[derive(Clone, Debug)]
@@ -70,7 +61,7 @@ impl VirtioBlk {
 
     /// Restores the mode that the driver has chosen in an earlier process.
     pub(crate) fn resume_with(&self, writeback: bool) {
-        self.writeback.store(writeback, Ordering::Relaxed);
+        self.set_writeback(writeback);
         self.resumed.store(true, Ordering::Relaxed);
     }
 
@@ -87,7 +78,36 @@ impl VirtioBlk {
         SegmentLimits::new(seg_max, accepted(features::SIZE_MAX).then_some(SIZE_MAX))
     }
 
-    fn config(&self) -> ConfigSpace {
+    /// The driver has accepted these features.
+    pub(crate) fn negotiate(&self, accepted: u64) {
+        self.negotiated.store(accepted, Ordering::Relaxed);
+        let is_new_driver = !self.resumed.load(Ordering::Relaxed);
+        if is_new_driver && accepted & features::CONFIG_WCE != 0 && accepted & features::FLUSH == 0 {
+            self.set_writeback(false);
+        }
+    }
+
+    /// Forgets what a driver has negotiated and set.
+    pub(crate) fn forget_driver(&self) {
+        self.negotiated.store(0, Ordering::Relaxed);
+        self.set_writeback(self.options.writeback);
+        self.resumed.store(false, Ordering::Relaxed);
+    }
+
+    /// A queue starts: a driver that sets features from here on is a new one.
+    pub(crate) fn queue_starts(&self) {
+        self.resumed.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_writeback(&self, writeback: bool) {
+        self.writeback.store(writeback, Ordering::Relaxed);
+    }
+
+    pub(crate) fn options(&self) -> &BlkOptions {
+        &self.options
+    }
+
+    pub(crate) fn config(&self) -> ConfigSpace {
         ConfigSpace {
             geometry: Geometry { size: self.size(), ..self.geometry },
             limits: self.limits,
@@ -135,89 +155,5 @@ impl VirtioBlk {
         let len = text.len().min(ID_BYTES);
         id[..len].copy_from_slice(&text[..len]);
         id
-    }
-}
-
-impl<L: GuestContext> VirtioDevice<L> for VirtioBlk {
-    type Queue = BlkQueue<L>;
-
-    fn features(&self) -> u64 {
-        self.config().features() | RING_FEATURES
-    }
-
-    fn set_features(&self, accepted: u64) {
-        self.negotiated.store(accepted, Ordering::Relaxed);
-        let is_new_driver = !self.resumed.load(Ordering::Relaxed);
-        if is_new_driver && accepted & features::CONFIG_WCE != 0 && accepted & features::FLUSH == 0 {
-            self.writeback.store(false, Ordering::Relaxed);
-        }
-    }
-
-    fn read_config(&self, offset: u32, into: &mut [u8]) {
-        mqblk_virtio::read_config_space(&self.config().bytes(), offset, into);
-    }
-
-    fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), String> {
-        let mut current = vec![0; bytes.len()];
-        VirtioDevice::<L>::read_config(self, offset, &mut current);
-        // Applied only if all bytes are valid: what is refused leaves no trace in the in-flight region.
-        let mut writeback = None;
-        for (at, (new, old)) in (offset..).zip(bytes.iter().zip(&current)) {
-            if at == WRITEBACK_OFFSET {
-                match *new {
-                    0 | 1 => writeback = Some(*new == 1),
-                    other => return Err(format!("writeback: found {other}, expected 0 or 1")),
-                }
-            } else if new != old {
-                return Err(format!(
-                    "configuration byte {at}: found a write, expected one to byte {WRITEBACK_OFFSET} only"
-                ));
-            }
-        }
-        if let Some(writeback) = writeback {
-            self.writeback.store(writeback, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
-    fn reset(&self) {
-        self.negotiated.store(0, Ordering::Relaxed);
-        self.writeback.store(self.options.writeback, Ordering::Relaxed);
-        self.resumed.store(false, Ordering::Relaxed);
-    }
-
-    fn config_bits(&self) -> u64 {
-        CONFIGURED | if self.is_writeback() { WRITEBACK } else { 0 }
-    }
-
-    fn restore_config_bits(&self, configured: u64) {
-        if configured & CONFIGURED != 0 {
-            self.writeback.store(configured & WRITEBACK != 0, Ordering::Relaxed);
-        }
-    }
-
-    fn device_type(&self) -> &'static str {
-        "virtio-blk"
-    }
-
-    fn save_state(&self) -> String {
-        state::save(self)
-    }
-
-    fn load_state(self: &Arc<Self>, state: &str) -> Result<ApplyState, String> {
-        state::load(self, state)
-    }
-
-    fn num_queues(&self) -> u16 {
-        self.options.queues
-    }
-
-    fn max_ring_size(&self) -> u16 {
-        self.options.queue_size
-    }
-
-    fn create_queue(self: &Arc<Self>, _index: u16, parts: QueueResources) -> BlkQueue<L> {
-        self.resumed.store(false, Ordering::Relaxed);
-        BlkQueue::new(Arc::clone(self), parts)
     }
 }

@@ -15,7 +15,8 @@ use mqblk_virtio::{GuestContext, QueueResources, VirtioQueue};
 
 use crate::config::MAX_RANGES;
 use crate::device::VirtioBlk;
-use crate::request::{BlkStatus, ParsedRequest, Ranges, RequestChain, SegmentLimits, Transfer, TransferRules};
+use crate::request::{BlkStatus, ParsedRequest, Ranges, RequestChain, Transfer, TransferRules};
+use crate::segment_limits::SegmentLimits;
 
 /// State of an admitted request that its completion needs.
 #[derive(Debug)]

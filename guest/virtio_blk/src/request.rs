@@ -11,6 +11,7 @@ use virtio_bindings::virtio_blk as b;
 
 use crate::config::MAX_RANGES;
 use crate::device::VirtioBlk;
+use crate::segment_limits::SegmentLimits;
 
 /// The status byte of a request. Source: virtio 1.3 section 5.2.6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,38 +26,9 @@ impl BlkStatus {
     pub(crate) const UNSUPP: BlkStatus = BlkStatus(b::VIRTIO_BLK_S_UNSUPP as u8);
 }
 
-/// Most segments of one request: the host's limit of one vectored transfer (UIO_MAXIOV).
-const MAX_SEGMENTS: u16 = 1024;
-
 const HEADER_BYTES: usize = 16;
 const RANGE_BYTES: usize = 16;
 const FLAG_UNMAP: u32 = 1;
-
-/// What a driver may use for a request's data, as it has accepted SEG_MAX and SIZE_MAX.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SegmentLimits {
-    /// Most parts of guest memory.
-    parts: u16,
-    /// Most bytes of one part.
-    size: u32,
-}
-
-impl SegmentLimits {
-    /// Parts above SEG_MAX: a descriptor that spans two regions of guest memory has two parts. Drivers use a piece of memory once in a
-    /// request, so no more descriptors span regions than there are boundaries between regions, of which requests meet few.
-    const SPANNING: u16 = 8;
-
-    /// Returns the limits of a driver that has accepted these; `None`: it has not.
-    pub(crate) fn new(seg_max: Option<u16>, size_max: Option<u32>) -> SegmentLimits {
-        let parts = seg_max.map_or(MAX_SEGMENTS, |most| most.saturating_add(Self::SPANNING).min(MAX_SEGMENTS));
-        SegmentLimits { parts, size: size_max.unwrap_or(u32::MAX) }
-    }
-
-    #[cold]
-    fn allow_sizes(self, pool: &BufferPool, buffer: &Buffer) -> bool {
-        pool.segments(buffer).iter().all(|part| part.len() <= self.size)
-    }
-}
 
 /// A header: its type, with the reserved word, and its sector.
 struct Header([u64; 2]);

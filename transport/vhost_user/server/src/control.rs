@@ -22,10 +22,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use crate::backend_channel::CHECK_DEVICE_STATE;
-use crate::device_state;
 use crate::disks::{SharedSession, lock_session};
-use crate::server::{Shared, SharedConnection};
-use crate::session::{RETRY, Session};
+use crate::session::{RETRY, Session, finish_transfer};
+use crate::shared::{Shared, SharedConnection};
 pub(crate) use idle::IdleDevice;
 use idle::{Accepted, WaitingFrontend};
 pub(crate) use place::{DeviceControl, DevicePlace, HoldStart};
@@ -277,7 +276,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         let (handler, session) = (&mut connection.handler, &connection.session);
         if peeked.request == Some(CHECK_DEVICE_STATE) {
             // Done first because `handle_request` locks the session.
-            device_state::finish_transfer(session);
+            finish_transfer(session);
         }
         // Its methods lock the session.
         let held = LockRank::Session.enter();

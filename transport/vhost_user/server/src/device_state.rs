@@ -6,8 +6,8 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -22,9 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use vhost::vhost_user::message::VhostTransferStateDirection as Direction;
 
-use crate::disks::lock_session;
-use crate::server::ServerOptions;
-use crate::session::Session;
+use crate::options::{HostState, ServerOptions};
 
 /// Format name and version of a document.
 const FORMAT: &str = "mqblk-device-state";
@@ -33,31 +31,6 @@ const VERSION: u32 = 1;
 pub(crate) const MAX_DOCUMENT_BYTES: usize = 1 << 20;
 /// Interval at which a wait for a transfer checks for a stop of the server.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
-
-/// The host's part of a device's migration state, which the device itself does not know (a controller's LUNs). Methods run on the device's
-/// control thread while none of its queues runs.
-pub trait HostState: Send + Sync {
-    /// Returns the state as JSON.
-    ///
-    /// # Errors
-    /// When it cannot be saved now.
-    fn save(&self) -> Result<String, String>;
-
-    /// Validates a state that [`save`](Self::save) returned on the source, and applies the part that the device's own state depends on.
-    ///
-    /// # Errors
-    /// When the state is invalid or does not fit this host; then nothing has changed.
-    fn load(&self, state: &str) -> Result<Box<dyn PendingHostState + '_>, String>;
-}
-
-/// A host state that is being loaded. Dropping it undoes the changes.
-pub trait PendingHostState {
-    /// Completes the changes and keeps them: the device's own state is valid too.
-    ///
-    /// # Errors
-    /// When a change fails.
-    fn commit(self: Box<Self>) -> Result<(), String>;
-}
 
 /// The fields that are checked first: other versions may have other fields.
 #[derive(Deserialize)]
@@ -68,20 +41,20 @@ struct DocumentHeader {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct StateDocument {
+pub(crate) struct StateDocument {
     format: String,
     version: u32,
     /// The kind of device: another one does not take the document.
     device: String,
     /// [`VirtioDevice::save_state`].
-    state: Box<RawValue>,
+    pub(crate) state: Box<RawValue>,
     /// [`HostState::save`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    host: Option<Box<RawValue>>,
+    pub(crate) host: Option<Box<RawValue>>,
 }
 
 impl StateDocument {
-    fn read(text: &str, device: &str) -> Result<StateDocument, String> {
+    pub(crate) fn read(text: &str, device: &str) -> Result<StateDocument, String> {
         let DocumentHeader { format, version } = state::read(text)?;
         if format != FORMAT {
             return Err(format!("format: found {format:?}, expected {FORMAT:?}"));
@@ -161,6 +134,16 @@ impl StateTransfer {
         self.result = None;
     }
 
+    /// Takes the running transfer, to wait for its end.
+    pub(crate) fn take_transfer(&mut self) -> Option<TransferThread> {
+        self.transfer.take()
+    }
+
+    /// Sets the reply to CHECK_DEVICE_STATE.
+    pub(crate) fn set_result(&mut self, result: Result<(), String>) {
+        self.result = Some(result);
+    }
+
     /// Takes the reply to CHECK_DEVICE_STATE.
     ///
     /// # Errors
@@ -169,51 +152,6 @@ impl StateTransfer {
         let split = || Err("found a header that came in pieces, expected it at once".to_owned());
         self.result.take().unwrap_or_else(split)
     }
-}
-
-/// Completes the transfer before CHECK_DEVICE_STATE is handled, and applies a loaded state. Waits for the transfer at most the drain
-/// timeout.
-pub(crate) fn finish_transfer<D: VirtioDevice<UringContext>>(session: &Mutex<Session<D>>) {
-    let (transfer, device, options) = {
-        let mut session = lock_session(session);
-        let transfer = session.state_transfer().transfer.take();
-        (transfer, Arc::clone(session.device()), Arc::clone(session.options()))
-    };
-    let result = match transfer {
-        None => Err("found no transfer, expected SET_DEVICE_STATE_FD before".to_owned()),
-        Some(transfer) => {
-            let read = transfer.end(options.drain_timeout, || lock_session(session).is_stopping());
-            read.and_then(|read| read.map_or(Ok(()), |read| load_state(session, &device, &options, read)))
-        }
-    };
-    lock_session(session).state_transfer().result = Some(result);
-}
-
-fn load_state<D: VirtioDevice<UringContext>>(
-    session: &Mutex<Session<D>>,
-    device: &Arc<D>,
-    options: &ServerOptions,
-    read: Vec<u8>,
-) -> Result<(), String> {
-    lock_session(session).check_stopped()?;
-    let len = read.len();
-    let text =
-        String::from_utf8(read).map_err(|error| format!("found bytes that are no text, expected JSON: {error}"))?;
-    let StateDocument { state, host, .. } = StateDocument::read(&text, device.device_type())?;
-    let change = match (&options.host_state, host) {
-        (None, None) => None,
-        (Some(loader), Some(host)) => Some(loader.load(host.get()).map_err(|why| format!("host.{why}"))?),
-        (None, Some(_)) => return Err("host: found it, expected none for this device".to_owned()),
-        (Some(_), None) => return Err("missing field `host`".to_owned()),
-    };
-    let apply = device.load_state(state.get()).map_err(|why| format!("state.{why}"))?;
-    if let Some(change) = change {
-        change.commit().map_err(|why| format!("host.{why}"))?;
-    }
-    apply()?;
-    lock_session(session).mark_resumed();
-    tracing::info!(disk = options.name, bytes = len, "the device's state has arrived");
-    Ok(())
 }
 
 /// Checks that a descriptor allows a transfer in this direction that can be cancelled, and makes it non-blocking.
@@ -238,7 +176,7 @@ fn check_descriptor(file: File, direction: Direction) -> Result<OwnedFd, String>
 }
 
 /// A running transfer. Dropping it cancels it.
-struct TransferThread {
+pub(crate) struct TransferThread {
     cancel: EventFd,
     done: Receiver<Result<Option<Vec<u8>>, String>>,
     thread: Option<JoinHandle<()>>,
@@ -264,7 +202,7 @@ impl TransferThread {
     }
 
     /// Waits until the transfer has ended, for `limit` at most. Returns what was read, or `None` after a write.
-    fn end(self, limit: Duration, stops: impl Fn() -> bool) -> Result<Option<Vec<u8>>, String> {
+    pub(crate) fn end(self, limit: Duration, stops: impl Fn() -> bool) -> Result<Option<Vec<u8>>, String> {
         let end = Instant::now() + limit;
         loop {
             let left = end.saturating_duration_since(Instant::now());

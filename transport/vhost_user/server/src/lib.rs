@@ -2,8 +2,8 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `listen`, `prepared` | the listening socket; those that are there before they are served |
-//! | `server` | starts and stops a device |
+//! | `listen`, `prepared`, `bind` | the listening socket; those that are there before they are served; one of either |
+//! | `server`, `options`, `shared` | starts and stops a device; its options; the state that threads share |
 //! | `event_loop` | the thread that waits for the frontends of all devices |
 //! | `control` | the device's control thread while it has a frontend: one at a time |
 //! | `gate` | when queues may start |
@@ -12,7 +12,7 @@
 //! | `inflight` | the in-flight region, which outlives this process |
 //! | `disks`, `active` | the device's disks, added and removed at run time; which of them are activated |
 //! | `dirty_log`, `device_state` | live migration: the dirty log, the device's state |
-//! | `hand_over` | the device goes to another process, with its connection |
+//! | `hand_over`, `hold`, `adopt` | the device goes to another process, with its connection |
 //! | `sharing` | warns when the guest's memory is not shared |
 //! | `backend_channel` | messages from the backend to the frontend |
 //!
@@ -21,7 +21,9 @@
 #![forbid(unsafe_code)]
 
 mod active;
+mod adopt;
 mod backend_channel;
+mod bind;
 mod control;
 mod device_state;
 mod dirty_log;
@@ -29,21 +31,26 @@ mod disks;
 mod event_loop;
 mod gate;
 mod hand_over;
+mod hold;
 mod inflight;
 mod listen;
 mod memory;
+mod options;
 mod prepared;
 mod server;
 mod session;
+mod shared;
 mod sharing;
 mod vring;
 
 pub use backend_channel::{ConfigChangeResult, connection_changes};
-pub use device_state::{HostState, PendingHostState};
-pub use hand_over::{AdoptError, BegunHold, HandedConnection, HeldDevice};
-pub use listen::{ListenSocket, SocketAccess, SocketError, probe_socket};
+pub use bind::probe_socket;
+pub use hand_over::{AdoptError, HandedConnection};
+pub use hold::{BegunHold, HeldDevice};
+pub use listen::{ListenSocket, SocketAccess, SocketError};
 pub use memory::SharePolicy;
+pub use options::{HostState, PendingHostState, ServerOptions};
 pub use prepared::{
     PASSED_PREFIX, adopt, adopt_handed, claim_passed, discard, has as is_prepared, is_passed, make_early, passed_names,
 };
-pub use server::{Frontend, Server, ServerOptions};
+pub use server::{Frontend, Server};

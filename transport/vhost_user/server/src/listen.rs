@@ -14,8 +14,6 @@ use rustix::fs::{AtFlags, FlockOperation, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::prepared;
-
 /// Backlog of the socket. One frontend is served at a time; the others wait for their first reply.
 const BACKLOG: i32 = 8;
 
@@ -110,14 +108,11 @@ pub enum SocketPathState {
     Stale,
 }
 
-/// Checks that a socket can be created at `path` and changes nothing. A live server sees one connection that closes at once.
+/// As [`probe_socket`](crate::probe_socket), of a path for which no socket was prepared.
 ///
 /// # Errors
 /// When no socket can be created there.
-pub fn probe_socket(path: &Path) -> Result<SocketPathState, SocketError> {
-    if prepared::has(path) {
-        return Ok(SocketPathState::Free);
-    }
+pub(crate) fn probe_file(path: &Path) -> Result<SocketPathState, SocketError> {
     let os = |source: io::Error| SocketError::of_system(path, source);
     if !folder_of(path).metadata().map_err(os)?.is_dir() {
         return Err(os(io::ErrorKind::NotADirectory.into()));
@@ -184,34 +179,13 @@ impl SocketFile {
 }
 
 impl ListenSocket {
-    /// Listens at `path` and replaces a stale socket; or takes the socket that was [prepared](mod@crate::prepared) for the path. Nobody can connect
-    /// before the file has its permissions.
-    ///
-    /// # Errors
-    /// When another process listens there, another kind of file exists, or a system call fails.
-    pub fn bind(path: &Path, access: &SocketAccess) -> Result<ListenSocket, SocketError> {
-        let socket = match prepared::take(path)? {
-            Some(prepared) => prepared,
-            None => {
-                let (_folder, socket) = ListenSocket::make(path, access)?;
-                socket.listen()?;
-                return Ok(socket);
-            }
-        };
-        if socket.owns_file() {
-            let _folder = lock_folder(folder_of(path));
-            socket.listen()?;
-        }
-        Ok(socket)
-    }
-
     /// Makes the socket's file. Connections are refused until [`listen`](Self::listen). Returns the lock of its folder, to be held until then:
     /// two daemons that start together could both find a stale socket, and one remove the other's. A folder that cannot be locked is used
     /// without the lock.
     pub(crate) fn make(path: &Path, access: &SocketAccess) -> Result<(Option<OwnedFd>, ListenSocket), SocketError> {
         let os = |source: io::Error| SocketError::of_system(path, source);
         let folder = lock_folder(folder_of(path));
-        if probe_socket(path)? == SocketPathState::Stale {
+        if probe_file(path)? == SocketPathState::Stale {
             std::fs::remove_file(path).map_err(os)?;
         }
         let socket = stream_socket(SocketFlags::empty()).map_err(os)?;
@@ -237,7 +211,7 @@ impl ListenSocket {
     }
 
     /// Lets clients connect.
-    fn listen(&self) -> Result<(), SocketError> {
+    pub(crate) fn listen(&self) -> Result<(), SocketError> {
         let os = |source: io::Error| SocketError::of_system(&self.file.path, source);
         if !self.file.is_at_its_path() {
             return Err(os(io::Error::other("another file has taken the place of the socket")));
@@ -295,7 +269,7 @@ fn stream_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags | SocketFlags::CLOEXEC, None)?)
 }
 
-fn folder_of(path: &Path) -> &Path {
+pub(crate) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
@@ -318,7 +292,7 @@ fn open_file(path: &Path, identity: (u64, u64)) -> io::Result<OwnedFd> {
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 
-fn lock_folder(folder: &Path) -> Option<OwnedFd> {
+pub(crate) fn lock_folder(folder: &Path) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = rustix::fs::open(folder, flags, Mode::empty()).ok()?;
     let end = Instant::now() + LOCK_TIMEOUT;
@@ -344,6 +318,7 @@ mod tests {
     use std::os::unix::net::{UnixDatagram, UnixStream};
 
     use super::*;
+    use crate::probe_socket;
 
     #[test]
     fn a_socket_has_its_mode_and_is_removed_on_drop() {

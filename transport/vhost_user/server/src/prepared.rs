@@ -63,6 +63,9 @@ fn is_same_socket(one: &Path, other: &Path) -> bool {
 /// # Errors
 /// As [`ListenSocket::bind`].
 pub fn make_early(path: &Path, access: &SocketAccess) -> Result<(), SocketError> {
+    if has(path) {
+        return Err(SocketError::InUse { path: path.to_owned() });
+    }
     let (_folder, socket) = ListenSocket::make(path, access)?;
     let before = prepared().own.insert(path.to_owned(), socket);
     // Outside of the lock, because it takes system calls.
@@ -175,7 +178,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::listen::probe_socket;
+    use crate::probe_socket;
 
     const ACCESS: SocketAccess = SocketAccess::with_mode(0o600);
 

@@ -1,64 +1,30 @@
 //! Starts and stops a device.
 
 use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mqblk_core::lock::{LockRank, RankedMutex};
-use mqblk_core::{BudgetUse, DiskSlot, GuestObserver, TenantBudget};
+use mqblk_core::{BudgetUse, DiskSlot, TenantBudget};
 use mqblk_engine::{
-    AttachError, Coalesce, Engine, FixedBufferUse, PollPolicy, QueueDisk, QueueId, QueueMove, QueueSettings,
-    QueueStats, StatsRegistry, UringContext, WorkerStats,
+    AttachError, Coalesce, FixedBufferUse, PollPolicy, QueueDisk, QueueId, QueueMove, QueueSettings, QueueStats,
+    StatsRegistry, UringContext, WorkerStats,
 };
 use mqblk_virtio::VirtioDevice;
 
 use crate::backend_channel::{BackendChannel, ConfigChangeResult};
 use crate::control::{DeviceControl, DevicePlace, IdleDevice};
-use crate::device_state::HostState;
 use crate::disks::{DeviceDisks, SharedSession, lock_session};
 use crate::event_loop::EventLoop;
 use crate::gate::StartGate;
-use crate::hand_over::HoldRequest;
-use crate::hand_over::adopted::StandbyMessage;
-use crate::listen::{ListenSocket, SocketAccess, SocketError, SocketFile};
-use crate::memory::SharePolicy;
-
-/// Options of a served device.
-pub struct ServerOptions {
-    /// Name of the disk or controller, for log messages.
-    pub name: String,
-    /// Path of the socket.
-    pub socket: PathBuf,
-    /// Permissions of the socket.
-    pub socket_access: SocketAccess,
-    /// Worker of each queue at first; further queues are assigned round-robin.
-    pub queue_map: Vec<usize>,
-    /// Polling of the request queues at first.
-    pub poll: PollPolicy,
-    /// Coalescing of calls at first.
-    pub coalesce: Coalesce,
-    /// What a frontend may share.
-    pub sharing: SharePolicy,
-    /// Registration of guest memory with the workers' io_urings.
-    pub fixed_buffers: FixedBufferUse,
-    /// How long a stop waits for storage. Requests still in flight then never complete; the next backend replays them if the frontend
-    /// keeps an in-flight region.
-    pub drain_timeout: Duration,
-    /// The initial disks.
-    pub disks: Vec<QueueDisk>,
-    /// Runs the workers.
-    pub engine: Arc<Engine>,
-    /// The host's part of the migration state, beside the device's own.
-    pub host_state: Option<Arc<dyn HostState>>,
-    /// Nothing is accepted before [`Server::serve`]: another process still serves the device.
-    pub standby: bool,
-    /// Is told of the device's guests.
-    pub guests: Option<Arc<dyn GuestObserver>>,
-}
+use crate::hand_over::StandbyMessage;
+use crate::listen::{ListenSocket, SocketError, SocketFile};
+use crate::options::ServerOptions;
+use crate::shared::{Shared, SharedConnection};
 
 /// A device that listens on its socket. Stopped by [`stop`](Self::stop) or on drop.
 pub struct Server {
@@ -84,38 +50,6 @@ pub(crate) enum Standby {
     Thread(Sender<StandbyMessage>),
 }
 
-/// State shared by the control thread and the rest of the process.
-pub(crate) struct Shared {
-    pub(crate) gate: Arc<StartGate>,
-    /// The current connection.
-    pub(crate) connection: RankedMutex<Option<SharedConnection>>,
-    /// Disconnected sessions with requests in flight.
-    pub(crate) draining: RankedMutex<Vec<SharedSession>>,
-    /// The server has stopped: the control thread ends.
-    pub(crate) stopped: AtomicBool,
-    /// When a stop gives up waiting for storage.
-    stop_deadline: RankedMutex<Option<Instant>>,
-    pub(crate) stats: Arc<StatsRegistry>,
-    pub(crate) disks: Arc<DeviceDisks>,
-    pub(crate) backend_channel: BackendChannel,
-    /// Another process still serves the device.
-    pub(crate) stands_by: AtomicBool,
-    /// Another process takes the device.
-    pub(crate) hold: RankedMutex<Option<HoldRequest>>,
-}
-
-/// A connection and its session.
-#[derive(Clone)]
-pub(crate) struct SharedConnection {
-    pub(crate) stream: Arc<UnixStream>,
-    pub(crate) session: SharedSession,
-    /// The process id of the frontend, 0 if unknown.
-    pub(crate) frontend: i32,
-    pub(crate) since: Instant,
-    /// The features that the driver has accepted; 0 before.
-    pub(crate) features: Arc<AtomicU64>,
-}
-
 /// A connected frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frontend {
@@ -127,13 +61,6 @@ pub struct Frontend {
     pub features: u64,
     /// Queues that are started.
     pub queues: usize,
-}
-
-impl Shared {
-    /// Returns when a stop gives up waiting for storage; `None` before a stop.
-    pub(crate) fn stop_deadline(&self) -> Option<Instant> {
-        *self.stop_deadline.lock()
-    }
 }
 
 impl Server {
@@ -195,7 +122,7 @@ impl Server {
         Some((self.socket.clone(), listener.into(), self.file.is_own()))
     }
 
-    /// Returns the statistics of each queue since the server started, over all connections. `workers` are the workers' ([`Engine::stats`]).
+    /// Returns the statistics of each queue since the server started, over all connections. `workers` are the workers' ([`Engine::stats`](mqblk_engine::Engine::stats)).
     /// `None` if a queue was attached or detached after they were read: read them again.
     pub fn stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         self.shared.stats.report(workers)

@@ -32,10 +32,11 @@ use crate::disks::{DeviceDisks, SessionQueues};
 use crate::gate::StartGate;
 use crate::inflight::InflightRegion;
 use crate::memory::{self, ChargedMemory, SharedFile};
-use crate::server::ServerOptions;
+use crate::options::ServerOptions;
 use crate::sharing::SharingMonitor;
 use crate::vring::{UserAddresses, Vring};
 pub(crate) use hand_over::KickEvents;
+pub(crate) use migration::finish_transfer;
 
 /// Interval at which a queue that waits for earlier requests of its ring re-checks them.
 pub(crate) const RETRY: Duration = Duration::from_millis(10);

@@ -14,7 +14,7 @@ use mqblk_core::lock::{LockRank, RankedMutex};
 use mqblk_core::thread::spawn;
 use mqblk_engine::{Engine, QueueStats, StatsRegistry, WorkerStats};
 
-use crate::server::ServerOptions;
+use crate::options::ServerOptions;
 
 /// Advice for the log: how to share guest memory.
 pub(crate) const SHARE_HINT: &str = "give the VM shared memory (QEMU: -object memory-backend-memfd,id=mem,size=SIZE,share=on \

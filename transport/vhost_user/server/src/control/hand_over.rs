@@ -16,9 +16,10 @@ use crate::backend_channel::{
     GET_FEATURES, GET_PROTOCOL_FEATURES, SET_FEATURES, SET_PROTOCOL_FEATURES, message_of_frontend,
 };
 use crate::disks::lock_session;
-use crate::hand_over::adopted::{AdoptError, HandedConnection, POSITIONS_ALONE, StandbyMessage, StandbyMessages};
 use crate::hand_over::state::{ConnectionState, ReceivedDescriptors};
-use crate::hand_over::{HoldEnd, HoldRequest};
+use crate::hand_over::{
+    AdoptError, HandedConnection, HoldEnd, HoldRequest, POSITIONS_ALONE, StandbyMessage, StandbyMessages,
+};
 use crate::session::KickEvents;
 
 /// How often a thread that waits for the other process looks whether the server stops.

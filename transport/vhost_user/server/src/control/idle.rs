@@ -12,7 +12,8 @@ use mqblk_virtio::VirtioDevice;
 use super::LOG_AFTER;
 use crate::event_loop::Registration;
 use crate::listen::ListenSocket;
-use crate::server::{ServerOptions, Shared};
+use crate::options::ServerOptions;
+use crate::shared::Shared;
 
 /// Connections of a device. A VMM that reconnects tries once a second.
 const CONNECTIONS: RateLimit = RateLimit { burst: 1000, per_second: 50 };

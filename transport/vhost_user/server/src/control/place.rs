@@ -14,7 +14,7 @@ use mqblk_virtio::VirtioDevice;
 use super::idle::Accepted;
 use super::{ControlThread, IdleDevice};
 use crate::event_loop::WatchedDevice;
-use crate::hand_over::adopted::{StandbyMessage, StandbyMessages};
+use crate::hand_over::{StandbyMessage, StandbyMessages};
 
 /// A device's place, and the steps from one to another.
 pub(crate) struct DevicePlace<D: VirtioDevice<UringContext>> {
@@ -44,7 +44,7 @@ struct ThreadBegin<D: VirtioDevice<UringContext>> {
 pub(crate) enum HoldStart {
     /// It had no control thread, and is kept from frontends until [`DeviceControl::end_hold`].
     Kept,
-    /// Its control thread replies to [`Shared::hold`](crate::server::Shared::hold).
+    /// Its control thread replies to [`Shared::hold`](crate::shared::Shared::hold).
     Asked,
 }
 

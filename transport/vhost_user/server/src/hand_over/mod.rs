@@ -4,12 +4,11 @@
 //! process, which maps the guest's memory while the queues still run here. Then the queues are *drained*, and their positions follow: from
 //! there on the other process serves them. Last the device is *released* here, or *resumed* if the other process did not get so far.
 //!
-//! `state` is what is sent, `held` the device of the process that hands it over, `adopted` that of the one that takes it.
+//! `state` is what is sent, `messages` is what the control threads of both processes get. [`hold`](mod@crate::hold) is the part of the process
+//! that hands the device over, [`adopt`](mod@crate::adopt) that of the one that takes it.
 
-pub(crate) mod adopted;
-mod held;
+mod messages;
 pub(crate) mod state;
 
-pub use adopted::{AdoptError, HandedConnection};
-pub use held::{BegunHold, HeldDevice};
-pub(crate) use held::{HoldEnd, HoldRequest};
+pub use messages::{AdoptError, HandedConnection};
+pub(crate) use messages::{HoldEnd, HoldRequest, POSITIONS_ALONE, StandbyMessage, StandbyMessages};

@@ -2,35 +2,17 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use mqblk_core::thread::spawn_with;
 use mqblk_engine::AnyDisk;
 
-use super::adopted::HandedConnection;
 use crate::control::{DeviceControl, HoldStart};
-use crate::disks::SharedSession;
-use crate::disks::lock_session;
-use crate::server::{Server, Shared};
-
-/// Asks a control thread to hold its device.
-pub(crate) struct HoldRequest {
-    pub(crate) reply: SyncSender<Result<HandedConnection, String>>,
-    /// What follows. Disconnected: the device is served on.
-    pub(crate) end: Receiver<HoldEnd>,
-}
-
-/// The end of a hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HoldEnd {
-    /// The device is served on.
-    Resume,
-    /// Another process serves the device.
-    Release,
-    /// The device is served on, but not the connection: the frontend connects again.
-    Disconnect,
-}
+use crate::disks::{SharedSession, lock_session};
+use crate::hand_over::{HandedConnection, HoldEnd, HoldRequest};
+use crate::server::Server;
+use crate::shared::Shared;
 
 /// How often a wait for requests in flight checks whether the server stops, and lets others have the session.
 const DRAIN_CHECK: Duration = Duration::from_millis(50);

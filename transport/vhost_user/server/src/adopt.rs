@@ -1,41 +1,11 @@
-//! A device that another process hands over.
+//! Takes over a device of another process.
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, SyncSender, sync_channel};
 use std::time::Duration;
 
+use crate::hand_over::{AdoptError, HandedConnection, POSITIONS_ALONE, StandbyMessage};
 use crate::server::{Server, Standby};
-
-/// A device's connections, on their way to another process.
-#[derive(Debug, Default)]
-pub struct HandedConnection {
-    /// That of the frontend that is served, as JSON; `None` without one.
-    pub state: Option<String>,
-    /// The descriptors that the state refers to.
-    pub descriptors: Vec<OwnedFd>,
-    /// That of a second frontend, which waits until the first has left.
-    pub waiting: Option<OwnedFd>,
-}
-
-/// Why a connection cannot be taken over.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AdoptError {
-    /// The device here is not what the guest has: the configuration has to be changed.
-    #[error("{0}")]
-    Configuration(String),
-    /// What the frontend has set up cannot be set up here: it has to connect again.
-    #[error("{0}")]
-    Frontend(String),
-}
-
-/// What a control thread in standby is told.
-pub(crate) enum StandbyMessage {
-    /// Prepare to serve a connection.
-    Adopt(HandedConnection, SyncSender<Result<(), AdoptError>>),
-    /// Serve, with the positions of the connection's queues.
-    Serve(Option<String>, SyncSender<Result<(), String>>),
-}
 
 /// How long a control thread takes for a message at most. It maps the guest's memory, or starts the queues.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
@@ -93,9 +63,6 @@ fn not_in_standby() -> String {
     "found it in service, expected it in standby".to_owned()
 }
 
-/// The error for positions without a connection.
-pub(crate) const POSITIONS_ALONE: &str = "positions: found some without a connection";
-
 /// Tells a control thread in standby something, and waits for what it says.
 fn tell<R>(
     thread: &Sender<StandbyMessage>,
@@ -112,5 +79,3 @@ fn tell<R>(
         }
     }
 }
-
-pub(crate) type StandbyMessages = Receiver<StandbyMessage>;

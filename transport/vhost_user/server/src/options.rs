@@ -1,0 +1,69 @@
+//! Options of a served device, and what it needs of its host.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqblk_core::GuestObserver;
+use mqblk_engine::{Coalesce, Engine, FixedBufferUse, PollPolicy, QueueDisk};
+
+use crate::listen::SocketAccess;
+use crate::memory::SharePolicy;
+
+/// Options of a served device.
+pub struct ServerOptions {
+    /// Name of the disk or controller, for log messages.
+    pub name: String,
+    /// Path of the socket.
+    pub socket: PathBuf,
+    /// Permissions of the socket.
+    pub socket_access: SocketAccess,
+    /// Worker of each queue at first; further queues are assigned round-robin.
+    pub queue_map: Vec<usize>,
+    /// Polling of the request queues at first.
+    pub poll: PollPolicy,
+    /// Coalescing of calls at first.
+    pub coalesce: Coalesce,
+    /// What a frontend may share.
+    pub sharing: SharePolicy,
+    /// Registration of guest memory with the workers' io_urings.
+    pub fixed_buffers: FixedBufferUse,
+    /// How long a stop waits for storage. Requests still in flight then never complete; the next backend replays them if the frontend
+    /// keeps an in-flight region.
+    pub drain_timeout: Duration,
+    /// The initial disks.
+    pub disks: Vec<QueueDisk>,
+    /// Runs the workers.
+    pub engine: Arc<Engine>,
+    /// The host's part of the migration state, beside the device's own.
+    pub host_state: Option<Arc<dyn HostState>>,
+    /// Nothing is accepted before [`Server::serve`](crate::Server::serve): another process still serves the device.
+    pub standby: bool,
+    /// Notified of the device's guests.
+    pub guests: Option<Arc<dyn GuestObserver>>,
+}
+
+/// The host's part of a device's migration state, which the device itself does not know (a controller's LUNs). Methods run on the device's
+/// control thread while none of its queues runs.
+pub trait HostState: Send + Sync {
+    /// Returns the state as JSON.
+    ///
+    /// # Errors
+    /// When it cannot be saved now.
+    fn save(&self) -> Result<String, String>;
+
+    /// Validates a state that [`save`](Self::save) returned on the source, and applies the part that the device's own state depends on.
+    ///
+    /// # Errors
+    /// When the state is invalid or does not fit this host; then nothing has changed.
+    fn load(&self, state: &str) -> Result<Box<dyn PendingHostState + '_>, String>;
+}
+
+/// A host state that is being loaded. Dropping it undoes the changes.
+pub trait PendingHostState {
+    /// Completes the changes and keeps them: the device's own state is valid too.
+    ///
+    /// # Errors
+    /// When a change fails.
+    fn commit(self: Box<Self>) -> Result<(), String>;
+}

@@ -11,7 +11,48 @@ use mqblk_xen::XenError;
 use mqblk_xen::store::XenstoreError;
 use mqblk_xen::vbd::{MalformedValue, XenbusState};
 
-use crate::blkfront::ResponseError;
+/// A violation of blkif's ring protocol by a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResponseError {
+    /// The response index is invalid.
+    #[error("{0}")]
+    Index(blkif::BackendError),
+    /// A response with an id that is out of range.
+    #[error("response: found id {found}, expected one below {ids}")]
+    Id {
+        /// The response's value.
+        found: u64,
+        /// Number of ids.
+        ids: u16,
+    },
+    /// A response with an id that is not in flight.
+    #[error("response: found id {0}, expected that of a request in flight")]
+    NotOutstanding(u64),
+    /// A response with the operation of another request.
+    #[error("response to request {id}: found operation {found}, expected {expected}")]
+    Operation {
+        /// The request's id.
+        id: u64,
+        /// The response's value.
+        found: u8,
+        /// The request's operation.
+        expected: u8,
+    },
+    /// A response with an undefined status.
+    #[error("response to request {id}: found status {found}, expected 0, -1 or -2")]
+    Status {
+        /// The request's id.
+        id: u64,
+        /// The response's value.
+        found: i16,
+    },
+}
+
+impl From<blkif::BackendError> for ResponseError {
+    fn from(error: blkif::BackendError) -> ResponseError {
+        ResponseError::Index(error)
+    }
+}
 
 /// A violation of a ring's protocol by the device. The queue cannot be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -117,7 +158,7 @@ pub enum DriverError {
     #[error(transparent)]
     Xen(#[from] XenError),
     /// The device does not exist (yet): its frontend directory has no `backend` key.
-    #[error("{0}: found none, expected the directory of a back-end: the toolstack has made no such device")]
+    #[error("{0}: found none, expected the directory of a backend: the toolstack has made no such device")]
     NoDevice(String),
     /// A value in xenstore is invalid.
     #[error(transparent)]
@@ -126,7 +167,7 @@ pub enum DriverError {
     #[error("xenstore key {0}: found none, expected it of every device that is connected")]
     MissingKey(&'static str),
     /// The backend is in an unexpected state.
-    #[error("the back-end did not {step}: found it in state {found}: {why}")]
+    #[error("the backend did not {step}: found it in state {found}: {why}")]
     BackendState {
         /// What the backend was expected to do.
         step: &'static str,

@@ -122,7 +122,7 @@ fn a_backend_that_closes_is_stuck_or_breaks_the_protocol_is_noticed() {
 fn usage_errors_name_the_option() {
     for (line, expected) in [
         ("--interface xen", "found no target, expected --vdev NAME or --disk KEY=VALUE,..."),
-        ("--interface xen --socket s", "--socket: found s, expected --vdev with xen: its back-ends have no sockets"),
+        ("--interface xen --socket s", "--socket: found s, expected --vdev with xen: its backends have no sockets"),
         (
             "--interface xen --vdev xvda --queue-size 64",
             "--queue-size: found 64, expected --ring-order with xen: a ring has 32 entries a page",
@@ -177,7 +177,7 @@ fn usage_errors_name_the_option() {
     assert_eq!(refused(rig.run("--queues 3")), "--queues: found 3, expected 1 to 2");
     assert_eq!(refused(rig.run("--ring-order 2")), "--ring-order: found 2, expected 0 to 1");
     let fill = plan("--interface xen --vdev xvda --fill").unwrap_err().to_string();
-    assert!(fill.contains("--allow-write"), "what a running back-end serves was not made for the run: {fill}");
+    assert!(fill.contains("--allow-write"), "what a running backend serves was not made for the run: {fill}");
 }
 
 #[test]

@@ -235,7 +235,7 @@ fn a_device_that_is_removed_is_gone() {
     let timeout = Duration::from_millis(50);
     let options = BlkfrontOptions { connect_timeout: timeout, ..rig.options.clone() };
     let error = BlkfrontDevice::connect(&options).unwrap_err();
-    let expected = "/local/domain/1/device/vbd/51712/backend: found none, expected the directory of a back-end: the toolstack has \
+    let expected = "/local/domain/1/device/vbd/51712/backend: found none, expected the directory of a backend: the toolstack has \
                     made no such device";
     assert_eq!(error.to_string(), expected);
 }
@@ -329,13 +329,13 @@ fn invalid_backends_are_reported_and_released() {
             let error = rig.connect_error().to_string();
             // A backend that has not reached InitWait may still get there, so the frontend waits.
             let why = if state == XenbusState::InitWait { "no change in time" } else { why };
-            assert_eq!(error, format!("the back-end did not {step}: found it in state 5: {why}"));
+            assert_eq!(error, format!("the backend did not {step}: found it in state 5: {why}"));
         }
         let mut rig =
             self::rig(BlkbackBehaviour { fault: BlkbackFault::StopBefore(state), ..BlkbackBehaviour::default() });
         rig.options.reply_timeout = Duration::from_millis(50);
         let error = rig.connect_error().to_string();
-        assert!(error.starts_with(&format!("the back-end did not {step}: found it in state")), "{error}");
+        assert!(error.starts_with(&format!("the backend did not {step}: found it in state")), "{error}");
         assert!(error.ends_with(": no change in time"), "{error}");
     }
 }
@@ -346,7 +346,7 @@ fn invalid_responses_disable_only_their_queue() {
         (BlkbackFault::WrongIdAt(1), "response: found id 1, expected that of a request in flight"),
         (
             BlkbackFault::DuplicateAt(1),
-            "the back-end breaks the protocol: it claims more responses than there are requests",
+            "the backend violates the protocol: it claims more responses than there are requests",
         ),
         (BlkbackFault::WrongOperationAt(1), "response to request 0: found operation 5, expected 1"),
         (BlkbackFault::WrongStatusAt(1), "response to request 0: found status 7, expected 0, -1 or -2"),

@@ -26,10 +26,11 @@ mod shadow;
 pub mod toolstack;
 mod xenbus;
 
+pub use crate::error::ResponseError;
 pub use device::{BlkfrontDevice, BlkfrontOptions, DeviceChange};
 pub use keys::{BlkfrontInfo, DiscardInfo};
 pub use mqblk_ring::blkif::Abi;
 pub use queue::BlkfrontQueue;
 pub use set::BlkfrontQueueSet;
-pub use shadow::{BlkfrontCompletion, BlkfrontStatus, ResponseError};
+pub use shadow::{BlkfrontCompletion, BlkfrontStatus};
 pub use xenbus::BackendMonitor;

@@ -8,7 +8,8 @@ use mqblk_ring::blkif::request::{DISCARD_SECURE, MAX_SEGMENTS};
 use mqblk_ring::blkif::{BlkifRequest, FrontRing, IndirectRequest, RawRequest, RequestBody, Segment, operation};
 
 use super::segments::{RequestSegments, SegmentComposer};
-use super::shadow::{BlkfrontCompletion, ResponseError, ShadowRing};
+use super::shadow::{BlkfrontCompletion, ShadowRing};
+use crate::error::ResponseError;
 use crate::setup::DataArea;
 use crate::{DataSegment, DeviceError, SubmitError};
 

@@ -265,7 +265,7 @@ fn each_invalid_response_disables_the_queue_and_is_reported() {
                 rig.back.put_response(id, 0, 0);
                 rig.respond(id, 0, 0);
             },
-            "the back-end breaks the protocol: it claims more responses than there are requests",
+            "the backend violates the protocol: it claims more responses than there are requests",
         ),
         (&|rig, _| rig.respond(32, 0, 0), "response: found id 32, expected one below 32"),
         (&|rig, _| rig.respond(u64::MAX, 0, 0), "response: found id 18446744073709551615, expected one below 32"),
@@ -311,7 +311,7 @@ fn a_thread_sleeps_until_enough_responses_came() {
             set.queues_mut()[0].read(user_data, Sector512(0), data_segment(0, 512)).unwrap();
         }
         set.queues_mut()[0].publish();
-        assert!(round != 0 || notified.load(Ordering::SeqCst), "the back-end of a fresh ring sleeps");
+        assert!(round != 0 || notified.load(Ordering::SeqCst), "the backend of a fresh ring sleeps");
         let (back, event) = (&mut back, &event);
         std::thread::scope(|scope| {
             scope.spawn(move || {

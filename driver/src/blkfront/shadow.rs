@@ -1,50 +1,9 @@
 //! The shadow ring: a private record of a ring's requests in flight, against which every response is checked. Source: the checks
-//! of Linux's `xen-blkfront` since 2021 ("harden against malicious back-end").
+//! of Linux's `xen-blkfront` since 2021 ("harden against malicious backend").
 
-use mqblk_ring::blkif::{BackendError, BlkifResponse, status};
+use mqblk_ring::blkif::{BlkifResponse, status};
 
-/// A violation of the ring protocol by a backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ResponseError {
-    /// The response index is invalid.
-    #[error("{0}")]
-    Index(BackendError),
-    /// A response with an id that is out of range.
-    #[error("response: found id {found}, expected one below {ids}")]
-    Id {
-        /// The response's value.
-        found: u64,
-        /// Number of ids.
-        ids: u16,
-    },
-    /// A response with an id that is not in flight.
-    #[error("response: found id {0}, expected that of a request in flight")]
-    NotOutstanding(u64),
-    /// A response with the operation of another request.
-    #[error("response to request {id}: found operation {found}, expected {expected}")]
-    Operation {
-        /// The request's id.
-        id: u64,
-        /// The response's value.
-        found: u8,
-        /// The request's operation.
-        expected: u8,
-    },
-    /// A response with an undefined status.
-    #[error("response to request {id}: found status {found}, expected 0, -1 or -2")]
-    Status {
-        /// The request's id.
-        id: u64,
-        /// The response's value.
-        found: i16,
-    },
-}
-
-impl From<BackendError> for ResponseError {
-    fn from(error: BackendError) -> ResponseError {
-        ResponseError::Index(error)
-    }
-}
+use crate::error::ResponseError;
 
 /// Status of a completed request. Source: `BLKIF_RSP_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

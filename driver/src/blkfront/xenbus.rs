@@ -262,7 +262,7 @@ impl BackendMonitor {
                 Ok(None) => return false,
                 // Without xenstore the state is unknown. Requests in flight are completed by the rings.
                 Err(error) => {
-                    tracing::debug!(%error, "no more is known of the back-end's state");
+                    tracing::debug!(%error, "no more is known of the backend's state");
                     std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
                     return false;
                 }

@@ -4,65 +4,18 @@
 //! requests that need no copy are admitted at once. One call fetches the indirect pages of all indirect requests, another copies the data
 //! of all writes; then the remaining requests are admitted.
 
-use std::io;
-
 use mqblk_core::{ByteLen, ByteOffset, DiskSlot, Intake, Op};
-use mqblk_memory::{
-    Buffer, BufferPool, CopyDirection, GrantCopy, GrantStatus, GuestAddress, PageArena, PageSlot, PooledContext,
-};
+use mqblk_memory::{Buffer, BufferPool, CopyDirection, GrantCopy, GrantStatus, GuestAddress, PooledContext};
 use mqblk_ring::blkif::request::{SEGMENT_BYTES, SEGMENTS_PER_PAGE};
-use mqblk_ring::blkif::{BlkifRingError, IndirectRequest, RequestBody, Segment, status};
+use mqblk_ring::blkif::{BlkifRingError, RequestBody, Segment, status};
 
+use crate::batch::IndirectFetch;
 use crate::options::MAX_INDIRECT_SEGMENTS;
 use crate::page_backing::{PageBacking, RequestPage};
 use crate::parse::{ParsedRequest, TransferType, indirect_pages, response_operation};
 use crate::queue::{BlkifQueue, BlkifToken};
 use crate::request_table::{InflightRequest, RequestStep};
-use crate::ring_side::{BATCH, RingEntries};
-
-/// An indirect request of the batch whose segments are being fetched.
-#[derive(Clone, Copy, Debug)]
-struct IndirectFetch {
-    index: u16,
-    request: IndirectRequest,
-    /// Bit `n`: indirect page `n` was read through its mapping.
-    read_pages: u8,
-}
-
-/// Memory of one batch, reused for each.
-pub(crate) struct Batch {
-    pub(crate) entries: RingEntries,
-    /// Table indices of writes whose data is not copied yet.
-    pending_writes: Vec<u16>,
-    indirect: Vec<IndirectFetch>,
-    copies: Vec<GrantCopy>,
-    /// Indirect pages are copied here: `scratch_stride` slots for each request of a batch.
-    scratch: PageArena,
-    scratch_stride: u32,
-    /// Private copy of one indirect page.
-    segment_bytes: Vec<u8>,
-}
-
-impl Batch {
-    /// Creates the memory of a batch. `segments`: maximum of segments of an indirect request.
-    pub(crate) fn new(segments: u16) -> io::Result<Batch> {
-        let pages = indirect_pages(segments);
-        let data = usize::from(segments).max(1);
-        Ok(Batch {
-            entries: RingEntries::new(),
-            pending_writes: Vec::with_capacity(BATCH),
-            indirect: Vec::with_capacity(BATCH),
-            copies: Vec::with_capacity(BATCH * data),
-            scratch: PageArena::reserve((BATCH * pages) as u32)?,
-            scratch_stride: pages as u32,
-            segment_bytes: vec![0; SEGMENTS_PER_PAGE * SEGMENT_BYTES],
-        })
-    }
-
-    fn scratch_slot(&self, number: usize, page: usize) -> PageSlot {
-        PageSlot(number as u32 * self.scratch_stride + page as u32)
-    }
-}
+use crate::ring_side::BATCH;
 
 /// Returns the range of segments that indirect page `page` holds, of a request of `segments` segments.
 #[inline]

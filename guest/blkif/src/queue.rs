@@ -12,9 +12,9 @@ use mqblk_ring::blkif::request::MAX_SEGMENTS;
 use mqblk_ring::blkif::{BlkifRingError, RingPosition};
 
 use crate::barrier::BarrierAction;
+use crate::batch::Batch;
 use crate::counters::GrantCounters;
 use crate::parse::RequestParser;
-use crate::pull::Batch;
 use crate::request_pages::RequestPages;
 use crate::request_table::RequestTable;
 use crate::ring_barrier::RingBarrier;
@@ -44,7 +44,11 @@ pub struct BlkifQueue<L> {
 }
 
 impl<L: PooledContext> BlkifQueue<L> {
-    pub(crate) fn new(vbd: Arc<Vbd>, parts: RingParts) -> io::Result<BlkifQueue<L>> {
+    /// Opens the queue of a ring.
+    ///
+    /// # Errors
+    /// When the system cannot reserve addresses for the queue's pages.
+    pub fn open(vbd: Arc<Vbd>, parts: RingParts) -> io::Result<BlkifQueue<L>> {
         let RingParts { ring, grants, channel, waker, journal, replay, fence, guard } = parts;
         let options = vbd.options();
         let (size, most) = (ring.size() as u16, options.max_indirect_segments);

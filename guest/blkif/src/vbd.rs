@@ -8,14 +8,13 @@ use std::sync::{Arc, Mutex};
 
 use mqblk_core::lock::lock;
 use mqblk_core::{ByteLen, EventChannel, Wake};
-use mqblk_memory::{GrantAccess, PooledContext};
+use mqblk_memory::GrantAccess;
 use mqblk_ring::blkif::{BackRing, RawRequest};
 
 use crate::barrier::BarrierGate;
 use crate::journal::{Journal, JournalSlot};
 use crate::options::{MAX_INDIRECT_SEGMENTS, PoolScope, VbdOptions};
 use crate::pool_handle::{PoolHandle, SharedPool};
-use crate::queue::BlkifQueue;
 
 /// Everything that a queue needs of its ring.
 pub struct RingParts {
@@ -96,14 +95,6 @@ impl Vbd {
         for waker in lock(&self.wakers).iter() {
             waker.wake();
         }
-    }
-
-    /// Opens a queue over a ring.
-    ///
-    /// # Errors
-    /// When the system cannot reserve addresses for the queue's pages.
-    pub fn open_queue<L: PooledContext>(self: &Arc<Self>, parts: RingParts) -> io::Result<BlkifQueue<L>> {
-        BlkifQueue::new(Arc::clone(self), parts)
     }
 
     /// Opens a ring's page pool, for `requests` requests of at most `segments` segments.

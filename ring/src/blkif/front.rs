@@ -9,7 +9,7 @@ use super::request::{MAX_SEGMENTS, RawRequest, Segment};
 
 /// Protocol violation by the backend: the ring is unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the back-end breaks the protocol: {0}")]
+#[error("the backend violates the protocol: {0}")]
 pub struct BackendError(pub &'static str);
 
 const BAD_RSP_PROD: BackendError = BackendError("it claims more responses than there are requests");
@@ -109,7 +109,7 @@ impl FrontRing {
     /// Reads the backend's response index. Returns how many responses [`take`](Self::take) can take.
     ///
     /// # Errors
-    /// When the backend breaks the protocol.
+    /// When the backend violates the protocol.
     #[inline]
     pub fn poll_responses(&mut self) -> Result<u32, BackendError> {
         self.check_rsp_prod(self.ring.responses().load_index())
@@ -138,7 +138,7 @@ impl FrontRing {
     /// Requests an event when `count` responses (at least 1) are available, then re-checks: as [`poll_responses`](Self::poll_responses).
     ///
     /// # Errors
-    /// When the backend breaks the protocol.
+    /// When the backend violates the protocol.
     #[inline]
     pub fn arm(&mut self, count: u32) -> Result<u32, BackendError> {
         let last = self.rsp_cons.wrapping_add(count.max(1) - 1);

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqblk_blkif::{GrantBudget, GrantMode, PoolScope, ResolvedGrantMode, RingParts, Vbd, VbdOptions};
+use mqblk_blkif::{BlkifQueue, GrantBudget, GrantMode, PoolScope, ResolvedGrantMode, RingParts, Vbd, VbdOptions};
 use mqblk_core::{DiskSlot, EventChannel, Limits, Sector512};
 use mqblk_engine::{Coalesce, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringOptions};
 use mqblk_memory::{
@@ -101,7 +101,7 @@ pub(crate) fn serve(requests: u32, batch: u32, mode: ResolvedGrantMode) -> Resul
             fence: None,
             guard: None,
         };
-        vbd.open_queue(parts).map_err(|error| error.to_string())
+        BlkifQueue::open(vbd, parts).map_err(|error| error.to_string())
     })?;
     for round in 0..requests / batch {
         for number in 0..batch {

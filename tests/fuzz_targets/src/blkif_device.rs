@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use arbitrary::{Result, Unstructured};
 use mqblk_blkif::journal::Journal;
-use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolScope, RingParts, Vbd, VbdOptions};
+use mqblk_blkif::{BlkifQueue, DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolScope, RingParts, Vbd, VbdOptions};
 use mqblk_core::{ByteLen, DiskSlot, EventChannel};
 use mqblk_engine::{
     AnyDisk, Coalesce, Kick, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker,
@@ -234,7 +234,7 @@ impl BlkifMachine {
                 fence: None,
                 guard: Some(Box::new(mapped)),
             };
-            vbd.open_queue(parts).map_err(|error| error.to_string())
+            BlkifQueue::open(Arc::clone(vbd), parts).map_err(|error| error.to_string())
         });
         backend.queue = Some(attached.expect("a free slot"));
     }

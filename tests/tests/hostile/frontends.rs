@@ -81,7 +81,7 @@ fn a_thousand_frontends() {
     }
     stage.daemon.wait_for_session_end("bad");
     // A frontend that disconnects before its reply causes no warning.
-    stage.check("a thousand front-ends", 0);
+    stage.check("a thousand frontends", 0);
     stage.finish();
 }
 
@@ -96,7 +96,7 @@ fn half_a_message_blocks_no_other_frontend() {
         waiting.send(m::GET_FEATURES, VERSION, &[], &[]);
         stage.neighbour.assert_progress("half a message");
         drop(silent);
-        assert!(matches!(waiting.receive(), Received::Reply { message: m::GET_FEATURES, .. }), "the next front-end");
+        assert!(matches!(waiting.receive(), Received::Reply { message: m::GET_FEATURES, .. }), "the next frontend");
         drop(waiting);
         stage.check("half a message", 1);
     }

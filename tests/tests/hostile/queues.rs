@@ -126,7 +126,7 @@ fn invalid_queues() {
             Refused,
         ),
         (
-            "a pipe as back-end request channel",
+            "a pipe as backend request channel",
             |t| {
                 let (_reader, writer) = std::io::pipe().expect("a pipe");
                 t.send_after_negotiation(m::SET_BACKEND_REQ_FD, &[], &[writer.as_fd()]);
@@ -134,7 +134,7 @@ fn invalid_queues() {
             Refused,
         ),
         (
-            "a datagram socket as back-end request channel",
+            "a datagram socket as backend request channel",
             |t| {
                 let (_ours, theirs) = UnixDatagram::pair().expect("sockets");
                 t.send_after_negotiation(m::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
@@ -142,7 +142,7 @@ fn invalid_queues() {
             Refused,
         ),
         (
-            "two back-end request channels",
+            "two backend request channels",
             |t| {
                 let mut connection = t.connect_negotiated();
                 for _ in 0..2 {

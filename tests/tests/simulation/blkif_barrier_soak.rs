@@ -82,7 +82,7 @@ impl Guest {
                 assert_eq!((id >> 8, status), (round, status::OKAY), "operation {operation}");
                 left -= 1;
             }
-            if left > 0 && self.front.ring.arm(1).expect("the back-end keeps to the protocol") == 0 {
+            if left > 0 && self.front.ring.arm(1).expect("the backend keeps to the protocol") == 0 {
                 let mut fds = [PollFd::new(&self.events.to_front, PollFlags::IN)];
                 let woken = poll(&mut fds, Some(&PATIENCE)).expect("poll");
                 assert!(woken > 0, "ring {}: {left} of {count} requests of round {round} are not answered", self.ring);
@@ -130,7 +130,7 @@ impl Backend {
             let waker = Arc::clone(waker);
             let (journal, replay, fence, guard) = (None, vec![], None, None);
             let parts = RingParts { ring: back, grants, channel, waker, journal, replay, fence, guard };
-            vbd.open_queue(parts).map_err(|error| error.to_string())
+            BlkifQueue::open(vbd, parts).map_err(|error| error.to_string())
         };
         self.engine.attach(ring, options, make).expect("a seat")
     }

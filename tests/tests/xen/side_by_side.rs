@@ -110,7 +110,7 @@ fn what_a_request_costs() -> Result<()> {
     let mut guest = Domain::create(&mut host, &DomainConfig::new("guest"))?;
     let mut table = "4 KiB random reads, 2 queues, 2 jobs of 16; each figure for one request; IOPS as a share of the kernel's in the \
                      same case\n\
-                     back-end, grants           pages    pages    pages      calls   events   events   events       IOPS\n\
+                     backend, grants           pages    pages    pages      calls   events   events   events       IOPS\n\
                      \x20                        mapped unmapped   copied  for these     sent    taken  to dom0\n"
         .to_owned();
 

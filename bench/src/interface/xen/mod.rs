@@ -62,7 +62,7 @@ impl Interface for XenOptions {
             return Err(BenchError::option("packed", "it", "none with xen: its rings are no virtqueues"));
         }
         if let Some(socket) = args.socket.first() {
-            let expected = "--vdev with xen: its back-ends have no sockets";
+            let expected = "--vdev with xen: its backends have no sockets";
             return Err(BenchError::option("socket", socket.display(), expected));
         }
         if args.disk.is_empty() && (!self.grants.is_empty() || self.grants_pool.is_some()) {

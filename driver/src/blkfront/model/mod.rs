@@ -165,7 +165,7 @@ impl BlkbackModel {
     /// If xenstore fails a request.
     pub fn write(&self, key: &str, value: &str) {
         let mut store = self.xen.store().expect("xenstore");
-        store.write(&format!("{}/{key}", self.vbd.backend_path()), value).expect("a key of the back-end");
+        store.write(&format!("{}/{key}", self.vbd.backend_path()), value).expect("a key of the backend");
     }
 
     /// Resizes the disk, and notifies the frontend.
@@ -237,7 +237,7 @@ impl ModelThread {
         match self.shared.behaviour.fault {
             BlkbackFault::CloseAt(at) if at == state => {
                 let path = self.vbd.backend_path();
-                let (domain, rest) = path.split_at(path.find("/backend/").expect("a back-end's path"));
+                let (domain, rest) = path.split_at(path.find("/backend/").expect("a backend's path"));
                 let error = format!("{domain}/error{rest}/error");
                 self.store.write(&error, "5 the model was told to").expect("an error's node");
                 state = XenbusState::Closing;
@@ -254,7 +254,7 @@ impl ModelThread {
         let value = own.map_or(Some(value), |(_, value)| *value);
         if let Some(value) = value {
             let path = format!("{}/{key}", self.vbd.backend_path());
-            self.store.write(&path, value).expect("a key of the back-end");
+            self.store.write(&path, value).expect("a key of the backend");
         }
     }
 

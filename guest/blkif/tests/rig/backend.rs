@@ -175,7 +175,7 @@ impl TestBackend {
             fence: None,
             guard: None,
         };
-        let mut queue = vbd.open_queue(parts).unwrap();
+        let mut queue = BlkifQueue::open(Arc::clone(vbd), parts).unwrap();
         queue.enter(&mut context).unwrap();
         let size = vbd.options().geometry.size.0 as usize;
         let room = queue.depth().into();

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mqblk_blkif::journal::Journal;
-use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolScope, RingParts, Vbd, VbdOptions};
+use mqblk_blkif::{BlkifQueue, DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolScope, RingParts, Vbd, VbdOptions};
 use mqblk_engine::{AnyDisk, PlugOptions, QueueOptions, SteppedQueue, SteppedWorker};
 use mqblk_memory::create_memfd;
 use mqblk_ring::blkif::{Abi, RingPosition};
@@ -173,7 +173,7 @@ impl Host {
                 fence: None,
                 guard: None,
             };
-            vbd.open_queue(parts).map_err(|error| error.to_string())
+            BlkifQueue::open(Arc::clone(vbd), parts).map_err(|error| error.to_string())
         });
         self.seats.push((worker, seat.expect("a seat")));
     }

@@ -22,18 +22,17 @@ use mqblk_xen::vbd::{self, BackendPath, keys};
 use mqblk_xen::{Xen, XenError};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::device::{BackendShared, Device, DeviceTask};
+use crate::device::{BackendShared, Device, DeviceTask, TaskResult};
 use crate::device_stats::DeviceStats;
 use crate::journal_dir::JournalDir;
-use crate::leaving::{LEAVE_RETRY, LeaveState, WatchMode};
+use crate::leave_state::{LEAVE_RETRY, LeaveState, WatchMode};
 use crate::name::DeviceName;
 use crate::observe::observe;
 use crate::params::Params;
 use crate::registry::DeviceRegistry;
-use crate::resize::RESIZE_KEY;
+use crate::resize_key::RESIZE_KEY;
 use crate::state_machine::{DevicePhase, next_transition};
 use crate::storage::Opener;
-use crate::tasks::TaskResult;
 
 /// The default of [`BackendOptions::rate_limit`]. A device that starts and ends needs about ten checks; a flooding guest gets 100 a second.
 pub const DEVICE_CHECKS: RateLimit = RateLimit { burst: 200, per_second: 100 };

@@ -161,7 +161,7 @@ impl RingConnector<'_> {
         let fence = self.lock.cloned();
         let open = move |waker: &Arc<dyn Wake>| {
             let (waker, guard) = (Arc::clone(waker), Some(Box::new(pages) as Box<dyn Any + Send>));
-            vbd.open_queue(RingParts { ring, grants, channel, waker, journal, replay, fence, guard })
+            BlkifQueue::open(vbd, RingParts { ring, grants, channel, waker, journal, replay, fence, guard })
                 .map_err(|error| error.to_string())
         };
         let worker = self.queues.map.get(index).copied().unwrap_or_default();

@@ -8,20 +8,21 @@ use mqblk_blkif::{GrantBudget, Vbd, VbdOptions};
 use mqblk_core::GuestObserver;
 use mqblk_core::thread_role::spawn_connector;
 use mqblk_engine::Engine;
+use mqblk_memory::DomainId;
 use mqblk_xen::Xen;
 use mqblk_xen::store::{Transaction, Xenstore, XenstoreError};
 use mqblk_xen::vbd::{self, XenbusState, keys, parse_number_or};
 
 use crate::connection::{BrokenHandler, RingConnector};
-use crate::device_lock::DeviceOwnership;
 use crate::device_stats::{DetachResult, DeviceStats};
 use crate::frontend::{FrontendConfig, FrontendConfigError, RingLimits};
 use crate::journal_dir::JournalDir;
-use crate::leaving::LeaveState;
+use crate::leave_state::LeaveState;
 use crate::name::DeviceName;
 use crate::observe::{is_abandoned, read_online};
 use crate::offer::{FeatureOffer, KeyValue};
 use crate::open_disk::OpenDisk;
+use crate::ownership::DeviceOwnership;
 use crate::params::Params;
 use crate::registry::DeviceRegistry;
 use crate::state_machine::{DevicePhase, Effect, FAILED, GONE, Transition};
@@ -116,6 +117,13 @@ pub(crate) enum TaskEnd {
     Dropped,
     /// Nothing was done: another process has the device's lock.
     Locked,
+}
+
+/// Result of a device's thread. `device` is `None` if it has panicked.
+pub(crate) struct TaskResult {
+    pub(crate) key: (DomainId, u32),
+    pub(crate) end: TaskEnd,
+    pub(crate) device: Option<Device>,
 }
 
 impl From<Option<DevicePhase>> for TaskEnd {

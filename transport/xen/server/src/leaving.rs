@@ -5,62 +5,14 @@
 
 use std::time::{Duration, Instant};
 
-use mqblk_core::lock::RankedMutex;
-
 use crate::backend::{Backend, Watcher};
 use crate::device::{Device, DeviceTask};
+use crate::leave_state::WatchMode;
 use crate::name::DeviceName;
 use crate::state_machine::DevicePhase;
 
 /// How often a wait for the watcher checks.
 const CHECK: Duration = Duration::from_millis(2);
-/// How often the watcher tries again to start a thread for a device that leaves.
-pub(crate) const LEAVE_RETRY: Duration = Duration::from_millis(100);
-
-/// What the watcher does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum WatchMode {
-    /// It looks at devices.
-    #[default]
-    Serves,
-    /// It looks at none.
-    Paused,
-    /// Devices without a journal leave.
-    LeavesUnjournaled,
-    /// All devices leave.
-    Leaves,
-}
-
-#[derive(Debug, Default)]
-struct Progress {
-    mode: WatchMode,
-    /// The watcher has acted upon the mode since it was set.
-    is_current: bool,
-    /// The devices that have not left.
-    remaining: Vec<DeviceName>,
-}
-
-/// What the watcher is asked to do, and what it has come to.
-pub(crate) struct LeaveState(RankedMutex<Progress>);
-
-impl Default for LeaveState {
-    fn default() -> LeaveState {
-        LeaveState(RankedMutex::leaf(Progress::default()))
-    }
-}
-
-impl LeaveState {
-    pub(crate) fn mode(&self) -> WatchMode {
-        self.0.lock().mode
-    }
-
-    fn report(&self, mode: WatchMode, remaining: Vec<DeviceName>) {
-        let mut progress = self.0.lock();
-        progress.is_current = progress.mode == mode;
-        progress.remaining = remaining;
-    }
-}
-
 impl Backend {
     fn set_mode(&self, mode: WatchMode) {
         let mut progress = self.shared.leaving.0.lock();

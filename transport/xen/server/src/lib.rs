@@ -1,9 +1,18 @@
 //! Xen block backend: finds devices in xenstore, connects their rings to the engine's workers and disconnects them.
 //!
-//! `backend` is the thread that watches xenstore (`stepped`: the same without the thread, for simulations); `state_machine` decides a device's next transition, which `device` executes on a thread
-//! per device; `tasks` starts and ends these, `leaving`: devices go to another process. `frontend` parses a frontend's keys, `offer` formats the backend's; `connection` opens rings, whose journal files are in
-//! `journal_dir`; `device_lock` says which process acts on a device. `storage` is the interface to the program that opens disks, `open_disk` an open one, `resize` changes its size;
-//! `device_stats` provides statistics. `toolstack` creates and removes devices.
+//! | module | contents |
+//! |---|---|
+//! | `backend`, `stepped` | the thread that watches xenstore; the same without the thread, for simulations |
+//! | `state_machine`, `observe` | decides a device's next transition, from what `observe` reads |
+//! | `device`, `tasks` | executes it, on a thread for each device; starts and ends these |
+//! | `leaving`, `leave_state` | devices go to another process |
+//! | `frontend`, `offer`, `params` | the keys of a frontend; those of the backend |
+//! | `connection`, `journal_dir` | opens rings; their journal files |
+//! | `ownership`, `device_lock` | whether this process acts on a device |
+//! | `storage`, `open_disk` | the interface to the program that opens disks; an open one |
+//! | `resize`, `resize_key` | changes its size, when a key says so |
+//! | `device_stats`, `registry` | statistics of the devices with open disks |
+//! | `toolstack` | creates and removes devices |
 #![forbid(unsafe_code)]
 
 mod backend;
@@ -13,14 +22,17 @@ mod device_lock;
 mod device_stats;
 mod frontend;
 mod journal_dir;
+mod leave_state;
 mod leaving;
 mod name;
 mod observe;
 mod offer;
 mod open_disk;
+mod ownership;
 mod params;
 mod registry;
 mod resize;
+mod resize_key;
 mod state_machine;
 mod stepped;
 mod storage;

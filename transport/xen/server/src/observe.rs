@@ -4,7 +4,7 @@ use mqblk_memory::DomainId;
 use mqblk_xen::store::{Xenstore, XenstoreError};
 use mqblk_xen::vbd::{self, XenbusState, keys};
 
-use crate::resize::RESIZE_KEY;
+use crate::resize_key::RESIZE_KEY;
 use crate::state_machine::ObservedState;
 use crate::toolstack::{MADE_BY_KEY, OUR_NAME, read_guest_key};
 

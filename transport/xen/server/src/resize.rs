@@ -1,19 +1,13 @@
-//! Resize of a served disk. A toolstack requests it through a private key; the protocol has none.
+//! Resize of a served disk, which a toolstack requests by a key.
 
-use mqblk_core::settings::parse_size;
-use mqblk_core::{ByteLen, Resize, SizeUsers};
+use mqblk_core::{ByteLen, SizeUsers};
 use mqblk_xen::store::Xenstore;
 use mqblk_xen::vbd::{XenbusState, keys};
 
 use crate::device::{Device, EINVAL, EffectError};
 use crate::device_stats::DeviceStats;
+use crate::resize_key::{RESIZE_ERROR_KEY, RESIZE_KEY, parse_request};
 use crate::state_machine::DevicePhase;
-
-/// Key in the backend's directory that requests a resize: a size such as `10G`, or `now` for the size of the storage. The suffix
-/// `,shrink` permits a smaller size. Removed when the resize is done.
-pub(crate) const RESIZE_KEY: &str = "resize";
-/// Key with the error of a failed resize.
-pub(crate) const RESIZE_ERROR_KEY: &str = "resize-error";
 
 impl Device {
     /// Executes the resize that the key requests, and removes the key.
@@ -73,44 +67,5 @@ impl SizeUsers for RingSizes<'_> {
 
     fn refresh(&mut self) {
         self.0.refresh_disk();
-    }
-}
-
-/// Parses the value of the key.
-fn parse_request(text: &str) -> Option<Resize> {
-    let (size, shrink) = match text.strip_suffix(",shrink") {
-        Some(size) => (size, true),
-        None => (text, false),
-    };
-    let size = match size {
-        "now" | "" => None,
-        size => Some(parse_size(size)?),
-    };
-    Some(Resize { size, shrink })
-}
-
-/// Formats a request as the value of the key.
-pub(crate) fn format_request(request: Resize) -> String {
-    let size = request.size.map_or("now".to_owned(), |size| size.0.to_string());
-    format!("{size}{}", if request.shrink { ",shrink" } else { "" })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn formatted_requests_are_parsed() {
-        for size in [None, Some(ByteLen(0)), Some(ByteLen(1 << 40))] {
-            for shrink in [false, true] {
-                let request = Resize { size, shrink };
-                assert_eq!(parse_request(&format_request(request)), Some(request));
-            }
-        }
-        assert_eq!(parse_request("10G"), Some(Resize { size: Some(ByteLen(10 << 30)), shrink: false }));
-        assert_eq!(parse_request(""), Some(Resize::GROW));
-        for odd in ["big", "1G,shrinks", "shrink", "1G,", "-1"] {
-            assert_eq!(parse_request(odd), None, "{odd}");
-        }
     }
 }

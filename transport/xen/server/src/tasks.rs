@@ -11,19 +11,12 @@ use mqblk_xen::store::Xenstore;
 use mqblk_xen::vbd::keys;
 
 use crate::backend::{WatchedDevice, Watcher, watch_token};
-use crate::device::{Device, DeviceTask, TaskEnd};
+use crate::device::{Device, DeviceTask, TaskEnd, TaskResult};
 use crate::state_machine::DevicePhase;
 
 /// Interval at which a device's lock is tried that another process has: at first, and at most. It doubles.
 const LOCK_RETRY: Duration = Duration::from_millis(5);
 const MAX_LOCK_RETRY: Duration = Duration::from_secs(1);
-
-/// Result of a device's thread. `device` is `None` if it has panicked.
-pub(crate) struct TaskResult {
-    key: (DomainId, u32),
-    end: TaskEnd,
-    device: Option<Device>,
-}
 
 impl Watcher {
     /// Runs a device's task on a thread: it may wait for storage. A device has one task at a time. Without a thread a device that stops is

@@ -13,7 +13,7 @@ use mqblk_xen::vbd::{self, XenbusState, keys};
 pub use device_list::{ListedDevice, list};
 
 use crate::name::DeviceName;
-use crate::resize::{RESIZE_ERROR_KEY, RESIZE_KEY, format_request};
+use crate::resize_key::{RESIZE_ERROR_KEY, RESIZE_KEY, format_request};
 
 /// Key in a backend's directory: the program that has created it, and removes it when the frontend's domain is gone.
 pub(crate) const MADE_BY_KEY: &str = "made-by";

@@ -1,0 +1,54 @@
+//! What the thread that watches xenstore does while devices leave, and how far they are.
+
+use std::time::Duration;
+
+use mqblk_core::lock::RankedMutex;
+
+use crate::name::DeviceName;
+
+/// How often the watcher tries again to start a thread for a device that leaves.
+pub(crate) const LEAVE_RETRY: Duration = Duration::from_millis(100);
+
+/// What the watcher does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum WatchMode {
+    /// It looks at devices.
+    #[default]
+    Serves,
+    /// It looks at none.
+    Paused,
+    /// Devices without a journal leave.
+    LeavesUnjournaled,
+    /// All devices leave.
+    Leaves,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    pub(crate) mode: WatchMode,
+    /// The watcher has acted upon the mode since it was set.
+    pub(crate) is_current: bool,
+    /// The devices that have not left.
+    pub(crate) remaining: Vec<DeviceName>,
+}
+
+/// What the watcher is asked to do, and what it has come to.
+pub(crate) struct LeaveState(pub(crate) RankedMutex<Progress>);
+
+impl Default for LeaveState {
+    fn default() -> LeaveState {
+        LeaveState(RankedMutex::leaf(Progress::default()))
+    }
+}
+
+impl LeaveState {
+    pub(crate) fn mode(&self) -> WatchMode {
+        self.0.lock().mode
+    }
+
+    pub(crate) fn report(&self, mode: WatchMode, remaining: Vec<DeviceName>) {
+        let mut progress = self.0.lock();
+        progress.is_current = progress.mode == mode;
+        progress.remaining = remaining;
+    }
+}

@@ -12,20 +12,24 @@ use mqblk_engine::{Engine, EngineOptions, UringOptions, Watchdog};
 use mqblk_vhost_user_server::{ListenSocket, SocketError};
 
 use crate::admin;
-use crate::config::{AdminConfig, ServeConfig};
+use crate::config::ServeConfig;
 use crate::contract::KeptContracts;
 use crate::flush::flush_all;
 use crate::interface::{HostContext, StartFailure};
-use crate::live::saved::KeptChanges;
+use crate::listeners::ProcessListeners;
 use crate::metrics::{MetricsEndpoint, MetricsSocket, MetricsStartError};
-use crate::out::{OutDisk, OutDisks, Retries};
-use crate::resolve::UniqueNames;
+use crate::names::UniqueNames;
+use crate::out::{OutDisk, OutDisks};
+use crate::process::AdminConfig;
+use crate::retries::Retries;
 use crate::sandbox::{self, SandboxError};
-use crate::service_notifier::{Reporting, ServiceNotifier};
+use crate::saved_changes::KeptChanges;
+use crate::service_notifier::ServiceNotifier;
+use crate::service_reports::Reporting;
 use crate::state::{AppliedChange, DaemonControl, DaemonState};
 use crate::state_file::StateFile;
 use crate::stop_bound::{StartBound, StopBound, exit_now};
-use crate::takeover::{ProcessListeners, TakeoverError};
+use crate::takeover::TakeoverError;
 use crate::watch::SizeWatch;
 
 /// Why the daemon could not start.

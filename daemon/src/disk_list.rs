@@ -14,21 +14,26 @@ use mqblk_engine::{
 
 use mqblk_vhost_user_server::{Frontend, Server};
 
-use crate::admin::wire;
-use crate::config::StorageConfig;
+use crate::change::ChangeError;
+use crate::change::ChangeSource;
+use crate::config_error::ConfigError;
 use crate::contract::DiskContract;
 use crate::interface::{
-    ChangeSource, DeviceDescription, DeviceKeys, DeviceStat, DiskTable, Export, FIXED_QUEUES, INTERFACE, ListPosition,
+    DeviceDescription, DeviceKeys, DeviceStat, DiskTable, Export, FIXED_QUEUES, INTERFACE, ListPosition,
     ResolveContext, ServedDevice, StatDetail,
 };
+use crate::limits::current_limit_pairs;
 use crate::limits::{LIMIT_GROUP, is_limit_key};
+use crate::names::{Claim, ID, rename_subject, take_id};
 use crate::out::OutDisk;
-use crate::print::{Pair, Section, backend_pairs, current_limit_pairs};
+use crate::pair::{Pair, Section};
 use crate::queues::queue_settings_pairs;
-use crate::resize::{ChangeError, ResizeOutcome};
-use crate::resolve::{
-    Claim, ConfigError, ID, STORAGE, StorageKeys, plug_pairs, rename_subject, storage_pairs, take_id, take_storage_kind,
-};
+use crate::report as wire;
+use crate::report::DiskInfo;
+use crate::resize::ResizeOutcome;
+use crate::storage::StorageConfig;
+use crate::storage::backend_pairs;
+use crate::storage::{STORAGE, StorageKeys, plug_pairs, storage_pairs, take_storage_kind};
 use crate::storage_backends::StorageBackends;
 
 /// How guests reach a disk over one interface: the interface's own keys.
@@ -205,9 +210,9 @@ pub struct DiskConfig<E> {
 impl<E: Endpoint> DiskConfig<E> {
     /// Returns the table that configures it. `interface` is the word of its interface, unless that is the default.
     pub fn section(&self, interface: Option<&str>) -> (ListPosition, Vec<Section>) {
-        let mut pairs = vec![(ID.name, crate::print::string(&self.id))];
+        let mut pairs = vec![(ID.name, crate::pair::string(&self.id))];
         pairs.extend(backend_pairs(&self.storage));
-        pairs.extend(interface.map(|word| (INTERFACE.name, crate::print::string(word))));
+        pairs.extend(interface.map(|word| (INTERFACE.name, crate::pair::string(word))));
         pairs.extend(self.endpoint.pairs());
         pairs.extend(storage_pairs(&self.storage));
         (self.position, vec![Section { heading: "disk", pairs }])
@@ -240,34 +245,6 @@ impl<E: Endpoint> DiskConfig<E> {
                 .filter(|(key, _)| !own.contains(key) && !is_limit_key(key) && *key != LIMIT_GROUP.name)
                 .collect(),
         }
-    }
-}
-
-/// What reports say about a disk.
-#[derive(Clone)]
-pub struct DiskInfo {
-    /// Its id.
-    pub id: String,
-    /// Its interface.
-    pub interface: &'static str,
-    /// Its storage backend.
-    pub storage: String,
-    /// How adjacent requests are merged.
-    pub plug: PlugOptions,
-    /// Its health.
-    pub health: Arc<DiskHealth>,
-    /// Its storage, which reports do not keep open. `None` while there is none.
-    pub disk: Option<Weak<AnyDisk>>,
-    /// The worker of each queue, of an interface whose queues stay there.
-    pub queue_map: Vec<u16>,
-    /// Its settings, without id, interface, storage and limits.
-    pub settings: Vec<Pair>,
-}
-
-impl DiskInfo {
-    /// Returns how requests are merged now.
-    pub fn current_plug(&self) -> PlugOptions {
-        self.health.plug().unwrap_or(self.plug)
     }
 }
 

@@ -3,18 +3,16 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use mqblk_core::settings::{SettingError, Settings};
-use rustix::fs::OFlags;
 use toml::{Table, Value};
 
 use crate::interface::{ConfigTable, Interfaces};
-use crate::key_values::is_key;
+use crate::key_values::{RawTable, is_key};
 use crate::keys;
 use crate::limits::LIMIT_GROUP;
-use crate::resolve::process::PIN;
+use crate::process::PIN;
 use crate::sockets::is_mode_key;
 
 /// Maximum size of a configuration file. Thousands of disks need a tenth of it.
@@ -33,17 +31,16 @@ pub struct RawConfig {
     pub tables: Vec<RawTable>,
 }
 
-/// The keys and values of a table that an interface owns, not yet checked.
-#[derive(Clone, Debug)]
-pub struct RawTable {
-    /// The index of its interface.
-    pub interface: usize,
-    /// Its name.
-    pub name: &'static str,
-    /// The number of the table that it is inside, among those of that name; `None`: it is not inside another one.
-    pub parent: Option<usize>,
-    /// Its keys.
-    pub settings: Settings,
+/// Where the configuration comes from.
+pub trait ConfigSource: Send + Sync {
+    /// Returns the file of the start, if there was one.
+    fn file(&self) -> Option<PathBuf>;
+
+    /// Reads the configuration again, from `file` instead of the one of the start if it is given. `open` opens it.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    fn read(&self, file: Option<&Path>, open: OpenConfig<'_>) -> Result<RawConfig, SettingError>;
 }
 
 impl RawConfig {
@@ -73,15 +70,6 @@ pub fn read(path: &Path, open: OpenConfig<'_>, interfaces: Interfaces) -> Result
         Settings::new("serve").error("config", format!("{name:?}: {error}"), "a readable TOML file")
     })?;
     parse(&name, &text, interfaces)
-}
-
-/// Opens a file for reading, with the rights of this process. Does not wait for the writer of a FIFO.
-///
-/// # Errors
-/// If the host refuses.
-pub fn open(path: &Path) -> io::Result<File> {
-    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
-    File::options().read(true).custom_flags(flags).open(path)
 }
 
 /// Reads a regular file of at most [`MAX_BYTES`].
@@ -239,6 +227,7 @@ fn not_toml(name: &str, text: &str, error: &toml::de::Error) -> SettingError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file_use::open_for_reading;
     use crate::interfaces::INTERFACES;
 
     #[test]
@@ -271,7 +260,7 @@ mod tests {
             (&at("socket"), "No such device"),
             (&at("large"), "more than 16 MiB"),
         ] {
-            let error = read(path, &open, INTERFACES).unwrap_err().to_string();
+            let error = read(path, &open_for_reading, INTERFACES).unwrap_err().to_string();
             assert!(error.contains(want) && error.ends_with("expected a readable TOML file"), "{path:?}: {error}");
         }
         drop(socket);
@@ -329,7 +318,7 @@ mod tests {
 
     #[test]
     fn the_error_of_a_missing_file_names_it() {
-        let error = read(Path::new("/nonexistent/m.toml"), &open, INTERFACES).unwrap_err().to_string();
+        let error = read(Path::new("/nonexistent/m.toml"), &open_for_reading, INTERFACES).unwrap_err().to_string();
         assert_eq!(
             error,
             "serve: config: found \"/nonexistent/m.toml\": No such file or directory (os error 2), expected a readable TOML file"

@@ -21,15 +21,17 @@ use mqblk_engine::{
 };
 use mqblk_vhost_user_server::{Frontend, Server};
 
+use crate::change::{ChangeError, ChangeSource};
+use crate::config_error::ConfigError;
 use crate::contract::{Contracts, KeptContracts};
 use crate::cpus::Cpus;
-use crate::file::RawTable;
-use crate::live::saved::KeptChanges;
+use crate::file_use::FileUse;
+use crate::key_values::RawTable;
+use crate::names::UniqueNames;
 use crate::out::{Admission, OutDisk, OutDisks};
-use crate::print::{Pair, Section};
-use crate::resize::{ChangeError, ResizeOutcome};
-use crate::resolve::{ConfigError, UniqueNames};
-use crate::sandbox::FileUse;
+use crate::pair::{Pair, Section};
+use crate::resize::ResizeOutcome;
+use crate::saved_changes::KeptChanges;
 use crate::sockets::PlannedSocket;
 use crate::state_file::{SavedState, StateFile};
 use crate::storage_backends::StorageBackends;
@@ -238,15 +240,6 @@ pub trait ConfiguredInterface: Send {
     /// # Errors
     /// If the host refuses a resource. Everything is undone then.
     fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure>;
-}
-
-/// By what a disk is added or removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChangeSource {
-    /// The configuration: the next daemon reads it there.
-    Configuration,
-    /// A verb of the admin socket, to this daemon or a previous one: the state file keeps it.
-    RunTime,
 }
 
 /// What an interface runs on.

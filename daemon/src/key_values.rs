@@ -1,6 +1,6 @@
-//! `KEY=VALUE,KEY=VALUE`, the argument of `--disk`.
+//! Keys and values that are not checked yet: `KEY=VALUE,KEY=VALUE`, the argument of `--disk`, and tables of the configuration file.
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{Key, SettingError, Settings};
 
 /// The only key whose value is a list with commas.
 const LIST_KEY: &str = "queue-map";
@@ -60,6 +60,60 @@ fn not_a_pair(settings: &Settings, item: &str) -> SettingError {
     let found =
         if item.is_empty() { "nothing between two commas, or at an end".to_owned() } else { format!("{item:?}") };
     settings.error("syntax", found, "KEY=VALUE,KEY=VALUE,... with a comma inside a value written twice")
+}
+
+/// The keys and values of a table that an interface owns, not yet checked.
+#[derive(Clone, Debug)]
+pub struct RawTable {
+    /// The index of its interface.
+    pub interface: usize,
+    /// Its name.
+    pub name: &'static str,
+    /// The number of the table that it is inside, among those of that name; `None`: it is not inside another one.
+    pub parent: Option<usize>,
+    /// Its keys.
+    pub settings: Settings,
+}
+
+/// Takes a whole number of a key whose range has 16 bits.
+///
+/// # Errors
+/// If the value is not in the range.
+pub fn take_u16(settings: &mut Settings, key: &'static Key) -> Result<Option<u16>, SettingError> {
+    Ok(settings.number(key)?.and_then(|number| u16::try_from(number).ok()))
+}
+
+/// As [`Settings::finish`]. Names the key that was meant, if one is spelled alike.
+///
+/// # Errors
+/// When a key is left.
+pub fn finish(settings: Settings) -> Result<(), SettingError> {
+    let left = settings.keys_left().next().unwrap_or_default();
+    let similar = settings.known_keys().min_by_key(|key| strsim::damerau_levenshtein(left, key));
+    let similar = similar.filter(|key| strsim::damerau_levenshtein(left, key) <= 2);
+    settings.finish().map_err(|error| match similar {
+        Some(key) => SettingError { expected: format!("{key}, or {}", error.expected), ..error },
+        None => error,
+    })
+}
+
+/// Names a misspelled key in the error of a missing key, if there is one: missing keys are detected before unknown ones.
+pub fn with_similar_key(mut error: SettingError, settings: &Settings) -> SettingError {
+    if error.found != "nothing" {
+        return error;
+    }
+    let similar = |left: &str, key: &str| strsim::damerau_levenshtein(left, key) <= 2;
+    if let Some(left) = settings.keys_left().find(|left| similar(left, &error.key)) {
+        error.found = format!("nothing, but a key {left:?}");
+        return error;
+    }
+    // Keys that are not taken yet may be valid ones of the backend: only a long key can be told from those (`aio` is 2 from `id`).
+    let mut left = settings.keys_left().filter(|left| left.len() >= 5);
+    let misspelled = left.find_map(|left| Some((left, settings.known_keys().find(|key| similar(left, key))?)));
+    match misspelled {
+        Some((left, key)) => settings.error(left, "an unknown key", key),
+        None => error,
+    }
 }
 
 #[cfg(test)]

@@ -5,10 +5,11 @@ use mqblk_core::settings::Key;
 
 use crate::interface::{ConfigTable, INTERFACE, Interfaces};
 use crate::limits::{LIMIT_GROUP, LIMIT_GROUP_NAME, LIMIT_KEYS};
-use crate::resolve::process::{DRAIN_TIMEOUT_S, HANG_WARNING_S, PIN, STATE, STRICT, WORKERS};
-use crate::resolve::{ID, PLUG_KEYS, STORAGE_KEYS};
-use crate::sandbox::{SANDBOX, SANDBOX_ALLOW};
+use crate::names::ID;
+use crate::process::{DRAIN_TIMEOUT_S, HANG_WARNING_S, PIN, STATE, STRICT, WORKERS};
+use crate::sandbox_keys::{SANDBOX, SANDBOX_ALLOW};
 use crate::sockets::{ADMIN, ADMIN_GROUP, ADMIN_MODE, ADMIN_OWNER, METRICS, METRICS_MODE};
+use crate::storage::{PLUG_KEYS, STORAGE_KEYS};
 use crate::user::{GROUP, USER};
 
 /// The top-level keys of the daemon itself, each also an option, in groups with a heading.

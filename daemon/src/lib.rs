@@ -9,37 +9,54 @@
 pub mod activation;
 pub mod admin;
 pub mod broker;
+mod capabilities;
+pub mod change;
 mod changes;
+mod clock;
 pub mod config;
+pub mod config_error;
 pub mod contract;
 pub mod cpus;
 mod daemon;
 pub mod disk_list;
 mod exclusive;
 pub mod file;
+pub mod file_use;
 mod flush;
 pub mod interface;
 pub mod interfaces;
+mod kernel_rules;
 pub mod key_values;
 pub mod keys;
 pub mod limits;
+mod listeners;
 pub mod live;
+mod live_keys;
+mod log_level;
 mod metrics;
+pub mod names;
 mod new_disk;
 pub mod out;
+pub mod pair;
 pub mod print;
+pub mod process;
 pub mod queues;
 pub mod reload;
+pub mod report;
 pub mod resize;
 pub mod resolve;
+mod retries;
 mod rights;
 pub mod sandbox;
-
+pub mod sandbox_keys;
+pub mod saved_changes;
 pub mod service_notifier;
+mod service_reports;
 pub mod sockets;
 mod state;
 pub mod state_file;
 mod stop_bound;
+pub mod storage;
 pub mod storage_backends;
 mod takeover;
 pub mod test_keys;
@@ -47,16 +64,17 @@ pub mod user;
 pub mod vhost_user;
 mod watch;
 
-pub use config::LogLevel;
 pub use daemon::{Daemon, StartError};
+pub use log_level::LogLevel;
 pub use state::DaemonState;
 pub use takeover::{Predecessor, TakeoverError};
 
-use config::{MetricsAddress, MetricsConfig, ServeConfig};
+use config::ServeConfig;
+use config_error::ConfigError;
 use cpus::Cpus;
 use file::RawConfig;
 use interface::Interfaces;
-use resolve::ConfigError;
+use process::{MetricsAddress, MetricsConfig};
 
 /// What a configuration is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

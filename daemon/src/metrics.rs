@@ -11,9 +11,10 @@ use mqblk_vhost_user_server::{ListenSocket, SocketAccess, SocketError, adopt_han
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::admin::stat::sample;
-use crate::config::{MetricsAddress, MetricsConfig};
+use crate::clock::monotonic_ns;
 use crate::interface::StatDetail;
-use crate::state::{DaemonState, monotonic_ns};
+use crate::process::{MetricsAddress, MetricsConfig};
+use crate::state::DaemonState;
 use crate::takeover::Predecessor;
 
 /// Why metrics cannot be served.

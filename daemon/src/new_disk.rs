@@ -6,11 +6,11 @@ use mqblk_core::lock::RankedMutex;
 use mqblk_core::settings::Settings;
 use mqblk_engine::QueuePlacement;
 
+use crate::change::ChangeError;
 use crate::cpus::Cpus;
 use crate::disk_list::{DiskConfig, DiskKeys, Endpoint};
 use crate::interface::{DiskTable, HostContext, IsTaken, ListPosition, ResolveContext};
-use crate::resize::ChangeError;
-use crate::resolve::{Claim, UniqueNames, claimed_error};
+use crate::names::{Claim, UniqueNames, claimed_error};
 
 /// A disk with its storage open, and what it claims.
 pub(crate) struct NewDisk<E: Endpoint> {

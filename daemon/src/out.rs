@@ -5,23 +5,19 @@
 //! mistake that they are.
 
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use mqblk_core::lock::RankedMutex;
 use mqblk_core::settings::Settings;
-use mqblk_core::thread::{spawn, spawn_scoped};
+use mqblk_core::thread::spawn_scoped;
 
-use crate::interface::ChangeSource;
-use crate::resolve::ConfigError;
-use crate::sandbox::FileUse;
-use crate::state::DaemonState;
+use crate::change::ChangeSource;
+use crate::config_error::ConfigError;
+use crate::file_use::FileUse;
 
 /// The time between a failure and the next try: doubled after each up to the longest.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// How often it is checked whether one is to be tried.
-const CHECK: Duration = Duration::from_millis(250);
 /// Storage that is opened at the same time, each by a thread: servers that do not answer take their time-out once, not once each.
 const OPENED_AT_ONCE: usize = 16;
 
@@ -170,37 +166,6 @@ impl OutDisks {
     /// Returns the ids of those that are to be tried now.
     pub(crate) fn due(&self, now: Instant) -> Vec<String> {
         self.0.lock().iter().filter(|disk| disk.next <= now).map(|disk| disk.id.clone()).collect()
-    }
-}
-
-/// The thread that tries disks that are out. Dropping this stops it, but for storage that is being opened.
-#[derive(Debug)]
-pub(crate) struct Retries {
-    _stop: Sender<()>,
-}
-
-impl Retries {
-    /// Starts the thread, if a disk is out. It ends when none is.
-    ///
-    /// # Errors
-    /// If the thread cannot be created.
-    pub(crate) fn start(state: &Arc<DaemonState>) -> std::io::Result<Option<Retries>> {
-        if state.out().list().is_empty() {
-            return Ok(None);
-        }
-        let (stop, stopped) = channel::<()>();
-        let state = Arc::downgrade(state);
-        spawn("disk-retry", move || {
-            while stopped.recv_timeout(CHECK) == Err(RecvTimeoutError::Timeout) {
-                let Some(state) = state.upgrade().filter(|state| !state.out().list().is_empty()) else { return };
-                // Not for as long as storage takes: a takeover would wait for that.
-                if state.begin_passing_change().is_ok() {
-                    // What fails is kept in the disk.
-                    open_all(state.out().due(Instant::now()), |id| drop(state.retry_disk(&id)));
-                }
-            }
-        })?;
-        Ok(Some(Retries { _stop: stop }))
     }
 }
 

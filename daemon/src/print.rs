@@ -2,29 +2,14 @@
 
 use std::fmt::Write as _;
 
-use mqblk_engine::DiskLimits;
 use mqblk_vhost_user_server::is_passed;
-use toml::Value;
 
-use crate::config::{MetricsAddress, ServeConfig, StorageConfig};
-use crate::limits::{LIMIT_GROUP, limit_pairs};
-use crate::resolve::STORAGE;
-use crate::resolve::process::{DRAIN_TIMEOUT_S, HANG_WARNING_S, PIN, STATE, STRICT, WORKERS};
-use crate::sandbox::{SANDBOX, SANDBOX_ALLOW};
+use crate::config::ServeConfig;
+use crate::pair::{Section, string};
+use crate::process::{DRAIN_TIMEOUT_S, HANG_WARNING_S, MetricsAddress, PIN, STATE, STRICT, WORKERS};
+use crate::sandbox_keys::{SANDBOX, SANDBOX_ALLOW};
 use crate::sockets::{ADMIN, ADMIN_KEYS, METRICS, METRICS_MODE};
 use crate::user::{GROUP, USER};
-
-/// A key and its value.
-pub type Pair = (&'static str, Value);
-
-/// A table of the file: a heading such as `disk` or `controller.lun`, and its keys with their values.
-#[derive(Clone, Debug)]
-pub struct Section {
-    /// The heading.
-    pub heading: &'static str,
-    /// The keys.
-    pub pairs: Vec<Pair>,
-}
 
 /// Formats the whole configuration. Parsing the text gives the same configuration.
 pub fn to_toml(config: &ServeConfig) -> String {
@@ -79,36 +64,4 @@ pub fn to_toml(config: &ServeConfig) -> String {
         }
     }
     text
-}
-
-/// Returns `storage` and the keys of its backend, with their values.
-pub fn backend_pairs(storage: &StorageConfig) -> Vec<Pair> {
-    let mut pairs = vec![(STORAGE.name, string(&storage.kind))];
-    pairs.extend(storage.resolved_settings.iter().map(|(key, value)| (*key, number_or_text(value))));
-    pairs
-}
-
-/// Returns the limits that a disk has now, as [`storage_pairs`](crate::resolve::storage_pairs) those of its configuration.
-pub fn current_limit_pairs(limits: &DiskLimits) -> Vec<Pair> {
-    let mut pairs = limit_pairs(&limits.own());
-    pairs.extend(limits.group().iter().map(|group| (LIMIT_GROUP.name, string(group.name()))));
-    pairs
-}
-
-/// Returns a text as a value.
-pub fn string(text: &str) -> Value {
-    Value::String(text.to_owned())
-}
-
-/// Returns a number as a value.
-pub fn number(number: impl Into<i64>) -> Value {
-    Value::Integer(number.into())
-}
-
-/// Returns a number if the text is its canonical form, else the text: both parse back to the same text.
-pub fn number_or_text(text: &str) -> Value {
-    match text.parse::<i64>() {
-        Ok(number) if number.to_string() == text => Value::Integer(number),
-        _ => Value::String(text.to_owned()),
-    }
 }

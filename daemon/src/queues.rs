@@ -6,8 +6,19 @@ use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_engine::{Coalesce, PollPolicy, QueuePlacement, QueueSettings};
 use toml::Value;
 
-use crate::print::{Pair, string};
+use crate::pair::{Pair, string};
 
+/// The number of virtqueues of a disk.
+pub static QUEUES: Key = Key::number("queues", 1, MAX_QUEUES as u64)
+    .alias("num_queues")
+    .otherwise("the number of CPUs that the process may use")
+    .about("virtqueues offered", "The guest may use fewer. Also `num_queues`.");
+/// The largest ring. Since 10.0 QEMU sets up each vhost-user ring with 1024 entries, whatever it is configured to, and supports no larger ones.
+pub static QUEUE_SIZE: Key = Key::text("queue-size", "N", "a power of two from 2 to 32768").alias("queue_size").default("1024").about(
+    "the largest ring accepted: a power of two from 2 to 32768",
+    "Also `queue_size`. The VMM chooses how long its rings are (QEMU 7.2: its `queue-size`, 128; QEMU 10.0: 1024, whatever it is told), and \
+     memory is taken for what it chooses. Below 128 it also limits the segments of a request, for guests without indirect descriptors.",
+);
 /// The worker of each queue.
 pub static QUEUE_MAP: Key = Key::text("queue-map", "Q:W,...", "`QUEUE:WORKER,...` with each queue once")
     .otherwise("round-robin over all disks")

@@ -5,29 +5,18 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
-use std::path::{Path, PathBuf};
 
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::PollPolicy;
 
-use crate::file::{OpenConfig, RawConfig, RawTable};
+use crate::file::RawConfig;
 use crate::interface::Interfaces;
-use crate::live::{configured_value, is_live_key, keys_set_with};
+use crate::key_values::RawTable;
+use crate::live_keys::{configured_value, is_live_key, keys_set_with};
+use crate::names::take_id;
 use crate::queues::MAX_QUEUES;
-use crate::resolve::{take_id, take_storage_kind};
 use crate::state_file::absolute_setting;
-
-/// Where the configuration comes from.
-pub trait ConfigSource: Send + Sync {
-    /// Returns the file of the start, if there was one.
-    fn file(&self) -> Option<PathBuf>;
-
-    /// Reads the configuration again, from `file` instead of the one of the start if it is given. `open` opens it.
-    ///
-    /// # Errors
-    /// If the file cannot be read.
-    fn read(&self, file: Option<&Path>, open: OpenConfig<'_>) -> Result<RawConfig, SettingError>;
-}
+use crate::storage::take_storage_kind;
 
 /// What a configuration describes, by which its differences are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,30 +1,10 @@
 //! The result of resizing a disk, for all guest interfaces.
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::Settings;
 use mqblk_core::{DiskError, Resize, Resized};
 use mqblk_vhost_user_server::ConfigChangeResult;
 
-use crate::resolve::ConfigError;
-
-/// Why a disk or LUN was not changed at run time.
-#[derive(Debug, thiserror::Error)]
-pub enum ChangeError {
-    /// A value is invalid.
-    #[error(transparent)]
-    Setting(#[from] SettingError),
-    /// The change failed.
-    #[error("{0}")]
-    Failed(String),
-}
-
-impl From<ConfigError> for ChangeError {
-    fn from(error: ConfigError) -> ChangeError {
-        match error {
-            ConfigError::Setting(error) => ChangeError::Setting(error),
-            other => ChangeError::Failed(other.to_string()),
-        }
-    }
-}
+use crate::change::ChangeError;
 
 /// Whether the guest was notified of a new size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

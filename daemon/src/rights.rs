@@ -10,8 +10,10 @@ use mqblk_vhost_user_server::SocketError;
 
 use crate::broker::{AllowedImages, Broker};
 use crate::config::ServeConfig;
-use crate::resolve::{ClosedConfig, ConfigError};
-use crate::sandbox::{self, SandboxMode};
+use crate::config_error::ConfigError;
+use crate::resolve::ClosedConfig;
+use crate::sandbox;
+use crate::sandbox_keys::SandboxMode;
 use crate::sockets::PlannedSocket;
 use crate::storage_backends::Registry;
 use crate::takeover::{HandedFiles, HandedImages};

@@ -1,4 +1,4 @@
-//! What the service manager is told: that the daemon serves, what it does, and that its workers respond (sd_notify(3)).
+//! Messages to the service manager (sd_notify(3)).
 //!
 //! The socket is connected before the sandbox: afterwards an abstract socket of another process is out of reach. A library that connects for
 //! each message would fail there.
@@ -10,19 +10,14 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_core::thread::spawn;
-use mqblk_engine::LivenessProbe;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
-use crate::state::{DaemonState, monotonic_ns};
+use crate::clock::monotonic_ns;
 
 /// The path of its socket; an abstract one begins with `@`.
 const SOCKET: &str = "NOTIFY_SOCKET";
@@ -32,18 +27,12 @@ const WATCHDOG_PROCESS: &str = "WATCHDOG_PID";
 
 /// How long a message waits for room in the manager's socket.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often the status is checked.
-const STATUS_INTERVAL: Duration = Duration::from_secs(2);
-/// Signs of life in the time that the manager waits for one, and the least pause between two.
-const SIGNS: u32 = 3;
-const MIN_PAUSE: Duration = Duration::from_millis(100);
-
 /// Notifies the service manager that has started this process, if one has.
 #[derive(Debug)]
 pub struct ServiceNotifier {
-    socket: Option<UnixDatagram>,
+    pub(crate) socket: Option<UnixDatagram>,
     /// The time after which the manager restarts a daemon that gives no sign of life.
-    watchdog: Option<Duration>,
+    pub(crate) watchdog: Option<Duration>,
     has_failed: AtomicBool,
 }
 
@@ -144,124 +133,6 @@ fn connect(name: &[u8]) -> io::Result<UnixDatagram> {
     Ok(socket)
 }
 
-/// Reports to the service manager until it is dropped: the status when it changes, and signs of life while all workers respond.
-#[derive(Debug)]
-pub struct Reporting {
-    threads: Vec<(Sender<()>, JoinHandle<()>)>,
-}
-
-impl Reporting {
-    /// Starts to report on a daemon that serves.
-    ///
-    /// # Errors
-    /// If a thread cannot be started.
-    pub(crate) fn start(notifier: &Arc<ServiceNotifier>, state: &Arc<DaemonState>) -> io::Result<Reporting> {
-        state.set_notifier(Arc::clone(notifier));
-        let mut threads = Vec::new();
-        if notifier.socket.is_some() {
-            let mut status = Status {
-                notifier: Arc::clone(notifier),
-                state: Arc::downgrade(state),
-                changes: None,
-                last: String::new(),
-            };
-            status.update();
-            threads.push(every(STATUS_INTERVAL, "status", move || status.update())?);
-        }
-        if let Some(time) = notifier.watchdog {
-            // A thread of its own: nothing that the status waits for delays it.
-            let pause = (time / SIGNS).max(MIN_PAUSE);
-            let (notifier, probe) = (Arc::clone(notifier), state.engine().liveness());
-            let mut life =
-                SignsOfLife { notifier, state: Arc::downgrade(state), probe, wait: pause / 2, silent: Vec::new() };
-            life.give();
-            threads.push(every(pause, "signs-of-life", move || life.give())?);
-        }
-        Ok(Reporting { threads })
-    }
-}
-
-impl Drop for Reporting {
-    fn drop(&mut self) {
-        for (stop, thread) in self.threads.drain(..) {
-            drop(stop);
-            let _ = thread.join();
-        }
-    }
-}
-
-/// Runs `work` on a thread at this interval, until the sender is dropped.
-fn every(
-    interval: Duration,
-    name: &str,
-    mut work: impl FnMut() + Send + 'static,
-) -> io::Result<(Sender<()>, JoinHandle<()>)> {
-    let (stop, stopped) = channel::<()>();
-    let thread = spawn(name, move || {
-        while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-            work();
-        }
-    })?;
-    Ok((stop, thread))
-}
-
-struct Status {
-    notifier: Arc<ServiceNotifier>,
-    state: Weak<DaemonState>,
-    /// Of the devices that the last status is about.
-    changes: Option<Vec<u64>>,
-    last: String,
-}
-
-impl Status {
-    fn update(&mut self) {
-        let Some(state) = self.state.upgrade() else { return };
-        let changes = state.device_changes();
-        if changes.is_some() && changes == self.changes {
-            return;
-        }
-        self.changes = changes;
-        let devices = state.devices();
-        let guests = devices.iter().filter(|device| device.is_connected()).count();
-        let out = state.out().list().len();
-        drop(state);
-        let line = status_line(devices.len(), guests, out);
-        if line != self.last {
-            self.notifier.send(&format!("STATUS={line}"));
-            self.last = line;
-        }
-    }
-}
-
-/// Returns what `systemctl status` shows. Devices are disks and controllers, and each has a guest at most.
-fn status_line(devices: usize, guests: usize, out: usize) -> String {
-    let plural = |count: usize| if count == 1 { "" } else { "s" };
-    let out = if out == 0 { String::new() } else { format!("; {out} OUT (mqblk disk list)") };
-    format!("Serving {devices} device{}; {guests} guest{} connected{out}", plural(devices), plural(guests))
-}
-
-struct SignsOfLife {
-    notifier: Arc<ServiceNotifier>,
-    state: Weak<DaemonState>,
-    probe: LivenessProbe,
-    wait: Duration,
-    silent: Vec<usize>,
-}
-
-impl SignsOfLife {
-    fn give(&mut self) {
-        let silent = self.probe.unresponsive(self.wait);
-        // A daemon that stops has no workers at its end; the manager bounds the stop by itself.
-        let is_stopping = self.state.strong_count() == 0;
-        if silent.is_empty() || is_stopping {
-            self.notifier.send("WATCHDOG=1");
-        } else if silent != self.silent {
-            tracing::warn!(workers = ?silent, "no sign of life to the service manager: these workers do not respond");
-        }
-        self.silent = silent;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -321,11 +192,5 @@ mod tests {
         let notifier = notifier(ours);
         notifier.stopping();
         assert!(notifier.has_failed.load(Ordering::Relaxed));
-    }
-
-    #[test]
-    fn status_lines() {
-        assert_eq!(status_line(1, 0, 0), "Serving 1 device; 0 guests connected");
-        assert_eq!(status_line(3, 1, 2), "Serving 3 devices; 1 guest connected; 2 OUT (mqblk disk list)");
     }
 }

@@ -1,6 +1,6 @@
 //! Where the daemon listens, and who may connect: the keys of vhost-user sockets and of the admin socket.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
 
 use mqblk_core::settings::{Key, SettingError, Settings};
@@ -10,9 +10,8 @@ use mqblk_vhost_user_server::{
 };
 use nix::unistd::{Gid, Group, Uid, User};
 
-use crate::config::SocketMode;
-use crate::print::{Pair, string};
-use crate::sandbox::FileUse;
+use crate::file_use::FileUse;
+use crate::pair::{Pair, string};
 use crate::user::UserConfig;
 
 /// Maximum length of a Unix socket's path, without the terminating NUL (unix(7)).
@@ -65,6 +64,12 @@ const fn group(name: &'static str) -> Key {
     Key::text(name, "NAME|GID", "a group of this host, by name or number").otherwise("the daemon's")
 }
 
+/// The vhost-user socket.
+pub static SOCKET: Key = Key::text("socket", "PATH", "a path of at most 107 bytes, or `fd:NAME`").required().about(
+    "the vhost-user socket to make; fd:NAME: the one of that name that systemd has made",
+    "A socket that was left behind is replaced; one that somebody listens on, or another kind of file, is an error. Removed at exit. \
+     `fd:NAME`: [systemd.md](systemd.md#socket-activation).",
+);
 /// The permissions of a vhost-user socket.
 pub static SOCKET_MODE: Key =
     mode("socket-mode").about("the socket's permissions, octal", "Whoever can connect can read and write the disk.");
@@ -96,7 +101,7 @@ pub static METRICS_MODE: Key = mode("metrics-mode").about("the permissions of a 
 
 /// Those of a vhost-user socket.
 pub const VHOST_USER_KEYS: SocketKeys =
-    SocketKeys { path: &crate::vhost_user::SOCKET, mode: &SOCKET_MODE, owner: Some((&SOCKET_OWNER, &SOCKET_GROUP)) };
+    SocketKeys { path: &crate::sockets::SOCKET, mode: &SOCKET_MODE, owner: Some((&SOCKET_OWNER, &SOCKET_GROUP)) };
 /// Those of the admin socket.
 pub const ADMIN_KEYS: SocketKeys =
     SocketKeys { path: &ADMIN, mode: &ADMIN_MODE, owner: Some((&ADMIN_OWNER, &ADMIN_GROUP)) };
@@ -220,6 +225,33 @@ impl SocketPermissions {
     }
 }
 
+/// Permission bits of a socket, `0000` to `0777`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketMode(u32);
+
+impl SocketMode {
+    /// Read and write by the owner only.
+    pub const OWNER_ONLY: SocketMode = SocketMode(0o600);
+
+    /// Parses three or four octal digits, with no bits above `0777`.
+    pub fn parse(text: &str) -> Option<SocketMode> {
+        let octal = (3..=4).contains(&text.len()) && text.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
+        let bits = u32::from_str_radix(text, 8).ok()?;
+        (octal && bits <= 0o777).then_some(SocketMode(bits))
+    }
+
+    /// Returns the bits, as for `chmod`.
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for SocketMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.0)
+    }
+}
+
 /// A socket that will be made.
 #[derive(Clone, Debug)]
 pub struct PlannedSocket {
@@ -307,5 +339,15 @@ mod tests {
             ),
             "{error}"
         );
+    }
+
+    #[test]
+    fn socket_modes() {
+        for (text, want) in [("0600", Some(0o600)), ("660", Some(0o660)), ("0777", Some(0o777)), ("000", Some(0))] {
+            assert_eq!(SocketMode::parse(text).map(SocketMode::bits), want, "{text}");
+        }
+        for text in ["", "6", "66", "0o600", "+600", "-600", "0800", "1777", "00600", "rw-------"] {
+            assert_eq!(SocketMode::parse(text), None, "{text}");
+        }
     }
 }

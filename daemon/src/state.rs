@@ -15,26 +15,29 @@ use mqblk_core::Resize;
 use mqblk_core::lock::{LockRank, RankedGuard, RankedMutex, assert_unlocked};
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{AnyDisk, Engine, QueuePlacement, WorkerStats};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::broker::Broker;
+use crate::change::ChangeError;
+use crate::change::ChangeSource;
 use crate::changes::{Alone, Change, Changes};
-use crate::config::LogLevel;
+use crate::clock::monotonic_ns;
 use crate::contract::{KeptContracts, SavedContracts};
 use crate::exclusive::{ExclusiveVerbs, RunningVerb, VerbScope};
-use crate::file::{self, RawConfig};
-use crate::interface::{ChangeSource, DeviceStat, Export, Interfaces, ServedDevice, ServedInterface, StatDetail};
+use crate::file::ConfigSource;
+use crate::file::RawConfig;
+use crate::interface::{DeviceStat, Export, Interfaces, ServedDevice, ServedInterface, StatDetail};
 use crate::limits::LimitGroups;
-use crate::live::saved::{ConfiguredValues, KeptChanges, SavedChanges};
-use crate::live::{self, Keeping};
+use crate::listeners::ProcessListeners;
+use crate::live_keys::is_queue_key;
+use crate::log_level::LogLevel;
 use crate::out::{OutDisk, OutDisks};
-use crate::reload::{self, ConfigChange, ConfigItem, ConfigSource};
-use crate::resize::{ChangeError, ResizeOutcome};
+use crate::reload::{self, ConfigChange, ConfigItem};
+use crate::resize::ResizeOutcome;
+use crate::saved_changes::Keeping;
+use crate::saved_changes::{ConfiguredValues, KeptChanges, SavedChanges};
 use crate::service_notifier::ServiceNotifier;
 use crate::state_file::StateFile;
 use crate::storage_backends;
-use crate::takeover::ProcessListeners;
-use crate::watch::WatchedDisk;
 
 /// Maximum number of ids that a message lists.
 const LISTED: usize = 16;
@@ -80,6 +83,15 @@ pub struct AppliedChange {
     pub change: ConfigChange,
     /// What came of it; `None`: nothing was tried.
     pub result: Option<Result<(), String>>,
+}
+
+/// A disk whose size is watched.
+pub(crate) struct WatchedDisk {
+    /// Its id.
+    pub(crate) id: String,
+    pub(crate) disk: Arc<AnyDisk>,
+    /// A guest is connected to it.
+    pub(crate) in_use: bool,
 }
 
 /// The state of the daemon that the verbs use.
@@ -280,7 +292,7 @@ impl DaemonState {
 
     /// Opens a configuration file. In the sandbox that is the one of the start, and no other one is within reach.
     fn open_config(&self, path: &Path) -> io::Result<File> {
-        let Some(broker) = &self.broker else { return file::open(path) };
+        let Some(broker) = &self.broker else { return crate::file_use::open_for_reading(path) };
         let started = self.source.as_ref().and_then(|source| source.file());
         if started.as_deref() != Some(path) {
             let why = "the sandbox reads only the file that the daemon was started with";
@@ -306,7 +318,7 @@ impl DaemonState {
         let controller = self.live_controller(id).map_err(|_| self.no_such("id", id))?;
         let (mut of_queues, mut of_lun) = (Settings::new(id), Settings::new(id));
         for (key, value) in settings.pairs() {
-            let own = if live::is_queue_key(key) { &mut of_queues } else { &mut of_lun };
+            let own = if is_queue_key(key) { &mut of_queues } else { &mut of_lun };
             own.insert(key, value)?;
         }
         let luns = controller.luns();
@@ -639,11 +651,4 @@ impl DaemonState {
         }
         Err(VerbError::Failed("queues are attached and detached all the time; try again".to_owned()))
     }
-}
-
-/// Returns the host's monotonic clock in nanoseconds.
-pub(crate) fn monotonic_ns() -> u64 {
-    let time = clock_gettime(ClockId::Monotonic);
-    // Neither part is negative, and 64 bits hold 584 years.
-    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }

@@ -17,8 +17,6 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::file;
-
 /// The value of the `format` member.
 const FORMAT: &str = "mqblk-state";
 const VERSION: u64 = 2;
@@ -60,7 +58,7 @@ impl SavedState {
     /// If the file cannot be read, or was not written by a daemon.
     pub fn read(path: &Path) -> Result<SavedState, SettingError> {
         let invalid = |why: &dyn std::fmt::Display| invalid(path, why);
-        let file = match file::open(path) {
+        let file = match crate::file_use::open_for_reading(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Ok(SavedState { path: path.to_owned(), ..SavedState::default() });
             }

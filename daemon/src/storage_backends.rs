@@ -8,8 +8,8 @@ use mqblk_core::settings::Settings;
 use mqblk_engine::AnyDisk;
 use mqblk_storage::host_images::HostImages;
 
+use crate::change::ChangeSource;
 use crate::contract::RawImages;
-use crate::interface::ChangeSource;
 use crate::limits::LimitGroups;
 use crate::out::open_all;
 use crate::test_keys;

@@ -16,7 +16,9 @@ use nix::unistd::{Gid, Group, Uid, User, getgrouplist, setgroups, setresgid, set
 use rustix::fs::{Access, AtFlags, CWD};
 use rustix::thread::{CapabilitySet, capabilities};
 
-use crate::sandbox::{self, FileUse};
+use crate::capabilities;
+use crate::config_error::ConfigError;
+use crate::file_use::FileUse;
 
 /// The user that the daemon becomes.
 pub static USER: Key = Key::text("user", "NAME|UID", "a user of this host").otherwise("the one that starts the daemon").about(
@@ -65,6 +67,12 @@ pub enum UserError {
         /// What is there.
         what: &'static str,
     },
+}
+
+impl From<UserError> for ConfigError {
+    fn from(error: UserError) -> ConfigError {
+        ConfigError::Process(Box::new(error))
+    }
 }
 
 /// A user of this host, with its groups.
@@ -166,7 +174,7 @@ impl UserConfig {
             .and_then(|()| setresgid(self.gid, self.gid, self.gid))
             .and_then(|()| setresuid(self.uid, self.uid, self.uid));
         changed.map_err(|error| os(error.into()))?;
-        sandbox::keep_and_use_capabilities(sandbox::KEPT_CAPABILITIES).map_err(os)?;
+        capabilities::keep_and_use(capabilities::KEPT_CAPABILITIES).map_err(os)?;
         rustix::thread::set_keep_capabilities(false).map_err(|error| os(error.into()))?;
         tracing::info!(user = self.name, group = self.group, "serving as this user");
         Ok(())
@@ -180,7 +188,7 @@ impl UserConfig {
         rustix::thread::set_thread_groups(&groups)?;
         rustix::thread::set_thread_res_gid(gid, gid, gid)?;
         rustix::thread::set_thread_res_uid(uid, uid, uid)?;
-        sandbox::keep_capabilities(CapabilitySet::empty())
+        capabilities::keep(CapabilitySet::empty())
     }
 
     /// Checks that this process, which is the user's, may use these files as the daemon will.

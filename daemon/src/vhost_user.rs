@@ -12,14 +12,16 @@ use mqblk_memory::SharedFileRules;
 use mqblk_vhost_user_server::{ServerOptions, SharePolicy, is_passed};
 use toml::Value;
 
+use crate::config_error::ConfigError;
 use crate::contract::{ContractRecorder, DeviceContract, DiskContract, device_key};
+use crate::file_use::FileUse;
 use crate::interface::{HostContext, ResolveContext};
-use crate::print::{Pair, number, string};
-use crate::queues::{MAX_QUEUES, QueueMap, polling_pairs, take_coalesce, take_poll};
-use crate::resolve::{Claim, ConfigError, file_claim, take_u16, with_similar_key};
-use crate::sandbox::FileUse;
+use crate::key_values::{take_u16, with_similar_key};
+use crate::names::{Claim, file_claim};
+use crate::pair::{Pair, number, string};
+use crate::queues::{QUEUE_SIZE, QUEUES, QueueMap, polling_pairs, take_coalesce, take_poll};
 use crate::sockets::{
-    PlannedSocket, SOCKET_GROUP, SOCKET_MODE, SOCKET_OWNER, SocketPermissions, VHOST_USER_KEYS, file_of_socket,
+    PlannedSocket, SOCKET, SOCKET_GROUP, SOCKET_MODE, SOCKET_OWNER, SocketPermissions, VHOST_USER_KEYS, file_of_socket,
 };
 
 /// The vhost-user endpoint of a device: its socket and its queues.
@@ -195,23 +197,6 @@ impl VhostUserEndpoint {
     }
 }
 
-/// The vhost-user socket.
-pub static SOCKET: Key = Key::text("socket", "PATH", "a path of at most 107 bytes, or `fd:NAME`").required().about(
-    "the vhost-user socket to make; fd:NAME: the one of that name that systemd has made",
-    "A socket that was left behind is replaced; one that somebody listens on, or another kind of file, is an error. Removed at exit. \
-     `fd:NAME`: [systemd.md](systemd.md#socket-activation).",
-);
-/// The number of virtqueues of a disk.
-pub static QUEUES: Key = Key::number("queues", 1, MAX_QUEUES as u64)
-    .alias("num_queues")
-    .otherwise("the number of CPUs that the process may use")
-    .about("virtqueues offered", "The guest may use fewer. Also `num_queues`.");
-/// The largest ring. Since 10.0 QEMU sets up each vhost-user ring with 1024 entries, whatever it is configured to, and supports no larger ones.
-pub static QUEUE_SIZE: Key = Key::text("queue-size", "N", "a power of two from 2 to 32768").alias("queue_size").default("1024").about(
-    "the largest ring accepted: a power of two from 2 to 32768",
-    "Also `queue_size`. The VMM chooses how long its rings are (QEMU 7.2: its `queue-size`, 128; QEMU 10.0: 1024, whatever it is told), and \
-     memory is taken for what it chooses. Below 128 it also limits the segments of a request, for guests without indirect descriptors.",
-);
 static FIXED_BUFFERS: Key = Key::words("fixed-buffers", FixedBufferUse::WORDS).default("auto").about(
     "register guest memory with the kernel: on, off, or auto (at most 64 MiB, where the memlock limit allows it)",
     "Each request is cheaper then. It needs a memlock limit (`ulimit -l`) of the guest's size, makes all of the guest's memory exist, and other \

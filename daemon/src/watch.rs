@@ -15,7 +15,7 @@ use mqblk_core::{ByteLen, DiskObserver, Resize};
 use mqblk_engine::{AnyDisk, failure_count};
 
 use crate::resize::GuestNotice;
-use crate::state::DaemonState;
+use crate::state::{DaemonState, WatchedDisk};
 
 /// The polling interval.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -24,15 +24,6 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Disks without a guest that are polled in an interval.
 const UNUSED_POLLS: usize = 64;
-
-/// A disk whose size is watched.
-pub(crate) struct WatchedDisk {
-    /// Its id.
-    pub(crate) id: String,
-    pub(crate) disk: Arc<AnyDisk>,
-    /// A guest is connected to it.
-    pub(crate) in_use: bool,
-}
 
 /// What the thread is told.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,10 +12,12 @@ use std::sync::Arc;
 
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_daemon::config::ServeConfig;
-use mqblk_daemon::file::{self, OpenConfig, RawConfig, RawTable};
+use mqblk_daemon::config_error::ConfigError;
+use mqblk_daemon::file::ConfigSource;
+use mqblk_daemon::file::{self, OpenConfig, RawConfig};
+use mqblk_daemon::file_use;
 use mqblk_daemon::interface::Interfaces;
-use mqblk_daemon::reload::ConfigSource;
-use mqblk_daemon::resolve::ConfigError;
+use mqblk_daemon::key_values::RawTable;
 use mqblk_daemon::service_notifier::ServiceNotifier;
 use mqblk_daemon::{Daemon, LogLevel, Predecessor, Purpose, TakeoverError};
 use mqblk_daemon::{key_values, print};
@@ -66,7 +68,7 @@ fn run_configured(args: ServeArgs, given: KeyOptions, interfaces: Interfaces, lo
     mqblk_daemon::test_keys::limit_mappings();
     // While this is the only thread.
     let received = mqblk_daemon::activation::receive();
-    let raw = received.and_then(|()| gather(&args, &given, interfaces, &file::open));
+    let raw = received.and_then(|()| gather(&args, &given, interfaces, &file_use::open_for_reading));
     let purpose = if args.print_config {
         Purpose::Print
     } else if args.check {

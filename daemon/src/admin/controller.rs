@@ -7,8 +7,10 @@ use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError};
 use serde_json::Value;
 
 use super::disk::frontend_info;
-use super::{change_error, response, settings_json, take_settings};
-use crate::interface::{ChangeSource, ServedDevice};
+use super::{change_error, response, take_settings};
+use crate::change::ChangeSource;
+use crate::interface::ServedDevice;
+use crate::report::settings_json;
 use crate::state::DaemonState;
 
 const ADD: &[Param] = &[Param {

@@ -7,10 +7,11 @@ use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError};
 use mqblk_vhost_user_server::Frontend;
 use serde_json::Value;
 
-use super::wire::{health, nanoseconds, out};
 use super::{change_error, response, take_settings};
-use crate::interface::{ChangeSource, Export, ServedDevice};
+use crate::change::ChangeSource;
+use crate::interface::{Export, ServedDevice};
 use crate::out::open_all;
+use crate::report::{health, nanoseconds, out};
 use crate::state::DaemonState;
 
 const ADD: &[Param] = &[Param {

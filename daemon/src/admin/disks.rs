@@ -5,8 +5,8 @@ use std::sync::Arc;
 use mqblk_admin::Verb;
 use serde_json::{Value, json};
 
-use super::settings_json;
 use crate::interface::DeviceDescription;
+use crate::report::settings_json;
 use crate::state::DaemonState;
 
 pub(super) fn verb(state: &Arc<DaemonState>) -> Verb {

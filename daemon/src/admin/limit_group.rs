@@ -8,9 +8,10 @@ use mqblk_core::settings::Settings;
 use mqblk_engine::LimitGroup;
 use serde_json::Value;
 
-use super::{change_error, response, settings_json, take_settings};
+use super::{change_error, response, take_settings};
 use crate::limits::limit_pairs;
-use crate::live::Keeping;
+use crate::report::settings_json;
+use crate::saved_changes::Keeping;
 use crate::state::DaemonState;
 
 const SET: &[Param] = &[

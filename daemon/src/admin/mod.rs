@@ -13,7 +13,6 @@ mod resume;
 pub(crate) mod stat;
 mod takeover;
 mod version;
-pub mod wire;
 mod worker;
 
 use std::sync::Arc;
@@ -22,9 +21,8 @@ use mqblk_admin::{Params, VerbError, Verbs, found};
 use mqblk_core::settings::{SettingError, Settings};
 use serde_json::{Map, Value};
 
+use crate::change::ChangeError;
 use crate::key_values::{self, is_key};
-use crate::print::Pair;
-use crate::resize::ChangeError;
 use crate::state::DaemonState;
 
 /// Verbs that change nothing a successor would have to know: they are answered during a takeover.
@@ -112,20 +110,6 @@ fn from_object(object: &Map<String, Value>) -> Result<Settings, SettingError> {
 /// If it cannot be JSON.
 pub fn response(result: impl serde::Serialize) -> Result<Value, VerbError> {
     serde_json::to_value(result).map_err(|error| VerbError::Failed(error.to_string()))
-}
-
-/// Converts settings to a JSON object.
-pub fn settings_json(pairs: impl IntoIterator<Item = Pair>) -> Map<String, Value> {
-    pairs.into_iter().map(|(key, value)| (key.to_owned(), to_json(value))).collect()
-}
-
-/// Converts a setting's value. Settings are texts and numbers.
-fn to_json(value: toml::Value) -> Value {
-    match value {
-        toml::Value::Integer(number) => number.into(),
-        toml::Value::String(text) => text.into(),
-        other => other.to_string().into(),
-    }
 }
 
 /// Converts the error of a change.

@@ -6,9 +6,10 @@ use mqblk_admin::model::Stat;
 use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError, found};
 use mqblk_engine::WorkerStats;
 
-use super::wire;
+use crate::clock::monotonic_ns;
 use crate::interface::{DeviceStat, StatDetail};
-use crate::state::{DaemonState, monotonic_ns};
+use crate::report;
+use crate::state::DaemonState;
 
 const PARAMS: &[Param] = &[
     Param { name: "queues", kind: ParamKind::Boolean, about: "Every queue too, not only sums [false]" },
@@ -69,7 +70,7 @@ fn stat_of(state: &DaemonState, workers: &[WorkerStats], stats: Vec<DeviceStat>)
         }
     }
     let time_ns = monotonic_ns();
-    let worker = |(stats, number): (&WorkerStats, u32)| wire::worker(number, stats);
+    let worker = |(stats, number): (&WorkerStats, u32)| report::worker(number, stats);
     Stat {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         time_ns,
@@ -77,7 +78,7 @@ fn stat_of(state: &DaemonState, workers: &[WorkerStats], stats: Vec<DeviceStat>)
         disks,
         controllers,
         workers: workers.iter().zip(0..).map(worker).collect(),
-        out: super::wire::out(state.out()),
+        out: report::out(state.out()),
     }
 }
 

@@ -7,7 +7,7 @@ use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError};
 use serde_json::Value;
 
 use super::{change_error, response};
-use crate::live::Keeping;
+use crate::saved_changes::Keeping;
 use crate::state::DaemonState;
 
 const ADD: &[Param] =

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
 
 use super::wire::{self, Request};
+use crate::config_error::ConfigError;
 
 /// The subcommand of this program that is the broker.
 pub const SUBCOMMAND: &str = "broker";
@@ -46,6 +47,12 @@ pub enum BrokerStartError {
     /// It could not give up its rights.
     #[error("sandbox: broker: cannot be restricted: {0} (--sandbox=off serves without it)")]
     Seal(ImageOpenError),
+}
+
+impl From<BrokerStartError> for ConfigError {
+    fn from(error: BrokerStartError) -> ConfigError {
+        ConfigError::Host(Box::new(error))
+    }
 }
 
 /// The broker of this daemon. It ends when this is dropped.

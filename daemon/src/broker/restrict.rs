@@ -10,8 +10,9 @@ use seccompiler::{SeccompAction, apply_filter};
 
 use super::rules::Rules;
 use super::server::BrokerError;
-use crate::sandbox::calls::{CallRules, add_memory_rules, compile, equal, none_of, rule};
-use crate::sandbox::files::{allow, no_files};
+use crate::capabilities;
+use crate::kernel_rules::{CallRules, add_memory_rules, compile, equal, none_of, rule};
+use crate::kernel_rules::{allow, no_files};
 
 /// Kept, if the broker has it: images of other users are opened by root's.
 const KEPT: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
@@ -43,7 +44,7 @@ const CALLS: &[c_long] = &[
 pub(super) fn restrict(rules: &Rules) -> Result<&'static str, BrokerError> {
     rustix::thread::set_no_new_privs(true).map_err(io::Error::from)?;
     let files = restrict_files(rules)?;
-    crate::sandbox::keep_capabilities(KEPT)?;
+    capabilities::keep(KEPT)?;
     restrict_calls()?;
     Ok(files)
 }

@@ -329,7 +329,7 @@ fn a_sealed_broker_can_do_nothing_else() {
     // The capabilities, which a sealed broker may not even ask for.
     std::thread::scope(|scope| {
         let kept = scope.spawn(|| {
-            crate::sandbox::keep_capabilities(CapabilitySet::DAC_OVERRIDE).unwrap();
+            crate::capabilities::keep(CapabilitySet::DAC_OVERRIDE).unwrap();
             rustix::thread::capabilities(None).unwrap().permitted
         });
         assert!(CapabilitySet::DAC_OVERRIDE.contains(kept.join().unwrap()));

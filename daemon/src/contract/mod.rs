@@ -20,9 +20,9 @@ use mqblk_core::{BlockSize, ByteLen, DiscardLimits, Geometry, Limits};
 use mqblk_engine::AnyDisk;
 use serde::{Deserialize, Serialize};
 
+use crate::names::canonical_path;
 use crate::queues::QUEUE_MAP;
-use crate::resolve::canonical_path;
-use crate::vhost_user::{QUEUE_SIZE, QUEUES};
+use crate::queues::{QUEUE_SIZE, QUEUES};
 use disk::GivenDisk;
 pub use kept::{ContractRecorder, KeptContracts, SavedContracts};
 pub use raw_images::RawImages;

@@ -6,8 +6,9 @@ use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_engine::{IoLimits, LimitGroup};
 
 use super::keys::{LIMIT_GROUP, limit_pairs, take_limits};
-use crate::print::{Pair, Section, string};
-use crate::resolve::{check_id, finish};
+use crate::key_values::finish;
+use crate::names::check_id;
+use crate::pair::{Pair, Section, string};
 
 /// The name of a group.
 pub static NAME: Key = Key::text("name", "NAME", "up to 64 letters, digits, `.`, `_`, `-`")

@@ -2,9 +2,9 @@
 
 use mqblk_core::ByteLen;
 use mqblk_core::settings::{Key, SettingError, Settings, parse_size};
-use mqblk_engine::{Burst, IoLimit, IoLimits, LimitKind};
+use mqblk_engine::{Burst, DiskLimits, IoLimit, IoLimits, LimitKind};
 
-use crate::print::{Pair, number_or_text};
+use crate::pair::{Pair, number_or_text};
 
 /// The group that a disk is in.
 pub static LIMIT_GROUP: Key = Key::text("limit-group", "NAME", "the name of a `--limit-group`, or `off`")
@@ -184,4 +184,11 @@ pub(crate) fn keys_of_limit(key: &str) -> Option<[&'static str; 3]> {
 /// Returns true if `key` is one that [`limit_pairs`] may return.
 pub(crate) fn is_limit_key(key: &str) -> bool {
     keys_of_limit(key).is_some()
+}
+
+/// Returns the limits that a disk has now, as [`storage_pairs`](crate::storage::storage_pairs) those of its configuration.
+pub fn current_limit_pairs(limits: &DiskLimits) -> Vec<Pair> {
+    let mut pairs = limit_pairs(&limits.own());
+    pairs.extend(limits.group().iter().map(|group| (LIMIT_GROUP.name, crate::pair::string(group.name()))));
+    pairs
 }

@@ -7,5 +7,5 @@ mod tests;
 
 pub use groups::LimitGroups;
 pub use groups::NAME as LIMIT_GROUP_NAME;
-pub use keys::{KEYS as LIMIT_KEYS, LIMIT_GROUP, limit_pairs, take_limits};
+pub use keys::{KEYS as LIMIT_KEYS, LIMIT_GROUP, current_limit_pairs, limit_pairs, take_limits};
 pub(crate) use keys::{is_limit_key, keys_of_limit};

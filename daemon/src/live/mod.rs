@@ -5,25 +5,24 @@
 //! a disk's requests, `saved` is what the state file says of changes.
 
 pub(crate) mod queues;
-pub mod saved;
+mod saved;
 mod storage;
 mod workers;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use queues::MovedQueue;
-pub(crate) use saved::keys_set_with;
 
-use mqblk_core::settings::{Key, SettingError, Settings};
+use mqblk_core::settings::{SettingError, Settings};
 
+use crate::change::ChangeError;
 use crate::exclusive::VerbScope;
-use crate::interface::{ChangeSource, Export, ServedDevice};
-use crate::limits::{LIMIT_GROUP, LIMIT_KEYS, keys_of_limit, limit_pairs, take_limits};
-use crate::print::Pair;
-use crate::queues::{COALESCE_MAX, COALESCE_US, POLL, POLL_QUEUE};
-use crate::resize::ChangeError;
-use crate::resolve::{PLUG_KEYS, finish};
+use crate::interface::{Export, ServedDevice};
+use crate::key_values::finish;
+use crate::limits::{limit_pairs, take_limits};
+use crate::live_keys::{is_live_key, is_queue_key};
+use crate::pair::Pair;
+use crate::saved_changes::Keeping;
 use crate::state::DaemonState;
 
 /// What has settings that can be changed: a disk, a LUN, or a controller.
@@ -96,36 +95,6 @@ impl LiveTarget {
     }
 }
 
-/// The keys that [`LIVE`] takes.
-const KEYS: [&[&Key]; 4] = [crate::queues::KEYS, PLUG_KEYS, &[&LIMIT_GROUP], LIMIT_KEYS];
-
-/// Returns the key of this name that can be changed while guests use what it belongs to.
-fn live_key(name: &str) -> Option<&'static Key> {
-    KEYS.into_iter().flatten().copied().find(|key| key.name == name && key.is_live)
-}
-
-/// Returns true if a key can be changed while guests use what it belongs to.
-pub(crate) fn is_live_key(key: &str) -> bool {
-    live_key(key).is_some()
-}
-
-/// Returns true if a key is one of a device's queues.
-pub(crate) fn is_queue_key(key: &str) -> bool {
-    crate::queues::KEYS.iter().any(|known| known.name == key)
-}
-
-/// Returns the value that stands for a key without one in the configuration; `None`: none needs to be given. `keys`: the others that are set.
-pub(crate) fn configured_value(key: &str, keys: &BTreeMap<String, Option<String>>) -> Option<String> {
-    let is_set = |key: &str| keys.get(key).is_some_and(Option::is_some);
-    // Another word stands for it, or it means nothing without another key.
-    let is_needed = match key {
-        _ if key == POLL.name => !keys.contains_key(POLL_QUEUE.name),
-        _ if key == COALESCE_MAX.name => is_set(COALESCE_US.name),
-        _ => keys_of_limit(key).is_none_or(|[_, max, burst_s]| key != burst_s || is_set(max)),
-    };
-    live_key(key)?.default_value().filter(|_| is_needed).map(str::to_owned)
-}
-
 /// Settings that belong together.
 struct LiveSetting {
     /// Takes the keys that were given, checks them against the present values, and returns what changes them. `None`: none was given.
@@ -144,26 +113,6 @@ const LIVE: &[LiveSetting] = &[
     LiveSetting { prepare: queues::prepare_polling, current: queues::current_polling },
     LiveSetting { prepare: queues::prepare_map, current: queues::current_map },
 ];
-
-/// What becomes of a change in the state file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keeping {
-    /// It is recorded: it was made at run time.
-    Record,
-    /// What was recorded of these keys is forgotten: they are as in the configuration again.
-    Forget,
-    /// Nothing: it comes from there.
-    Nothing,
-}
-
-impl From<ChangeSource> for Keeping {
-    fn from(source: ChangeSource) -> Keeping {
-        match source {
-            ChangeSource::Configuration => Keeping::Forget,
-            ChangeSource::RunTime => Keeping::Record,
-        }
-    }
-}
 
 impl DaemonState {
     /// Returns the disk or LUN of this id.

@@ -6,14 +6,15 @@ use std::time::Duration;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{QueueMove, QueueSettings};
 
-use super::{Apply, Keeping, LiveTarget, describe};
+use super::{Apply, LiveTarget, describe};
+use crate::change::ChangeError;
 use crate::exclusive::VerbScope;
 use crate::interface::ServedDevice;
-use crate::print::Pair;
+use crate::pair::Pair;
 use crate::queues::{
     COALESCE_US, POLL, QUEUE_MAP, current_map_pair, polling_pairs, take_coalesce, take_poll, take_queue_map, workers_of,
 };
-use crate::resize::ChangeError;
+use crate::saved_changes::Keeping;
 use crate::state::DaemonState;
 
 /// How long a queue's requests in flight may take while it moves. Its guest waits for that.

@@ -1,106 +1,15 @@
-//! What was changed at run time besides disks: the daemon's own section of the state file.
-//!
-//! A value is kept with the one that the configuration had. When the configuration has another one at the next start, it was edited since:
-//! it has priority, and the kept value is forgotten.
+//! Records what was changed at run time, and restores it.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use mqblk_core::lock::{LockRank, RankedGuard, RankedMutex};
 use mqblk_core::settings::{SettingError, Settings};
-use serde::{Deserialize, Serialize};
 use toml::Value;
 
-use super::workers::SavedWorkers;
-use super::{Keeping, LiveTarget};
+use super::LiveTarget;
+use crate::change::ChangeError;
 use crate::limits::{LIMIT_GROUP, keys_of_limit};
-use crate::print::Pair;
-use crate::queues::{COALESCE_MAX, COALESCE_US, POLL, POLL_QUEUE};
-use crate::resize::ChangeError;
+use crate::live_keys::keys_set_with;
+use crate::pair::Pair;
+use crate::saved_changes::{ConfiguredValues, Keeping, SavedChanges, SavedSettings, SavedValue};
 use crate::state::DaemonState;
-use crate::state_file::StateFile;
-
-/// The name of the section. No interface has this word.
-pub const SECTION: &str = "daemon";
-
-/// The section.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SavedChanges {
-    /// Settings of disks, LUNs and controllers, by id.
-    #[serde(default)]
-    pub settings: BTreeMap<String, SavedSettings>,
-    /// Limits of groups, by name.
-    #[serde(default)]
-    pub limit_groups: BTreeMap<String, SavedSettings>,
-    /// The number of workers, if that was changed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub workers: Option<SavedWorkers>,
-}
-
-/// What was changed, and the state file that keeps it if there is one.
-#[derive(Debug)]
-pub struct KeptChanges {
-    changes: RankedMutex<SavedChanges>,
-    /// Held while they are written: the newest are written last.
-    writing: RankedMutex<()>,
-    file: Option<Arc<StateFile>>,
-}
-
-impl KeptChanges {
-    /// Creates it with what a daemon before this one has kept.
-    pub fn new(changes: SavedChanges, file: Option<Arc<StateFile>>) -> KeptChanges {
-        let changes = RankedMutex::new(LockRank::KeptChanges, changes);
-        KeptChanges { changes, writing: RankedMutex::new(LockRank::SavedSection, ()), file }
-    }
-
-    /// Returns the changes. [`write`](Self::write) writes them.
-    pub fn lock(&self) -> RankedGuard<'_, SavedChanges> {
-        self.changes.lock()
-    }
-
-    /// Writes them to the state file, if there is one.
-    pub fn write(&self) {
-        if let Some(file) = &self.file {
-            let _one = self.writing.lock();
-            let changes = self.lock().clone();
-            file.set(SECTION, &changes);
-        }
-    }
-
-    /// Forgets all that was set of a disk, LUN or controller: it is gone, or another one.
-    pub fn forget(&self, id: &str) {
-        if self.lock().settings.remove(id).is_some() {
-            self.write();
-        }
-    }
-}
-
-/// Settings with the values that they were given at run time.
-pub type SavedSettings = BTreeMap<String, SavedValue>;
-
-/// A value that a setting was given at run time.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SavedValue {
-    /// The value.
-    pub value: String,
-    /// What the configuration said then, if anything.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub configured: Option<String>,
-}
-
-/// The values of a configuration.
-pub type ConfiguredValues = BTreeMap<String, String>;
-
-/// Returns the keys that are set or kept with `key`: those that are checked together.
-pub(crate) fn keys_set_with(key: &str) -> Vec<&str> {
-    match key {
-        key if key == POLL_QUEUE.name => vec![POLL.name],
-        key if key == COALESCE_US.name || key == COALESCE_MAX.name => vec![COALESCE_US.name, COALESCE_MAX.name],
-        key => keys_of_limit(key).map_or_else(|| vec![key], |keys| keys.to_vec()),
-    }
-}
 
 /// Returns the value of a key that has no present value: it was removed. `None`: without a value it is not given.
 fn removed(key: &str) -> Option<String> {
@@ -240,7 +149,7 @@ impl DaemonState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::print::{number, string};
+    use crate::pair::{number, string};
 
     fn given(keys: &[&str]) -> Vec<String> {
         keys.iter().map(|key| (*key).to_owned()).collect()

@@ -3,11 +3,12 @@
 use mqblk_core::settings::Settings;
 
 use super::{Apply, LiveTarget, describe};
+use crate::change::ChangeError;
+use crate::limits::current_limit_pairs;
 use crate::limits::{LIMIT_GROUP, is_limit_key, take_limits};
-use crate::print::{Pair, current_limit_pairs};
-use crate::resize::ChangeError;
-use crate::resolve::{plug_pairs, take_plug};
+use crate::pair::Pair;
 use crate::state::DaemonState;
+use crate::storage::{plug_pairs, take_plug};
 
 fn not_open(settings: &Settings) -> ChangeError {
     ChangeError::Failed(format!("{}: its storage is still being opened", settings.subject()))

@@ -1,27 +1,12 @@
 //! Workers that come and go while queues are served.
 
-use serde::{Deserialize, Serialize};
-
-use super::Keeping;
 use super::queues::move_queues;
+use crate::change::ChangeError;
 use crate::exclusive::VerbScope;
 use crate::interface::ServedDevice;
 use crate::queues::{MAX_QUEUES, QUEUE_MAP};
-use crate::resize::ChangeError;
+use crate::saved_changes::{Keeping, SavedWorkers};
 use crate::state::DaemonState;
-
-/// The number of workers, as it was changed at run time.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SavedWorkers {
-    /// How many there are.
-    pub count: u16,
-    /// What the configuration said then, if anything.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub configured: Option<String>,
-    /// The CPU that each is pinned to.
-    pub cpus: Vec<Option<u16>>,
-}
 
 impl DaemonState {
     /// Returns the number of workers.

@@ -1,103 +1,30 @@
 //! Resolves raw keys and values to a configuration: fills in defaults, and checks each value against the others and against the host.
 //! Creates nothing; opening the storage is a step of its own.
-//!
-//! `storage` has the keys of the storage of a disk or logical unit, `process` those of the daemon; `names` checks that ids and paths are
-//! unique. Each guest interface takes its own keys.
-
-mod names;
-pub mod process;
-mod storage;
+//! Each guest interface takes its own keys.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqblk_core::disk::DiskError;
-use mqblk_core::settings::{Key, SettingError, Settings};
+use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::QueuePlacement;
-use mqblk_vhost_user_server::SocketError;
 
-use crate::broker::BrokerStartError;
-use crate::config::{AdminConfig, MetricsConfig, ServeConfig};
+use crate::config::ServeConfig;
+use crate::config_error::ConfigError;
 use crate::contract::SavedContracts;
 use crate::cpus::Cpus;
-use crate::file::{RawConfig, RawTable};
+use crate::file::RawConfig;
 use crate::interface::{DeviceKeys, DiskTable, InterfaceKeys, Interfaces, ListPosition, ResolveContext};
+use crate::key_values::{RawTable, finish};
 use crate::limits::LimitGroups;
-use crate::live::saved::{SECTION, SavedChanges};
+use crate::names::UniqueNames;
 use crate::out::Admission;
-use crate::sandbox::{SandboxConfig, SandboxError};
+use crate::process::{self, AdminConfig, MetricsConfig};
+use crate::sandbox_keys::SandboxConfig;
+use crate::saved_changes::{SECTION, SavedChanges};
 use crate::sockets::{ADMIN, PlannedSocket};
 use crate::state_file::SavedState;
 use crate::storage_backends::{ConfiguredStorages, StorageBackends};
-use crate::takeover::TakeoverError;
-use crate::user::{UserConfig, UserError};
-pub use names::{Claim, ID, UniqueNames, canonical_path, check_id, claimed_error, file_claim, rename_subject, take_id};
-pub use storage::{
-    KEYS as STORAGE_KEYS, PLUG_KEYS, SERIAL, STORAGE, StorageKeys, is_printable, plug_pairs, storage_pairs, take_plug,
-    take_printable, take_storage_kind,
-};
-
-/// Why a configuration cannot be served. Each message is one line.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// A value is invalid.
-    #[error(transparent)]
-    Setting(#[from] SettingError),
-    /// The storage cannot be opened.
-    #[error("{subject}: {source}")]
-    Disk {
-        /// The disk.
-        subject: String,
-        /// The cause.
-        source: Box<DiskError>,
-    },
-    /// The admin socket cannot be created at its path.
-    #[error("serve: admin: {0}")]
-    Admin(#[source] SocketError),
-    /// The socket for metrics cannot be created at its path.
-    #[error("serve: metrics: {0}")]
-    Metrics(#[source] SocketError),
-    /// The sandbox cannot be prepared.
-    #[error(transparent)]
-    Sandbox(#[from] SandboxError),
-    /// The broker does not work.
-    #[error(transparent)]
-    Broker(#[from] BrokerStartError),
-    /// The process cannot become the user.
-    #[error(transparent)]
-    User(#[from] UserError),
-    /// The daemon before this one is not one to take over from.
-    #[error(transparent)]
-    Takeover(#[from] TakeoverError),
-    /// Another value cannot be used.
-    #[error("{0}")]
-    Invalid(String),
-    /// A device's socket cannot be created at its path.
-    #[error("{subject}: socket: {source}")]
-    Socket {
-        /// The disk or controller.
-        subject: String,
-        /// The cause.
-        source: SocketError,
-    },
-}
-
-impl ConfigError {
-    /// Returns true if the host refused something, so that the same configuration may be served later. False: it must be changed.
-    #[must_use]
-    pub fn is_from_host(&self) -> bool {
-        match self {
-            ConfigError::Disk { source, .. } => matches!(**source, DiskError::Os { .. }),
-            ConfigError::Admin(_)
-            | ConfigError::Metrics(_)
-            | ConfigError::Socket { .. }
-            | ConfigError::Broker(_)
-            | ConfigError::Takeover(_) => true,
-            ConfigError::Setting(error) => error.from_host,
-            ConfigError::Sandbox(_) | ConfigError::User(_) | ConfigError::Invalid(_) => false,
-        }
-    }
-}
+use crate::user::UserConfig;
 
 /// A configuration whose storage is not open yet.
 pub struct ClosedConfig {
@@ -338,47 +265,6 @@ fn nothing_to_serve(process: &Settings, interfaces: Interfaces) -> SettingError 
         list(|name| format!("[[{name}]]")),
     );
     process.error("disk", "none", expected)
-}
-
-/// Takes a whole number of a key whose range has 16 bits.
-///
-/// # Errors
-/// If the value is not in the range.
-pub fn take_u16(settings: &mut Settings, key: &'static Key) -> Result<Option<u16>, SettingError> {
-    Ok(settings.number(key)?.and_then(|number| u16::try_from(number).ok()))
-}
-
-/// As [`Settings::finish`]. Names the key that was meant, if one is spelled alike.
-///
-/// # Errors
-/// When a key is left.
-pub fn finish(settings: Settings) -> Result<(), SettingError> {
-    let left = settings.keys_left().next().unwrap_or_default();
-    let similar = settings.known_keys().min_by_key(|key| strsim::damerau_levenshtein(left, key));
-    let similar = similar.filter(|key| strsim::damerau_levenshtein(left, key) <= 2);
-    settings.finish().map_err(|error| match similar {
-        Some(key) => SettingError { expected: format!("{key}, or {}", error.expected), ..error },
-        None => error,
-    })
-}
-
-/// Names a misspelled key in the error of a missing key, if there is one: missing keys are detected before unknown ones.
-pub fn with_similar_key(mut error: SettingError, settings: &Settings) -> SettingError {
-    if error.found != "nothing" {
-        return error;
-    }
-    let similar = |left: &str, key: &str| strsim::damerau_levenshtein(left, key) <= 2;
-    if let Some(left) = settings.keys_left().find(|left| similar(left, &error.key)) {
-        error.found = format!("nothing, but a key {left:?}");
-        return error;
-    }
-    // Keys that are not taken yet may be valid ones of the backend: only a long key can be told from those (`aio` is 2 from `id`).
-    let mut left = settings.keys_left().filter(|left| left.len() >= 5);
-    let misspelled = left.find_map(|left| Some((left, settings.known_keys().find(|key| similar(left, key))?)));
-    match misspelled {
-        Some((left, key)) => settings.error(left, "an unknown key", key),
-        None => error,
-    }
 }
 
 #[cfg(test)]

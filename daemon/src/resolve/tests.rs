@@ -5,8 +5,13 @@ use std::time::Duration;
 
 use toml::{Table, Value};
 
+use mqblk_core::disk::DiskError;
+use mqblk_core::settings::Key;
+
 use super::*;
 use crate::interfaces::INTERFACES;
+use crate::key_values::with_similar_key;
+use crate::names;
 use crate::storage_backends::OpenedDisk;
 use crate::{file, key_values, print};
 
@@ -330,7 +335,7 @@ fn a_misspelled_key_is_named_before_a_missing_one() {
     let error_with = |keys: &[&str]| {
         let mut settings = Settings::new("disk \"a\"");
         keys.iter().for_each(|key| settings.insert(key, "1").unwrap());
-        let (_, _) = (settings.number(&crate::vhost_user::QUEUES), settings.text(&names::ID));
+        let (_, _) = (settings.number(&crate::queues::QUEUES), settings.text(&names::ID));
         with_similar_key(settings.error("path", "nothing", "a file"), &settings).to_string()
     };
     assert_eq!(error_with(&["queues"]), "disk \"a\": path: found nothing, expected a file");

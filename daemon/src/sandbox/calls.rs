@@ -2,16 +2,15 @@
 //!
 //! A filter says which calls are allowed. Filters of a thread add up: what the process' filter refuses, no thread may do.
 
-use std::collections::BTreeMap;
-
 use mqblk_core::thread_role::ThreadRole;
 use nix::libc::{self, c_long};
 use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Cmp, SeccompCondition, SeccompFilter,
-    SeccompRule, apply_filter,
+    BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Cmp, SeccompCondition, SeccompRule,
+    apply_filter,
 };
 
-use super::SandboxMode;
+use crate::kernel_rules::{CallRules, add_memory_rules, compile, equal, rule};
+use crate::sandbox_keys::SandboxMode;
 
 /// Allowed to every thread: memory, time, waiting, the files and sockets that are open.
 const OPEN_FILES: &[c_long] = &[
@@ -233,9 +232,6 @@ const SOCKET_TYPE: u64 = 0xf;
 /// Ioctls by number: is it a terminal (for colours of the log), do not block.
 const IOCTLS: [u64; 2] = [libc::TCGETS, libc::FIONBIO];
 
-/// The allowed calls, with rules for their arguments: any one of them must hold; none: any arguments.
-pub(crate) type CallRules = BTreeMap<c_long, Vec<SeccompRule>>;
-
 /// The compiled filters.
 pub(super) struct CallFilters {
     /// Refuses clone3(2) as unknown: its flags are in memory, where a filter cannot look. C libraries use clone(2) then.
@@ -289,16 +285,6 @@ impl CallFilters {
             }
         }
     }
-}
-
-/// Compiles a filter: what happens to calls that no rule has, and to those that one has.
-pub(crate) fn compile(
-    rules: CallRules,
-    mismatch: SeccompAction,
-    matches: SeccompAction,
-) -> Result<BpfProgram, seccompiler::Error> {
-    let arch = std::env::consts::ARCH.try_into()?;
-    Ok(SeccompFilter::new(rules, mismatch, matches, arch)?.try_into()?)
 }
 
 /// What threads that serve may do: nothing that opens, connects or starts anything.
@@ -385,27 +371,4 @@ fn add_argument_rules(rules: &mut CallRules) -> Result<(), seccompiler::Error> {
     let ioctls = kinds.into_iter().chain(numbers).map(|condition| rule(vec![condition?]));
     rules.insert(libc::SYS_ioctl, ioctls.collect::<Result<_, _>>()?);
     Ok(())
-}
-
-/// Adds the calls that map memory: none that can be executed.
-pub(crate) fn add_memory_rules(rules: &mut CallRules) -> Result<(), seccompiler::Error> {
-    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
-        rules.insert(call, vec![none_of(2, libc::PROT_EXEC)?]);
-    }
-    Ok(())
-}
-
-/// Returns the rule that an argument has none of these bits.
-pub(crate) fn none_of(argument: u8, bits: i32) -> Result<SeccompRule, seccompiler::Error> {
-    rule(vec![SeccompCondition::new(argument, Len::Dword, Cmp::MaskedEq(bits.cast_unsigned().into()), 0)?])
-}
-
-/// Returns the condition that an argument has this value.
-pub(crate) fn equal(argument: u8, value: u64) -> Result<SeccompCondition, seccompiler::Error> {
-    Ok(SeccompCondition::new(argument, Len::Dword, Cmp::Eq, value)?)
-}
-
-/// Returns the rule that all of these hold.
-pub(crate) fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, seccompiler::Error> {
-    Ok(SeccompRule::new(conditions)?)
 }

@@ -1,64 +1,19 @@
 //! Rules for files (landlock(7)): what may be opened by path while the daemon serves. Files that are open already need no rule.
 
-use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use landlock::{
-    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, NetPort, PathBeneath, PathFd, Ruleset,
-    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+    Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, NetPort, PathFd, Ruleset, RulesetAttr,
+    RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
 };
-use rustix::fs::Access;
 
 use super::SandboxError;
-use crate::config::{MetricsAddress, ServeConfig};
+use crate::config::ServeConfig;
+use crate::file_use::{FileUse, folder_of};
+use crate::kernel_rules::{NEWEST, allow, no_files};
+use crate::process::MetricsAddress;
 use crate::sockets::file_of_socket;
 use crate::user::may_access;
-
-/// The newest rules that are asked for. Older kernels have fewer, which are used then.
-const NEWEST: ABI = ABI::V6;
-
-/// A file that the configuration names, and that is opened while the daemon serves.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FileUse {
-    /// A socket that is created, and removed at the end.
-    Socket(PathBuf),
-    /// A file that is replaced by a new one next to it.
-    Replaced(PathBuf),
-    /// A folder in which files are created, read, written and removed.
-    Folder(PathBuf),
-    /// A device that is opened.
-    Device(PathBuf),
-    /// A folder with images, which the broker opens.
-    Images(PathBuf),
-    /// A configuration file, which is read again: also one that has replaced it.
-    Config(PathBuf),
-}
-
-impl FileUse {
-    /// Returns what has to be accessible, and how.
-    pub(crate) fn needed_access(&self) -> (&Path, Access) {
-        match self {
-            FileUse::Socket(path) | FileUse::Replaced(path) => (folder_of(path), Access::WRITE_OK | Access::EXEC_OK),
-            FileUse::Folder(path) => (path, Access::WRITE_OK | Access::EXEC_OK),
-            FileUse::Device(path) => (path, Access::READ_OK | Access::WRITE_OK),
-            FileUse::Images(path) => (path, Access::EXISTS),
-            // Whether it may be read is told when it is read again.
-            FileUse::Config(path) => (folder_of(path), Access::EXISTS),
-        }
-    }
-
-    /// Returns what it is, for messages.
-    pub(crate) fn noun(&self) -> &'static str {
-        match self {
-            FileUse::Socket(_) => "the folder of a socket",
-            FileUse::Replaced(_) => "the folder of the state file or of reservations",
-            FileUse::Folder(_) => "the folder of journals",
-            FileUse::Device(_) => "a device",
-            FileUse::Images(_) => "a folder of images",
-            FileUse::Config(_) => "the folder of the configuration",
-        }
-    }
-}
 
 /// What the host tells about block devices, and which CPUs it has.
 const READ: [&str; 2] = ["/sys/dev/block", "/sys/devices"];
@@ -153,32 +108,9 @@ fn written() -> BitFlags<AccessFs> {
         | AccessFs::RemoveFile
 }
 
-/// Returns rules that allow nothing: no files, no TCP, and nothing of other processes (as far as this kernel knows these).
-pub(crate) fn no_files() -> Result<RulesetCreated, RulesetError> {
-    Ruleset::default()
-        .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(AccessFs::from_all(NEWEST))?
-        .handle_access(AccessNet::from_all(NEWEST))?
-        .scope(Scope::from_all(NEWEST))?
-        .create()
-}
-
-/// Adds a rule for a file or what is beneath a folder, as far as this kernel knows the rights.
-pub(crate) fn allow(
-    rules: RulesetCreated,
-    file: impl AsFd,
-    access: BitFlags<AccessFs>,
-) -> Result<RulesetCreated, RulesetError> {
-    rules.add_rule(PathBeneath::new(file, access).set_compatibility(CompatLevel::BestEffort))
-}
-
 /// Adds a rule. Of a file it has only what applies to files.
 fn add(rules: RulesetCreated, path: &Path, access: BitFlags<AccessFs>) -> Result<RulesetCreated, SandboxError> {
     let file = PathFd::new(path).map_err(|source| SandboxError::Path { path: path.to_owned(), source })?;
     let access = if path.is_dir() { access } else { access & AccessFs::from_file(NEWEST) };
     Ok(allow(rules, file, access)?)
-}
-
-fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

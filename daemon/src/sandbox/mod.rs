@@ -4,10 +4,8 @@
 //! configuration does not name (`files`). Images are opened by another process, the [broker](crate::broker). Workers and threads that make
 //! blocking calls to storage give up more when they start: opening files, sockets, threads.
 
-pub(crate) mod calls;
-mod capabilities;
-mod config;
-pub(crate) mod files;
+mod calls;
+mod files;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,14 +13,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use mqblk_core::thread_role::{self, ThreadRole};
 
 use crate::broker::{Broker, BrokerStartError};
+use crate::capabilities::{self, KEPT_CAPABILITIES, OTHER_USERS_FILES};
 use crate::config::ServeConfig;
+use crate::config_error::ConfigError;
+use crate::file_use::FileUse;
+use crate::sandbox_keys::{SandboxConfig, SandboxMode};
 use calls::CallFilters;
-use capabilities::OTHER_USERS_FILES;
-pub(crate) use capabilities::{
-    KEPT_CAPABILITIES, keep as keep_capabilities, keep_and_use as keep_and_use_capabilities,
-};
-pub use config::{SANDBOX, SANDBOX_ALLOW, SandboxConfig, SandboxMode};
-pub use files::FileUse;
 pub(crate) use files::file_uses;
 
 /// Threads that connect may have sockets of TCP: a disk of the configuration is behind one. Set before the first of them is started.
@@ -51,6 +47,12 @@ pub enum SandboxError {
     /// A capability cannot be given up, or a thread not be started.
     #[error("sandbox: {0}")]
     Os(#[from] io::Error),
+}
+
+impl From<SandboxError> for ConfigError {
+    fn from(error: SandboxError) -> ConfigError {
+        ConfigError::Process(Box::new(error))
+    }
 }
 
 /// Sets what threads give up by their role, before the first of them is started.
@@ -140,7 +142,7 @@ fn drop_capabilities(mode: SandboxMode, uses: &[FileUse]) -> io::Result<()> {
         }
         _ => rustix::thread::CapabilitySet::empty(),
     };
-    keep_and_use_capabilities(KEPT_CAPABILITIES | needed)
+    capabilities::keep_and_use(KEPT_CAPABILITIES | needed)
 }
 
 #[cfg(test)]

@@ -213,7 +213,7 @@ fn what_is_logged_only_is_done() {
 #[test]
 fn capabilities_end_with_the_role() {
     on_a_thread(|| {
-        keep_capabilities(KEPT_CAPABILITIES).unwrap();
+        capabilities::keep(KEPT_CAPABILITIES).unwrap();
         let now = || rustix::thread::capabilities(None).unwrap();
         let kept = CapabilitySet::IPC_LOCK | CapabilitySet::SYS_RESOURCE;
         assert!(kept.contains(now().permitted));

@@ -25,11 +25,12 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use self::limits::UsedLimits;
+use crate::config_error::ConfigError;
 use crate::contract::SavedContracts;
 
 pub(crate) use images::{HandedFiles, HandedImages};
 pub use predecessor::Predecessor;
-pub(crate) use successor::{ProcessListeners, start};
+pub(crate) use successor::start;
 
 /// The verb by which it begins.
 pub(crate) const VERB: &str = "takeover";
@@ -60,6 +61,12 @@ pub enum TakeoverError {
     /// Something does not fit here.
     #[error("takeover: {0}")]
     Failed(String),
+}
+
+impl From<TakeoverError> for ConfigError {
+    fn from(error: TakeoverError) -> ConfigError {
+        ConfigError::Host(Box::new(error))
+    }
 }
 
 impl TakeoverError {

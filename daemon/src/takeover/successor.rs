@@ -37,15 +37,6 @@ const EVICT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a device's requests are waited for before the next device's turn comes.
 const FIRST_DRAIN: Duration = Duration::from_millis(200);
 
-/// The listening sockets of the process, besides those of devices.
-#[derive(Default)]
-pub(crate) struct ProcessListeners {
-    /// The admin socket, and whether its file is the process' own.
-    pub(crate) admin: Option<(PathBuf, OwnedFd, bool)>,
-    /// That for metrics, by its address.
-    pub(crate) metrics: Option<(String, OwnedFd, bool)>,
-}
-
 /// Begins to hand over to the process that has called.
 ///
 /// # Errors

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_daemon::disk_list::Endpoint;
 use mqblk_daemon::interface::ResolveContext;
-use mqblk_daemon::print::{Pair, number, string};
+use mqblk_daemon::pair::{Pair, number, string};
 use mqblk_daemon::queues::{QUEUE_MAP, QueueMap};
 use mqblk_engine::QueuePlacement;
 

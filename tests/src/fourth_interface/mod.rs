@@ -12,15 +12,16 @@ use std::time::Instant;
 
 use mqblk_admin::Verb;
 use mqblk_core::settings::{Key, SettingError, Settings};
+use mqblk_daemon::change::ChangeSource;
+use mqblk_daemon::config_error::ConfigError;
 use mqblk_daemon::disk_list::{DiskConfig, DiskKeys, ServedDisk};
+use mqblk_daemon::file_use::FileUse;
 use mqblk_daemon::interface::{
-    ChangeSource, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition,
+    ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition,
     ResolveContext, ServedDevice, ServedInterface, StartFailure,
 };
 use mqblk_daemon::out::Admission;
-use mqblk_daemon::print::{Pair, Section, number};
-use mqblk_daemon::resolve::ConfigError;
-use mqblk_daemon::sandbox::FileUse;
+use mqblk_daemon::pair::{Pair, Section, number};
 use mqblk_daemon::storage_backends::StorageBackends;
 use mqblk_engine::AnyDisk;
 use serde_json::json;

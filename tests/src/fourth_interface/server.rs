@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mqblk_core::{ByteLen, DiskSlot, Op, Resize, SizeUsers};
-use mqblk_daemon::config::StorageConfig;
+use mqblk_daemon::change::ChangeError;
 use mqblk_daemon::disk_list::{DiskConfig, DiskExport};
 use mqblk_daemon::interface::StartFailure;
-use mqblk_daemon::resize::{ChangeError, GuestNotice, ResizeOutcome, resize_error};
+use mqblk_daemon::resize::{GuestNotice, ResizeOutcome, resize_error};
+use mqblk_daemon::storage::StorageConfig;
 use mqblk_engine::{
     AnyDisk, DiskHealth, Engine, PollPolicy, QueueDisk, QueueHandle, QueueOptions, QueueStats, StatsRegistry,
     WorkerStats,

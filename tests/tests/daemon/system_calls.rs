@@ -12,7 +12,8 @@ use std::process::Command;
 
 use mqblk_core::settings::Settings;
 use mqblk_core::thread_role::{self, ThreadRole};
-use mqblk_daemon::sandbox::{self, SandboxConfig};
+use mqblk_daemon::sandbox;
+use mqblk_daemon::sandbox_keys::SandboxConfig;
 use seccompiler::{BpfProgram, apply_filter, sock_filter};
 
 const TABLE: &str = "system_calls.txt";

@@ -504,7 +504,7 @@ const RANKED: [&str; 5] =
 /// A session, which the crate `vhost` locks too: its rank is taken where it is locked.
 const SESSION: [&str; 3] = [
     "transport/vhost_user/server/src/control.rs",
-    "transport/vhost_user/server/src/device_state.rs",
+    "transport/vhost_user/server/src/session/migration.rs",
     "transport/vhost_user/server/src/disks.rs",
 ];
 

@@ -10,11 +10,12 @@ use mqblk_engine::{AnyDisk, Coalesce, PollPolicy, QueueId, QueueMove, QueueSetti
 use mqblk_vhost_user_server::{Frontend, Server};
 use mqblk_virtio_blk::VirtioBlk;
 
-use crate::admin::wire::tenant_budget;
-use crate::config::StorageConfig;
+use crate::change::ChangeError;
 use crate::contract::{ContractRecorder, ONLY_DISK};
 use crate::disk_list::DiskExport;
-use crate::resize::{self, ChangeError, GuestNotice, ResizeOutcome};
+use crate::report::tenant_budget;
+use crate::resize::{self, GuestNotice, ResizeOutcome};
+use crate::storage::StorageConfig;
 
 /// How long to wait for the VMM to acknowledge a configuration change. Admin clients wait longer.
 const CONFIG_ACK_TIMEOUT: Duration = Duration::from_secs(5);

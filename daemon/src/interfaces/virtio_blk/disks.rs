@@ -15,14 +15,15 @@ use mqblk_vhost_user_server::connection_changes;
 use super::disk::BlkDisk;
 use super::saved::{AddedDisk, SavedDisks};
 use super::{BlkEndpoint, BlkStartError, ConfiguredDisk, WORD, serve};
+use crate::change::ChangeError;
+use crate::change::ChangeSource;
 use crate::disk_list::{DiskConfig, DiskExport as _, Endpoint as _, ServedDisk};
 use crate::flush::flush_all;
-use crate::interface::{ChangeSource, HostContext, IsTaken, ListPosition, ServedDevice, ServedInterface};
+use crate::interface::{HostContext, IsTaken, ListPosition, ServedDevice, ServedInterface};
+use crate::names::Claim;
 use crate::new_disk::{NewDisk, Reservation};
 use crate::out::OutDisk;
 use crate::queues::workers_of;
-use crate::resize::ChangeError;
-use crate::resolve::Claim;
 
 /// A served disk.
 #[derive(Clone)]

@@ -16,21 +16,24 @@ use mqblk_vhost_user_devices::serve_blk;
 use mqblk_vhost_user_server::SocketError;
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
-use crate::config::CacheMode;
+use crate::change::ChangeSource;
+use crate::config_error::ConfigError;
 use crate::contract::{DiskContract, ONLY_DISK};
 use crate::disk_list::{DiskConfig, DiskKeys, Endpoint, ServedDisk};
+use crate::file_use::FileUse;
 use crate::interface::{
-    ChangeSource, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition,
+    ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition,
     ResolveContext, ServedInterface, StartFailure,
 };
+use crate::names::Claim;
 use crate::out::{Admission, OutDisk};
-use crate::print::{Pair, Section};
+use crate::pair::{Pair, Section};
+use crate::queues::QUEUES;
 use crate::queues::{self, MAX_QUEUES};
-use crate::resolve::{Claim, ConfigError};
-use crate::sandbox::FileUse;
 use crate::sockets::PlannedSocket;
+use crate::storage::CacheMode;
 use crate::storage_backends::{StorageBackends, open_by_origin};
-use crate::vhost_user::{self, QUEUES, VhostUserEndpoint};
+use crate::vhost_user::{self, VhostUserEndpoint};
 use disk::BlkDisk;
 use disks::ServedDisks;
 use saved::SavedDisks;

@@ -9,8 +9,9 @@ use mqblk_core::settings::{SettingError, Settings};
 use serde::{Deserialize, Serialize};
 
 use super::{BlkEndpoint, DiskToOpen};
+use crate::change::ChangeSource;
 use crate::disk_list::DiskKeys;
-use crate::interface::{ChangeSource, DiskTable, ListPosition, ResolveContext};
+use crate::interface::{DiskTable, ListPosition, ResolveContext};
 use crate::state_file::saved_settings;
 
 /// The section.
@@ -110,7 +111,7 @@ mod tests {
 
     use super::*;
     use crate::cpus::Cpus;
-    use crate::resolve::UniqueNames;
+    use crate::names::UniqueNames;
 
     fn disk(id: &str) -> AddedDisk {
         let settings =

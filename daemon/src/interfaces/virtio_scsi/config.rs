@@ -4,9 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::luns::IncomingLimits;
-use crate::config::StorageConfig;
+use crate::change::ChangeSource;
 use crate::contract::DiskContract;
-use crate::interface::ChangeSource;
+use crate::storage::StorageConfig;
 use crate::vhost_user::VhostUserEndpoint;
 
 /// One virtio-scsi controller.

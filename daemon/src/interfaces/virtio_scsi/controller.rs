@@ -21,11 +21,12 @@ use super::WORD;
 use super::config::{ControllerConfig, TargetLun, UnitConfig};
 use super::controller_keys;
 use super::luns::LunMigration;
-use crate::config::CacheMode;
+use crate::change::ChangeSource;
 use crate::contract::ContractRecorder;
-use crate::interface::{ChangeSource, HostContext};
-use crate::print::Pair;
-use crate::resolve::{Claim, file_claim};
+use crate::interface::HostContext;
+use crate::names::{Claim, file_claim};
+use crate::pair::Pair;
+use crate::storage::CacheMode;
 use crate::vhost_user::VhostUserEndpoint;
 
 /// The worker of the control and the event queue. Both are idle most of the time.

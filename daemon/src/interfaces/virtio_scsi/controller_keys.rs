@@ -9,12 +9,16 @@ use super::WORD;
 use super::config::{ControllerConfig, LunConfig};
 use super::controller::FIXED_WORKER;
 use super::luns::IncomingLimits;
+use crate::change::ChangeSource;
+use crate::config_error::ConfigError;
 use crate::contract::DeviceContract;
-use crate::interface::{ChangeSource, DeviceKeys, ResolveContext};
-use crate::print::{Pair, number, string};
+use crate::interface::{DeviceKeys, ResolveContext};
+use crate::key_values::finish;
+use crate::names::{Claim, ID, rename_subject, take_id};
+use crate::pair::{Pair, number, string};
 use crate::queues::MAX_QUEUES;
-use crate::resolve::{Claim, ConfigError, ID, finish, rename_subject, take_id, take_storage_kind};
 use crate::sockets::PlannedSocket;
+use crate::storage::take_storage_kind;
 use crate::vhost_user::VhostUserEndpoint;
 
 /// Minimum of a controller's default number of request queues. QEMU sets up one for each virtual CPU whatever is offered, and 10.0 does

@@ -6,8 +6,8 @@ use mqblk_core::settings::{SettingError, Settings};
 
 use super::lun_keys::{UsedAddresses, take_address};
 use super::{CONTROLLER_TABLE, LUN_TABLE};
-use crate::file::RawTable;
-use crate::resolve::take_id;
+use crate::key_values::RawTable;
+use crate::names::take_id;
 
 /// Returns the keys of each table: with `id`, and of a LUN with `controller`, `target` and `lun`.
 ///

@@ -9,15 +9,16 @@ use mqblk_scsi::reservation::locally_assigned;
 use super::config::{LunConfig, LunOrigin, LunUnit, TargetLun, UnitConfig};
 use super::controller_keys::ControllerKeys;
 use super::{RawLun, WORD};
+use crate::change::ChangeSource;
+use crate::config_error::ConfigError;
 use crate::contract::DiskContract;
-use crate::interface::ChangeSource;
+use crate::file_use::FileUse;
+use crate::key_values::{finish, take_u16};
+use crate::names::{Claim, ID, UniqueNames, canonical_path, check_id, rename_subject};
 use crate::out::OutDisk;
-use crate::print::{Pair, backend_pairs, number, string};
-use crate::resolve::{
-    Claim, ConfigError, ID, StorageKeys, UniqueNames, canonical_path, check_id, finish, is_printable, rename_subject,
-    storage_pairs, take_printable, take_storage_kind, take_u16,
-};
-use crate::sandbox::FileUse;
+use crate::pair::{Pair, number, string};
+use crate::storage::backend_pairs;
+use crate::storage::{StorageKeys, is_printable, storage_pairs, take_printable, take_storage_kind};
 use crate::storage_backends::StorageBackends;
 
 /// Maximum length of a logical unit's serial number (VPD page 80h).

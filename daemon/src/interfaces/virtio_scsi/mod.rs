@@ -25,16 +25,17 @@ use mqblk_admin::Verb;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{AnyDisk, Engine};
 
-use crate::file::RawTable;
+use crate::change::ChangeError;
+use crate::change::ChangeSource;
+use crate::config_error::ConfigError;
+use crate::file_use::FileUse;
 use crate::interface::{
-    ChangeSource, ConfigTable, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys,
-    IsTaken, ListPosition, ResolveContext, ServedDevice, ServedInterface, StartFailure,
+    ConfigTable, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, IsTaken,
+    ListPosition, ResolveContext, ServedDevice, ServedInterface, StartFailure,
 };
+use crate::key_values::RawTable;
 use crate::out::{Admission, OutDisk};
-use crate::print::Section;
-use crate::resize::ChangeError;
-use crate::resolve::ConfigError;
-use crate::sandbox::FileUse;
+use crate::pair::Section;
 use crate::sockets::PlannedSocket;
 use crate::storage_backends::StorageBackends;
 use crate::{queues, vhost_user};

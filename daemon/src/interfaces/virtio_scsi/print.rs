@@ -3,7 +3,7 @@
 use super::config::{ControllerConfig, LunOrigin};
 use super::controller_keys::controller_pairs;
 use super::lun_keys::lun_pairs;
-use crate::print::Section;
+use crate::pair::Section;
 
 /// Returns the tables of a controller and its LUNs. LUNs added at run time are in the state file.
 pub(super) fn sections(controller: &ControllerConfig) -> Vec<Section> {

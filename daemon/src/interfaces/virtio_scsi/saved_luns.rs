@@ -9,9 +9,10 @@ use super::config::{LunConfig, LunOrigin, LunUnit};
 use super::controller_keys::ControllerKeys;
 use super::lun_keys::{LunKeys, UsedAddresses, check_shared};
 use super::state::{AddedLun, SavedLuns};
+use crate::config_error::ConfigError;
 use crate::contract::{DeviceContract, DiskContract};
+use crate::names::UniqueNames;
 use crate::out::Admission;
-use crate::resolve::{ConfigError, UniqueNames};
 use crate::storage_backends::{StorageBackends, open_by_origin};
 
 /// A LUN to open, with its origin and whether guests see it.

@@ -14,10 +14,11 @@ use mqblk_vhost_user_server::{Frontend, Server};
 use super::WORD;
 use super::controller::Controller;
 use super::luns::{LunEntry, LunSelector, LunState, Luns};
-use crate::admin::wire::{REQUEST, connections, health, io_stats, ns_to_ms, polling, tenant_budget};
+use crate::change::ChangeError;
 use crate::interface::{DeviceDescription, DeviceStat, Export, ServedDevice, StatDetail};
 use crate::queues::queue_settings_pairs;
-use crate::resize::{ChangeError, ResizeOutcome};
+use crate::report::{REQUEST, connections, health, io_stats, ns_to_ms, polling, tenant_budget};
+use crate::resize::ResizeOutcome;
 
 /// A served controller.
 pub(super) struct ServedController {
@@ -228,7 +229,7 @@ mod tests {
     use mqblk_core::DiskSlot;
 
     use super::*;
-    use crate::admin::wire::tests::{ALL, distinct_stats};
+    use crate::report::tests::{ALL, distinct_stats};
 
     #[test]
     fn a_controller_is_the_sum_of_its_request_queues() {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use mqblk_core::settings::{SettingError, Settings};
 use serde::{Deserialize, Serialize};
 
-use crate::interface::ChangeSource;
+use crate::change::ChangeSource;
 use crate::state_file::saved_settings;
 
 /// The section.

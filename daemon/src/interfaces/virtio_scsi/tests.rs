@@ -6,8 +6,8 @@ use crate::config::ServeConfig;
 use crate::file::{self, RawConfig};
 use crate::interfaces::INTERFACES;
 use crate::key_values;
+use crate::names::UniqueNames;
 use crate::out::Admission;
-use crate::resolve::UniqueNames;
 use crate::resolve::tests::{FakeBackends, assert_round_trip, cpus, error_of, printed, resolve_fake, tables, text};
 use mqblk_engine::QueuePlacement;
 

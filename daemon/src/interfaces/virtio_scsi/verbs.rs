@@ -13,10 +13,11 @@ use super::config::{LunConfig, LunUnit, TargetLun};
 use super::luns::{LunEntry, LunSelector, Luns, Removal};
 use super::{lun_keys, stat};
 use crate::admin::resize::{SHRINK, SIZE, take_resize};
-use crate::admin::{change_error, response, setting_error, settings_json, take_settings};
-use crate::config::StorageLimits;
-use crate::interface::ChangeSource;
-use crate::resize::ChangeError;
+use crate::admin::{change_error, response, setting_error, take_settings};
+use crate::change::ChangeError;
+use crate::change::ChangeSource;
+use crate::report::settings_json;
+use crate::storage::StorageLimits;
 
 /// How long `lun.remove` waits for the removal before it responds that the removal continues. Clients wait longer for a response.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);

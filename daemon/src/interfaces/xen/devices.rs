@@ -13,9 +13,11 @@ use mqblk_xen::Xen;
 use mqblk_xen_server::toolstack::{self, ToolstackError};
 use mqblk_xen_server::{Backend, DeviceStats};
 
-use crate::config::StorageConfig;
-use crate::disk_list::{DiskExport, DiskInfo, ServedDisk};
-use crate::resize::{self, ChangeError, GuestNotice, ResizeOutcome};
+use crate::change::ChangeError;
+use crate::disk_list::{DiskExport, ServedDisk};
+use crate::report::DiskInfo;
+use crate::resize::{self, GuestNotice, ResizeOutcome};
+use crate::storage::StorageConfig;
 
 /// How long a device may take to handle a resize key in xenstore. Admin clients wait longer.
 const RESIZE_TIMEOUT: Duration = Duration::from_secs(30);

@@ -16,9 +16,10 @@ use crate::contract::{DiskContract, ONLY_DISK};
 use crate::cpus::Cpus;
 use crate::disk_list::Endpoint;
 use crate::interface::ResolveContext;
-use crate::print::{Pair, number, number_or_text, string};
+use crate::key_values::take_u16;
+use crate::names::Claim;
+use crate::pair::{Pair, number, number_or_text, string};
 use crate::queues::{MAX_QUEUES, QueueMap, polling_pairs, take_coalesce, take_poll};
-use crate::resolve::{Claim, take_u16};
 use crate::test_keys;
 
 static DOMID: Key = Key::number("domid", 0, 0x7fef)

@@ -19,19 +19,20 @@ use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_engine::AnyDisk;
 use mqblk_xen_server::Backend;
 
+use crate::change::ChangeError;
+use crate::change::ChangeSource;
+use crate::config_error::ConfigError;
 use crate::cpus::Cpus;
 use crate::disk_list::{DiskConfig, DiskKeys, Endpoint as _, ServedDisk};
+use crate::file_use::FileUse;
 use crate::interface::{
-    ChangeSource, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, IsTaken,
-    ListPosition, ResolveContext, ServedDevice, ServedInterface, StartFailure,
+    ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, IsTaken, ListPosition,
+    ResolveContext, ServedDevice, ServedInterface, StartFailure,
 };
 use crate::new_disk::NewDisk;
 use crate::out::{Admission, open_all};
-use crate::print::{Pair, Section};
+use crate::pair::{Pair, Section};
 use crate::queues::{self, workers_of};
-use crate::resize::ChangeError;
-use crate::resolve::ConfigError;
-use crate::sandbox::FileUse;
 use crate::storage_backends::StorageBackends;
 use config::{XenConfig, XenEndpoint};
 use devices::{ToolstackDevice, XenDisk};

@@ -12,10 +12,10 @@ use super::WORD;
 use super::config::XenAttachment;
 use super::host::{XenDiskConfig, vbd_settings};
 use super::keys::{device_key, disk_key};
-use crate::config::CacheMode;
 use crate::contract::{ContractRecorder, DeviceContract, DiskContract, KeptContracts, ONLY_DISK};
 use crate::interface::HostContext;
 use crate::out::OutDisks;
+use crate::storage::CacheMode;
 use crate::storage_backends::StorageBackends;
 
 /// A device's exclusive use of a disk of the configuration. Dropping it deactivates the disk and makes it available again.

@@ -9,8 +9,8 @@ use super::config::{XenAttachment, XenEndpoint};
 use super::*;
 use crate::interfaces::xen::selector::XenSelector;
 use crate::key_values;
+use crate::names::UniqueNames;
 use crate::queues::QueueMap;
-use crate::resolve::UniqueNames;
 use crate::resolve::tests::{assert_round_trip, cpus, error_of, from_words, printed, tables, text};
 
 /// Resolves top-level keys and disks, with four CPUs and as many workers.

@@ -12,12 +12,13 @@ use super::super::controller_keys::ControllerKeys;
 use super::super::lun_keys::find_controller;
 use super::super::state::AddedController;
 use super::{LunEntry, Luns};
+use crate::change::ChangeError;
+use crate::change::ChangeSource;
 use crate::cpus::Cpus;
 use crate::flush::flush_all;
-use crate::interface::{ChangeSource, DeviceKeys as _, IsTaken, ResolveContext};
+use crate::interface::{DeviceKeys as _, IsTaken, ResolveContext};
+use crate::names::{Claim, claimed_error};
 use crate::queues::workers_of;
-use crate::resize::ChangeError;
-use crate::resolve::{Claim, claimed_error};
 
 impl Luns {
     /// Returns the controllers, in the order in which they came.

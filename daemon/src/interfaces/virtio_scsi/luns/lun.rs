@@ -8,7 +8,7 @@ use mqblk_core::DiskSlot;
 
 use super::super::config::{LunOrigin, TargetLun};
 use super::super::controller::{Controller, ServedUnit};
-use crate::resolve::Claim;
+use crate::names::Claim;
 
 /// The state of a LUN.
 #[derive(Clone, Debug)]

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::config::TargetLun;
 use super::{LunEntry, LunSelector, Luns, Removal};
-use crate::interface::ChangeSource;
+use crate::change::ChangeSource;
 
 /// How long to wait for the removal of a LUN. It has no requests in flight.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(30);

@@ -24,10 +24,12 @@ use super::config::{ControllerConfig, LunConfig, LunOrigin, LunUnit, UnitConfig}
 use super::controller::{Controller, ControllerError, InitialLun, LunError, ServedUnit};
 use super::lun_keys::{LunKeys, UsedAddresses};
 use super::state::{AddedLun, SavedLuns};
+use crate::change::ChangeError;
+use crate::change::ChangeSource;
 use crate::contract::device_key;
-use crate::interface::{ChangeSource, HostContext};
+use crate::interface::HostContext;
 use crate::out::OutDisk;
-use crate::resize::{self, ChangeError, GuestNotice, ResizeOutcome};
+use crate::resize::{self, GuestNotice, ResizeOutcome};
 pub(super) use lun::{LunEntry, LunSelector, LunState, Removal, RemovalProgress};
 pub(super) use migration::{IncomingLimits, LunMigration};
 

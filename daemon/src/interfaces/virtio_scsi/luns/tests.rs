@@ -8,8 +8,8 @@ use mqblk_engine::{AnyDisk, Engine, EngineOptions, QueuePlacement, UringContext,
 
 use super::super::config::TargetLun;
 use super::*;
-use crate::config::{CacheMode, StorageConfig};
 use crate::out::OutDisks;
+use crate::storage::{CacheMode, StorageConfig};
 use crate::storage_backends::Registry;
 use crate::vhost_user::VhostUserEndpoint;
 
@@ -101,7 +101,7 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
     };
     let engine = Arc::new(Engine::start(&engine).unwrap());
     let host = HostContext {
-        kept: Arc::new(crate::live::saved::KeptChanges::new(Default::default(), None)),
+        kept: Arc::new(crate::saved_changes::KeptChanges::new(Default::default(), None)),
         contracts: Arc::new(crate::contract::KeptContracts::new(Default::default(), Default::default(), None)),
         engine,
         drain_timeout: Duration::from_secs(30),

@@ -1,7 +1,7 @@
 //! Converts the engine's statistics to those of the admin socket. Every field is named on both sides, so that a field added to the engine
 //! does not compile until it is reported here.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mqblk_admin::model::{
@@ -10,15 +10,42 @@ use mqblk_admin::model::{
 };
 use mqblk_core::{BudgetUse, ConnectionStats, ResourceUse};
 use mqblk_engine::{
-    AnyDisk, DiskHealth, DiskLimits, HealthStats, LatencyHistogram, Polling, QueueLatency, QueueStats, ThrottleStats,
-    WorkerStats,
+    AnyDisk, DiskHealth, DiskLimits, HealthStats, LatencyHistogram, PlugOptions, Polling, QueueLatency, QueueStats,
+    ThrottleStats, WorkerStats,
 };
 
-use super::settings_json;
-use crate::disk_list::DiskInfo;
 use crate::interface::StatDetail;
+use crate::limits::current_limit_pairs;
 use crate::out::{OutDisk, OutDisks};
-use crate::print::current_limit_pairs;
+use crate::pair::Pair;
+
+/// What reports say about a disk.
+#[derive(Clone)]
+pub struct DiskInfo {
+    /// Its id.
+    pub id: String,
+    /// Its interface.
+    pub interface: &'static str,
+    /// Its storage backend.
+    pub storage: String,
+    /// How adjacent requests are merged.
+    pub plug: PlugOptions,
+    /// Its health.
+    pub health: Arc<DiskHealth>,
+    /// Its storage, which reports do not keep open. `None` while there is none.
+    pub disk: Option<Weak<AnyDisk>>,
+    /// The worker of each queue, of an interface whose queues stay there.
+    pub queue_map: Vec<u16>,
+    /// Its settings, without id, interface, storage and limits.
+    pub settings: Vec<Pair>,
+}
+
+impl DiskInfo {
+    /// Returns how requests are merged now.
+    pub fn current_plug(&self) -> PlugOptions {
+        self.health.plug().unwrap_or(self.plug)
+    }
+}
 
 /// The role of request queues.
 pub const REQUEST: &str = "request";
@@ -188,6 +215,20 @@ pub fn out(disks: &OutDisks) -> Vec<model::OutDisk> {
     disks.list().into_iter().map(convert).collect()
 }
 
+/// Converts settings to a JSON object.
+pub fn settings_json(pairs: impl IntoIterator<Item = Pair>) -> serde_json::Map<String, serde_json::Value> {
+    pairs.into_iter().map(|(key, value)| (key.to_owned(), to_json(value))).collect()
+}
+
+/// Converts a setting's value. Settings are texts and numbers.
+fn to_json(value: toml::Value) -> serde_json::Value {
+    match value {
+        toml::Value::Integer(number) => number.into(),
+        toml::Value::String(text) => text.into(),
+        other => other.to_string().into(),
+    }
+}
+
 #[cfg(test)]
-#[path = "wire_tests.rs"]
+#[path = "report_tests.rs"]
 pub mod tests;

@@ -1,18 +1,58 @@
 //! The keys of the process: workers and their CPUs, admin socket, time-outs.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mqblk_core::settings::{EXPECTED_CPUS, Key, SettingError, Settings, parse_cpu_list};
 
-use super::names::{UniqueNames, file_claim};
-use super::take_u16;
-use crate::config::{AdminConfig, MetricsAddress, MetricsConfig, SocketMode};
 use crate::cpus::{self, Cpus};
+use crate::key_values::take_u16;
+use crate::names::{UniqueNames, file_claim};
 use crate::queues::MAX_QUEUES;
-use crate::sockets::{ADMIN, ADMIN_KEYS, METRICS, METRICS_KEYS, METRICS_MODE, take_mode};
+use crate::sockets::{
+    ADMIN, ADMIN_KEYS, METRICS, METRICS_KEYS, METRICS_MODE, SocketMode, SocketPermissions, take_mode,
+};
 use crate::state_file::SavedState;
+
+/// The admin socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdminConfig {
+    /// Its path. Differs from all disks' sockets.
+    pub socket: PathBuf,
+    /// Its permissions.
+    pub permissions: SocketPermissions,
+    /// True if its folder is made if there is none.
+    pub makes_folder: bool,
+}
+
+/// The metrics endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetricsConfig {
+    /// Where scrapers connect to.
+    pub address: MetricsAddress,
+    /// The permission bits of a Unix socket.
+    pub mode: SocketMode,
+}
+
+/// Where scrapers connect to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MetricsAddress {
+    /// An address and port of TCP.
+    Tcp(SocketAddr),
+    /// A Unix socket. Differs from all disks' sockets and the admin socket.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for MetricsAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MetricsAddress::Tcp(address) => write!(f, "{address}"),
+            MetricsAddress::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
 
 /// The number of threads that serve queues.
 pub static WORKERS: Key = Key::number("workers", 1, MAX_QUEUES as u64)
@@ -46,7 +86,7 @@ pub static STRICT: Key = Key::switch("strict").bare("on").default("off").about(
 );
 
 /// Takes `admin` and the keys of its permissions. `names` has the sockets of all devices.
-pub(super) fn take_admin(settings: &mut Settings, names: &UniqueNames) -> Result<Option<AdminConfig>, SettingError> {
+pub(crate) fn take_admin(settings: &mut Settings, names: &UniqueNames) -> Result<Option<AdminConfig>, SettingError> {
     let given = settings.text(&ADMIN).filter(|word| !matches!(word.as_str(), "off" | "false"));
     let Some(given) = given else {
         let Some(key) = ADMIN_KEYS.given_permission(settings) else { return Ok(None) };
@@ -67,7 +107,7 @@ pub(super) fn take_admin(settings: &mut Settings, names: &UniqueNames) -> Result
 }
 
 /// Takes `state`, and reads the file.
-pub(super) fn take_state(settings: &mut Settings) -> Result<Option<SavedState>, SettingError> {
+pub(crate) fn take_state(settings: &mut Settings) -> Result<Option<SavedState>, SettingError> {
     settings.text(&STATE).map(|path| SavedState::read(Path::new(&path))).transpose()
 }
 
@@ -77,7 +117,7 @@ const UNIX: &str = "unix:";
 const LOCALHOST: &str = "localhost:";
 
 /// Takes `metrics` and `metrics-mode`. `names` has the sockets of all devices.
-pub(super) fn take_metrics(
+pub(crate) fn take_metrics(
     settings: &mut Settings,
     admin: Option<&AdminConfig>,
     names: &UniqueNames,
@@ -124,18 +164,18 @@ fn parse_address(text: &str) -> Option<SocketAddr> {
 }
 
 /// Takes `drain-timeout-s`.
-pub(super) fn take_drain_timeout(settings: &mut Settings) -> Result<Duration, SettingError> {
+pub(crate) fn take_drain_timeout(settings: &mut Settings) -> Result<Duration, SettingError> {
     settings.number_or_default(&DRAIN_TIMEOUT_S).map(Duration::from_secs)
 }
 
 /// Takes `hang-warning-s`.
-pub(super) fn take_hang_warning(settings: &mut Settings) -> Result<Option<Duration>, SettingError> {
+pub(crate) fn take_hang_warning(settings: &mut Settings) -> Result<Option<Duration>, SettingError> {
     let seconds = settings.number_or_default(&HANG_WARNING_S)?;
     Ok((seconds > 0).then(|| Duration::from_secs(seconds)))
 }
 
 /// Takes `workers` and `pin`.
-pub(super) fn take_workers(
+pub(crate) fn take_workers(
     settings: &mut Settings,
     cpus: &Cpus,
     total_queues: u64,

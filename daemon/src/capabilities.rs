@@ -8,12 +8,12 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabiliti
 /// Kept by the daemon, if it has it: locked memory is not counted against the limit of the user.
 pub(crate) const KEPT_CAPABILITIES: CapabilitySet = CapabilitySet::IPC_LOCK.union(CapabilitySet::SYS_RESOURCE);
 /// Kept besides by root's daemon that has to reach files of other users itself.
-pub(super) const OTHER_USERS_FILES: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
+pub(crate) const OTHER_USERS_FILES: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
 /// Kept by threads that open nothing.
 const KEPT_BY_SERVERS: CapabilitySet = CapabilitySet::IPC_LOCK;
 
 /// Gives up what a thread of this role does not need.
-pub(super) fn drop_for(role: ThreadRole) -> io::Result<()> {
+pub(crate) fn drop_for(role: ThreadRole) -> io::Result<()> {
     match role {
         ThreadRole::Worker | ThreadRole::Storage | ThreadRole::RingMaker => keep(KEPT_BY_SERVERS),
         ThreadRole::Connector => keep(KEPT_CAPABILITIES),
@@ -39,7 +39,7 @@ pub(crate) fn keep_and_use(kept: CapabilitySet) -> io::Result<()> {
 }
 
 /// Has the calling thread use only these for now. It may use the others again.
-pub(super) fn use_only(used: CapabilitySet) -> io::Result<()> {
+pub(crate) fn use_only(used: CapabilitySet) -> io::Result<()> {
     let now = capabilities(None)?;
     Ok(set_capabilities(None, CapabilitySets { effective: now.permitted & used, ..now })?)
 }

@@ -1,15 +1,19 @@
-//! The keys of the storage of a disk or logical unit, common to all guest interfaces.
+//! The storage of a disk or logical unit, and its keys that are common to all guest interfaces.
+
+use std::sync::Arc;
 
 use mqblk_core::ByteLen;
 use mqblk_core::disk::DiskError;
 use mqblk_core::settings::{Key, SettingError, Settings};
-use mqblk_engine::{ErrorPolicy, IoLimits, MergeMode, OnError, OnNoSpace, PlugOptions};
+use mqblk_engine::{
+    AnyDisk, DiskHealth, DiskLimits, ErrorPolicy, IoLimits, LimitGroup, MergeMode, OnError, OnNoSpace, PlugOptions,
+};
 
-use super::{ConfigError, finish, with_similar_key};
-use crate::config::{CacheMode, StorageConfig, StorageLimits};
+use crate::config_error::ConfigError;
 use crate::contract::DiskContract;
+use crate::key_values::{finish, with_similar_key};
 use crate::limits::{LIMIT_GROUP, limit_pairs, take_limits};
-use crate::print::{Pair, number, number_or_text, string};
+use crate::pair::{Pair, number, number_or_text, string};
 use crate::storage_backends::StorageBackends;
 
 /// Bounds of `merge-bytes`: a page, and the maximum length of a request.
@@ -59,7 +63,80 @@ static DEPTH: Key = Key::number("depth", 0, 65_535).default("0").live().about(
 /// The keys of how requests are merged and submitted.
 pub const PLUG_KEYS: &[&Key] = &[&MERGE, &MERGE_BYTES, &MERGE_SEGMENTS, &DEPTH];
 /// The keys of a storage that all backends have, besides those of merging and of limits.
-pub const KEYS: &[&Key] = &[&SERIAL, &STORAGE, &CACHE, &WATCH_SIZE, &ON_ERROR, &ON_ENOSPC];
+pub const STORAGE_KEYS: &[&Key] = &[&SERIAL, &STORAGE, &CACHE, &WATCH_SIZE, &ON_ERROR, &ON_ENOSPC];
+
+/// The storage of a disk or a logical unit, independent of the guest interface.
+#[derive(Clone)]
+pub struct StorageConfig {
+    /// The serial number that guests read: printable ASCII, no longer than the interface allows.
+    pub serial: String,
+    /// When a write is durable.
+    pub cache: CacheMode,
+    /// How adjacent requests are merged before submission to the storage.
+    pub plug: PlugOptions,
+    /// True if the daemon detects by itself that the storage has grown.
+    pub watch_size: bool,
+    /// How requests that the storage failed are handled.
+    pub errors: ErrorPolicy,
+    /// The limits of its requests.
+    pub limits: StorageLimits,
+    /// The storage backend: a name in the registry.
+    pub kind: String,
+    /// The backend's own settings with all defaults filled in, for printing.
+    pub resolved_settings: Vec<(&'static str, String)>,
+    /// The open disk.
+    pub disk: Arc<AnyDisk>,
+}
+
+/// The limits of a storage's requests.
+#[derive(Clone, Debug, Default)]
+pub struct StorageLimits {
+    /// Its own.
+    pub own: IoLimits,
+    /// The group that it is in, if any.
+    pub group: Option<Arc<LimitGroup>>,
+}
+
+impl StorageConfig {
+    /// Returns what guests are given of it, with these texts besides its serial number.
+    pub fn contract(&self, texts: &[(&str, &str)]) -> DiskContract {
+        let serial = [("serial", self.serial.as_str())];
+        DiskContract::new(&self.kind, &self.resolved_settings, &*self.disk, &[&serial, texts].concat())
+    }
+
+    /// Creates the state that all workers share of the disk or logical unit `name`: its error policy and its limits.
+    pub fn new_health(&self, name: &str) -> Arc<DiskHealth> {
+        let limits = DiskLimits::new(self.limits.own, self.limits.group.as_ref());
+        Arc::new(DiskHealth::with_limits(name, self.errors, limits))
+    }
+}
+
+/// When a write is durable. The guest may switch: virtio-blk's CONFIG_WCE, WCE of the SCSI caching mode page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheMode {
+    /// After the next flush.
+    Writeback,
+    /// Before it is completed.
+    Writethrough,
+}
+
+impl CacheMode {
+    /// The words of the configuration.
+    pub const WORDS: &'static [&'static str] = &["writeback", "writethrough"];
+
+    /// Returns the mode of one of [`CacheMode::WORDS`].
+    pub fn from_word(word: &str) -> CacheMode {
+        if word == "writethrough" { CacheMode::Writethrough } else { CacheMode::Writeback }
+    }
+
+    /// Returns the configuration's word for this mode.
+    pub const fn word(self) -> &'static str {
+        match self {
+            CacheMode::Writeback => "writeback",
+            CacheMode::Writethrough => "writethrough",
+        }
+    }
+}
 
 /// The keys of a storage that is not open yet.
 #[derive(Clone, Debug)]
@@ -218,4 +295,23 @@ pub fn storage_pairs(storage: &StorageConfig) -> Vec<Pair> {
     pairs.extend(limit_pairs(&storage.limits.own));
     pairs.extend(storage.limits.group.iter().map(|group| (LIMIT_GROUP.name, string(group.name()))));
     pairs
+}
+
+/// Returns `storage` and the keys of its backend, with their values.
+pub fn backend_pairs(storage: &StorageConfig) -> Vec<Pair> {
+    let mut pairs = vec![(STORAGE.name, string(&storage.kind))];
+    pairs.extend(storage.resolved_settings.iter().map(|(key, value)| (*key, number_or_text(value))));
+    pairs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_round_trip() {
+        for word in CacheMode::WORDS {
+            assert_eq!(CacheMode::from_word(word).word(), *word);
+        }
+    }
 }

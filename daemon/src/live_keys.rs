@@ -1,0 +1,48 @@
+//! Keys that are changed while guests use what they belong to.
+
+use std::collections::BTreeMap;
+
+use mqblk_core::settings::Key;
+
+use crate::limits::{LIMIT_GROUP, LIMIT_KEYS, keys_of_limit};
+use crate::queues::{self, COALESCE_MAX, COALESCE_US, POLL, POLL_QUEUE};
+use crate::storage::PLUG_KEYS;
+
+/// The keys that can be changed, if they are marked so.
+const KEYS: [&[&Key]; 4] = [queues::KEYS, PLUG_KEYS, &[&LIMIT_GROUP], LIMIT_KEYS];
+
+/// Returns the key of this name that can be changed while guests use what it belongs to.
+fn live_key(name: &str) -> Option<&'static Key> {
+    KEYS.into_iter().flatten().copied().find(|key| key.name == name && key.is_live)
+}
+
+/// Returns true if a key can be changed while guests use what it belongs to.
+pub(crate) fn is_live_key(key: &str) -> bool {
+    live_key(key).is_some()
+}
+
+/// Returns true if a key is one of a device's queues.
+pub(crate) fn is_queue_key(key: &str) -> bool {
+    queues::KEYS.iter().any(|known| known.name == key)
+}
+
+/// Returns the value that stands for a key without one in the configuration; `None`: none needs to be given. `keys`: the others that are set.
+pub(crate) fn configured_value(key: &str, keys: &BTreeMap<String, Option<String>>) -> Option<String> {
+    let is_set = |key: &str| keys.get(key).is_some_and(Option::is_some);
+    // Another word stands for it, or it means nothing without another key.
+    let is_needed = match key {
+        _ if key == POLL.name => !keys.contains_key(POLL_QUEUE.name),
+        _ if key == COALESCE_MAX.name => is_set(COALESCE_US.name),
+        _ => keys_of_limit(key).is_none_or(|[_, max, burst_s]| key != burst_s || is_set(max)),
+    };
+    live_key(key)?.default_value().filter(|_| is_needed).map(str::to_owned)
+}
+
+/// Returns the keys that are set or kept with `key`: those that are checked together.
+pub(crate) fn keys_set_with(key: &str) -> Vec<&str> {
+    match key {
+        key if key == POLL_QUEUE.name => vec![POLL.name],
+        key if key == COALESCE_US.name || key == COALESCE_MAX.name => vec![COALESCE_US.name, COALESCE_MAX.name],
+        key => keys_of_limit(key).map_or_else(|| vec![key], |keys| keys.to_vec()),
+    }
+}

@@ -15,7 +15,7 @@ use super::usage::ProcessUsage;
 use super::wait_for;
 use crate::log_end::print_if_failed;
 
-/// The name of the admin socket in the folder.
+/// Name of the admin socket in the folder.
 const ADMIN_SOCKET: &str = "admin.sock";
 
 /// A daemon. Killed when dropped, if [`stop`](Self::stop) was not called.
@@ -31,7 +31,7 @@ pub struct HostileDaemon {
 pub struct HostileDaemonResources {
     /// Open file descriptors.
     pub fds: usize,
-    /// Mappings of files that frontends have shared.
+    /// Mappings of files shared by frontends.
     pub shared_maps: usize,
 }
 
@@ -46,12 +46,13 @@ impl HostileDaemon {
     /// Serves disks, each given by its id and its other keys. `IMAGE` is a file of 1 MiB, all zero.
     ///
     /// # Panics
-    /// When it does not start.
+    /// When the daemon does not start.
     pub fn start(workers: usize, disks: &[(&str, &str)]) -> HostileDaemon {
         HostileDaemon::start_with(workers, disks, &[])
     }
 
-    /// As [`start`](Self::start), with further arguments of `mqblk serve`: in the sandbox, unless they say otherwise.
+    /// As [`start`](Self::start), with more arguments of `mqblk serve`. The daemon is in the sandbox unless they say
+    /// otherwise.
     ///
     /// # Panics
     /// As [`start`](Self::start).
@@ -59,7 +60,7 @@ impl HostileDaemon {
         HostileDaemon::start_with_variables(workers, disks, arguments, &[])
     }
 
-    /// As [`start_with`](Self::start_with), with variables of the environment.
+    /// As [`start_with`](Self::start_with), with environment variables.
     ///
     /// # Panics
     /// As [`start`](Self::start).
@@ -73,7 +74,7 @@ impl HostileDaemon {
         HostileDaemon::start_logging(workers, disks, arguments, variables, log)
     }
 
-    /// As [`start`](Self::start), with a pipe as standard error that nobody reads: there is no [`log`](Self::log).
+    /// As [`start`](Self::start), with standard error on a pipe that nobody reads: there is no [`log`](Self::log).
     ///
     /// # Panics
     /// As [`start`](Self::start).
@@ -90,7 +91,7 @@ impl HostileDaemon {
     ) -> HostileDaemon {
         let folder = tempfile::tempdir().expect("a folder");
         let log = log(&folder.path().join("log"));
-        // A simulated machine.
+        // A simulated Xen host.
         let has_xen = arguments.contains(&"--xen");
         let mut command = Command::new(if has_xen { mqblk_bench_binary() } else { mqblk_binary() });
         command.args(["serve", "--workers", &workers.to_string()]).args(arguments);
@@ -122,7 +123,7 @@ impl HostileDaemon {
             });
             daemon.wait_for_session_end(id);
         }
-        // It is made after the sockets of the disks.
+        // Created after the sockets of the disks.
         wait_for("the admin socket", || {
             assert!(daemon.child.try_wait().expect("wait").is_none(), "the daemon ended:\n{}", daemon.log());
             Client::connect(&admin).ok()
@@ -135,7 +136,7 @@ impl HostileDaemon {
         self.folder.path().join(format!("{id}.sock"))
     }
 
-    /// Returns a disk's statistics. Not of a daemon that was started with an admin socket of the caller's.
+    /// Returns a disk's statistics. Not for a daemon started with the caller's own admin socket.
     ///
     /// # Panics
     /// When the daemon does not respond.
@@ -155,7 +156,7 @@ impl HostileDaemon {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
-    /// Returns the warnings and errors that it has logged about a disk.
+    /// Returns the logged warnings and errors of a disk.
     pub fn warnings(&self, id: &str) -> Vec<String> {
         let about = [format!("disk=\"{id}\""), format!("disk={id}")];
         let of_disk = |line: &str| about.iter().any(|about| line.split(' ').any(|word| word == about));
@@ -163,7 +164,7 @@ impl HostileDaemon {
         self.log().lines().filter(|line| bad(line) && of_disk(line)).map(str::to_owned).collect()
     }
 
-    /// Waits until the previous session has ended: sessions are served one after the other.
+    /// Waits until the previous session has ended. The daemon serves one session at a time.
     ///
     /// # Panics
     /// When a new session gets no reply.
@@ -180,7 +181,7 @@ impl HostileDaemon {
         HostileDaemonResources { fds, shared_maps }
     }
 
-    /// Returns the number of threads whose name begins with `name`. The kernel's own threads come and go.
+    /// Returns the number of threads whose name begins with `name`, without kernel threads: these come and go.
     ///
     /// # Panics
     /// When the process is gone.
@@ -201,10 +202,10 @@ impl HostileDaemon {
         })
     }
 
-    /// Waits until it holds no more than `expected`.
+    /// Waits until the daemon holds no more than `expected`.
     ///
     /// # Panics
-    /// When they are not in time.
+    /// On timeout.
     pub fn wait_for_resources(&self, expected: HostileDaemonResources, after: &str) {
         let mut last = expected;
         let mut until = super::TIMEOUT.begin();
@@ -223,7 +224,7 @@ impl HostileDaemon {
         self.child.id()
     }
 
-    /// Checks that it still runs.
+    /// Checks that the daemon still runs.
     ///
     /// # Panics
     /// When it does not.
@@ -233,26 +234,26 @@ impl HostileDaemon {
         }
     }
 
-    /// Sends it SIGTERM.
+    /// Sends SIGTERM.
     ///
     /// # Panics
-    /// When it does not run.
+    /// When the daemon does not run.
     pub fn begin_stop(&self) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).expect("SIGTERM");
     }
 
-    /// Waits until it has ended.
+    /// Waits until the daemon has ended.
     ///
     /// # Panics
-    /// When it does not end.
+    /// On timeout.
     pub fn wait_end(&mut self) -> ExitStatus {
         wait_for("the daemon's end", || self.child.try_wait().expect("wait"))
     }
 
-    /// Stops it with SIGTERM, and checks its exit.
+    /// Stops the daemon with SIGTERM, and checks its exit.
     ///
     /// # Panics
-    /// When it does not.
+    /// When it does not end, or fails.
     pub fn stop(self) {
         self.stop_and_log();
     }
@@ -280,7 +281,7 @@ impl Drop for HostileDaemon {
     }
 }
 
-/// Returns `MQBLK`, else the workspace's own build in the profile of this test, built now if it is out of date.
+/// Returns `MQBLK`, else the workspace's own build in this test's profile, rebuilt if out of date.
 pub fn mqblk_binary() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     if let Some(path) = std::env::var_os("MQBLK") {
@@ -289,7 +290,7 @@ pub fn mqblk_binary() -> PathBuf {
     BUILT.get_or_init(build).clone()
 }
 
-/// Returns `mqblk-bench`, which is beside [`mqblk_binary`]: it has the commands of `mqblk` too, with simulated machines of Xen.
+/// Returns `mqblk-bench`, beside [`mqblk_binary`]. It has the commands of `mqblk`, with simulated Xen hosts.
 pub fn mqblk_bench_binary() -> PathBuf {
     mqblk_binary().with_file_name("mqblk-bench")
 }

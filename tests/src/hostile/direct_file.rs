@@ -1,4 +1,4 @@
-//! Direct I/O on a file by plain system calls, without a daemon: shows what the machine's device does to anybody.
+//! Direct I/O on a file by plain system calls, without a daemon: shows the behaviour of the machine's device alone.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -12,7 +12,7 @@ use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use super::load::BLOCK;
 use crate::crash::queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType};
 
-/// Queues, and requests in flight on each: as many as a timed load of two queues has.
+/// Queues, and requests in flight on each, as in a timed load of two queues.
 const QUEUES: usize = 2;
 const DEPTH: usize = 4;
 /// Bytes of each queue's data area.
@@ -28,18 +28,18 @@ struct Call {
     write: bool,
 }
 
-/// The file as a device. Each request that may be in flight has a thread, which executes it with `pread` or `pwrite`.
+/// The file as a device. Each slot for a request in flight has a thread that executes `pread` or `pwrite`.
 #[derive(Debug)]
 pub struct DirectFileQueues {
     memory: Arc<GuestMemory>,
     callers: Vec<Sender<Call>>,
     done: Receiver<u32>,
-    /// What `wait` has waited for.
+    /// The completion that `wait` has taken.
     first_done: Option<u32>,
 }
 
 impl DirectFileQueues {
-    /// Opens the file, and starts the threads. They end with the queues.
+    /// Opens the file, and starts the threads. They end when the queues are dropped.
     ///
     /// # Panics
     /// When the file cannot be opened for direct I/O.
@@ -62,7 +62,7 @@ impl DirectFileQueues {
     }
 }
 
-/// Executes calls until the queues are gone.
+/// Executes calls until the queues are dropped.
 fn execute(file: &File, memory: &GuestMemory, calls: &Receiver<Call>, completed: &Sender<u32>) {
     let mut buffer = vec![0; BLOCK + ALIGNMENT];
     let first = buffer.as_ptr().align_offset(ALIGNMENT);

@@ -13,9 +13,9 @@ use super::ring::{HostileRing, RingAddresses};
 use super::socket::{VhostUserSocket, message as m, vring_state_payload};
 use super::{TIMEOUT, wait_for};
 
-/// VIRTIO_BLK_F_SIZE_MAX: most bytes of a data descriptor. A driver that has not accepted it may use any.
+/// VIRTIO_BLK_F_SIZE_MAX: largest data descriptor in bytes. Without it a driver may use any.
 pub const SIZE_MAX: u64 = 1 << 1;
-/// VIRTIO_BLK_F_SEG_MAX: most data descriptors of a request. A driver that has not accepted it may use any number.
+/// VIRTIO_BLK_F_SEG_MAX: most data descriptors of a request. Without it a driver may use any number.
 pub const SEG_MAX: u64 = 1 << 2;
 /// VIRTIO_RING_F_INDIRECT_DESC.
 pub const INDIRECT_DESC: u64 = 1 << 28;
@@ -46,7 +46,7 @@ pub struct FrontendQueue {
 }
 
 impl FrontendQueue {
-    /// Creates a queue that the daemon does not know yet.
+    /// Creates a queue unknown to the daemon.
     pub fn new(memory: &Arc<SharedMemory>, at: RingAddresses, size: u16) -> FrontendQueue {
         let ring = HostileRing::new(Arc::clone(memory), at, size);
         FrontendQueue { ring, kick: TestEventFd::new(), call: TestEventFd::new(), err: TestEventFd::new() }
@@ -83,7 +83,7 @@ impl FrontendQueue {
 /// An in-flight region (GET_INFLIGHT_FD, SET_INFLIGHT_FD).
 #[derive(Debug)]
 pub struct InflightRegion {
-    /// Its description by the daemon.
+    /// The daemon's description of it.
     pub description: Vec<u8>,
     /// Its memory.
     pub file: OwnedFd,
@@ -136,7 +136,7 @@ impl HostileFrontend {
         frontend
     }
 
-    /// Connects again for the same guest: memory and rings are unchanged, and no queue is started.
+    /// Reconnects for the same guest: memory and rings are unchanged, and no queue is started.
     pub fn reconnect(self, socket: &Path) -> HostileFrontend {
         let HostileFrontend { connection, memory, queues, .. } = self;
         drop(connection);
@@ -177,7 +177,7 @@ impl HostileFrontend {
         payload
     }
 
-    /// Sets the next queue up and starts it.
+    /// Sets up the next queue and starts it.
     pub fn add_queue(&mut self, at: RingAddresses, size: u16) -> &mut FrontendQueue {
         let index = self.queues.len() as u32;
         self.queues.push(FrontendQueue::new(&self.memory, at, size));

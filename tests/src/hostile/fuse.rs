@@ -1,4 +1,5 @@
-//! A file system that can hang: a FUSE server with one file, which carries out and answers no read and no write while it is told not to.
+//! A file system that can hang: a FUSE server with one file. While it hangs, it executes no read and no write, and
+//! answers none.
 
 use std::ffi::OsStr;
 use std::io;
@@ -18,7 +19,7 @@ const TTL: Duration = Duration::from_secs(3600);
 const FILE: INodeNo = INodeNo(2);
 const NAME: &str = "file";
 
-/// What the server does not answer yet.
+/// The file, and its unanswered requests.
 #[derive(Default)]
 struct State {
     content: Vec<u8>,
@@ -75,7 +76,7 @@ impl Server {
 }
 
 impl Filesystem for Server {
-    /// Direct I/O of a loop device waits for no other.
+    /// Otherwise the direct I/O of a loop device waits for other requests.
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let added = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
         added.map_err(|missing| io::Error::other(format!("the kernel has no {missing:?}")))
@@ -141,11 +142,11 @@ impl Filesystem for Server {
     }
 }
 
-/// A file that hangs. It recovers when this is dropped: what waits is carried out then, the writes first.
+/// A file that hangs. It recovers when this is dropped: waiting requests are executed then, the writes first.
 pub struct Hanging<'a>(&'a HangingFile);
 
 impl Hanging<'_> {
-    /// From now on answers what is new. What waits goes on waiting.
+    /// Answers new requests from now on. Waiting requests go on waiting.
     pub fn answer_new(&self) {
         self.0.lock().hangs = false;
     }
@@ -188,19 +189,20 @@ impl HangingFile {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on nothing is answered, until the result is dropped at the latest: a process that waits for an answer cannot be killed.
+    /// Makes the server answer nothing, at most until the result is dropped: a process that waits for an answer cannot
+    /// be killed.
     pub fn hang(&self) -> Hanging<'_> {
         self.lock().hangs = true;
         Hanging(self)
     }
 
-    /// Returns the number of requests that wait for their answer.
+    /// Returns the number of unanswered requests.
     pub fn waiting(&self) -> usize {
         let state = self.lock();
         state.reads.len() + state.writes.len() + state.syncs.len()
     }
 
-    /// Answers all that waits, and what comes from now on.
+    /// Answers all waiting requests, and all new ones from now on.
     fn recover(&self) {
         let mut state = self.lock();
         state.hangs = false;
@@ -216,7 +218,7 @@ impl Drop for HangingFile {
     fn drop(&mut self) {
         self.recover();
         if let Some(session) = self.session.take() {
-            // A daemon that failed may still have the file open.
+            // A failed daemon may still have the file open.
             let _ = session.umount_and_join();
         }
     }

@@ -1,4 +1,4 @@
-//! A block device that can hang, with a file system on it: a loop device on a file of [`HangingFile`].
+//! A block device that can hang, with a file system on it: a loop device on a [`HangingFile`].
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -19,8 +19,8 @@ pub struct HungFileSystem {
 }
 
 impl HungFileSystem {
-    /// Makes and mounts it, with one image of `len` bytes in it. Every second block of the image is a hole, so that its extents take blocks of the
-    /// device (340 extents each). None of these is in the host's memory.
+    /// Makes and mounts it, with one image of `len` bytes. Every second block of the image is a hole, so that its
+    /// extents take blocks of the device (340 extents each). None of these blocks is in the host's memory.
     ///
     /// # Panics
     /// When it cannot be mounted: that needs root, `/dev/fuse` and loop devices.
@@ -28,7 +28,7 @@ impl HungFileSystem {
         let file = HangingFile::mount(LEN);
         let system = HungFileSystem { system: LoopFileSystem::mount(&file.path()), file };
         let image = File::create(system.image()).expect("an image");
-        // Without data: a writer is slowed down while the host has much to write back.
+        // Without data: the host slows down a writer while it has much to write back.
         fallocate(&image, FallocateFlags::empty(), 0, len).expect("an image");
         for block in (0..len / BLOCK).step_by(2) {
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -45,12 +45,12 @@ impl HungFileSystem {
         self.system.path("image")
     }
 
-    /// From now on the device answers nothing, until the result is dropped at the latest.
+    /// Makes the device answer nothing, at most until the result is dropped.
     pub fn hang(&self) -> Hanging<'_> {
         self.file.hang()
     }
 
-    /// Returns the number of requests to the device that wait for their answer.
+    /// Returns the number of unanswered requests to the device.
     pub fn waiting(&self) -> usize {
         self.file.waiting()
     }

@@ -1,4 +1,4 @@
-//! A correct client: it writes through the project's own driver, and verifies all that it reads.
+//! A correct client: writes through the project's own driver, and verifies all reads.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use rand::{RngExt, SeedableRng};
 
 use super::{TIMEOUT, wait_for};
 
-/// Bytes of a block, which is written and verified as a whole.
+/// Bytes of a block, written and verified as a whole.
 pub const BLOCK: usize = 4096;
 /// Requests in flight on each queue.
 const DEPTH: usize = 8;
@@ -31,7 +31,7 @@ pub fn block(number: u64, generation: u64) -> Vec<u8> {
     bytes
 }
 
-/// Returns what is wrong with a block that was read, if anything.
+/// Returns the fault of a block that was read, or `None`.
 pub fn block_fault(bytes: &[u8], number: u64, generation: u32) -> Option<String> {
     let sum = crc32c::crc32c_append(crc32c::crc32c(&bytes[..8]), &bytes[16..]);
     let found = (bytes[..8].to_vec(), bytes[8..12].to_vec(), bytes[12..16].to_vec());
@@ -44,14 +44,14 @@ pub fn block_fault(bytes: &[u8], number: u64, generation: u32) -> Option<String>
 pub struct VhostUserLoad {
     device: BlkDevice,
     set: BlkQueueSet,
-    /// The generation last written of each block; 0: never.
+    /// Last written generation of each block; 0: never.
     generations: Vec<u32>,
     random: SmallRng,
     /// Blocks verified.
     pub verified: u64,
 }
 
-/// A request in flight: block number, and the generation that is written or expected.
+/// A request in flight: block number, and the written or expected generation.
 #[derive(Clone, Copy, Debug)]
 struct Job {
     number: usize,
@@ -105,7 +105,7 @@ impl VhostUserLoad {
     /// Reads one block. Returns the status.
     ///
     /// # Panics
-    /// When none comes.
+    /// When the request does not complete.
     pub fn try_read(&mut self, number: u64) -> BlkStatus {
         let segment = self.segment(0);
         let queue = &mut self.set.queues_mut()[0];
@@ -115,7 +115,7 @@ impl VhostUserLoad {
         wait_for("an answer", || self.reap().pop()).status
     }
 
-    /// Reads every block that another client has written in these generations, and verifies it.
+    /// Reads and verifies every block that another client has written in these generations.
     ///
     /// # Panics
     /// When a block differs or cannot be read.
@@ -130,12 +130,12 @@ impl VhostUserLoad {
         }
     }
 
-    /// Returns the generation last written of each block; 0: never.
+    /// Returns the last written generation of each block; 0: never.
     pub fn generations(&self) -> &[u32] {
         &self.generations
     }
 
-    /// Expects that another client has written all blocks in this generation.
+    /// Sets the generation of all blocks, as written by another client.
     pub fn expect_generation(&mut self, generation: u32) {
         self.generations.fill(generation);
     }
@@ -285,7 +285,7 @@ impl VhostUserNeighbour {
         self.finish_with_generations().0
     }
 
-    /// As [`finish`](Self::finish). Returns also the generation that each block has now; 0: never written.
+    /// As [`finish`](Self::finish). Also returns the generation of each block; 0: never written.
     ///
     /// # Panics
     /// As [`finish`](Self::finish).

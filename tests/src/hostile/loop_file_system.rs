@@ -28,7 +28,7 @@ impl LoopFileSystem {
     /// # Panics
     /// When it cannot be mounted: that needs root and loop devices.
     pub fn mount(backing: &Path) -> LoopFileSystem {
-        // Direct I/O: what is in the file must not be in the host's page cache a second time.
+        // Direct I/O: keeps the file's data from being in the host's page cache twice.
         let device = LoopDevice::attach_file(backing, &["--direct-io=on"]).expect("a loop device");
         run("mkfs.ext4", &["-q", "-b", &BLOCK.to_string(), "-O", "^has_journal"], &[device.path()]);
         let system = LoopFileSystem { folder: tempfile::tempdir().expect("a folder"), device };
@@ -40,10 +40,10 @@ impl LoopFileSystem {
         run("mount", &[], &[self.device.path(), self.folder.path()]);
     }
 
-    /// Mounts it again, so that nothing of it is in the host's memory.
+    /// Remounts it, so that nothing of it is in the host's memory.
     ///
     /// # Panics
-    /// When a file of it is open.
+    /// When one of its files is open.
     pub fn mount_again(&self) {
         run("umount", &[], &[self.folder.path()]);
         self.mount_device();
@@ -57,7 +57,7 @@ impl LoopFileSystem {
 
 impl Drop for LoopFileSystem {
     fn drop(&mut self) {
-        // Lazily: a daemon that failed may still have a file open.
+        // Lazily: a failed daemon may still have a file open.
         let _ = Command::new("umount").arg("--lazy").arg(self.folder.path()).status();
     }
 }

@@ -1,4 +1,5 @@
-//! Guest memory: files that the daemon maps. This process reads and writes them by system calls, so that truncation does not harm it.
+//! Guest memory: files that the daemon maps. This process reads and writes them by system calls, so truncation does not
+//! harm it.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};

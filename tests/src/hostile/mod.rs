@@ -1,11 +1,12 @@
 //! Hostile and unusual clients of a real daemon.
 //!
-//! `ring_fixture` builds one ring and checks its expected result; `ring_cases` runs tables of these. `session` does the same for vhost-user
-//! messages. `daemon` is the `mqblk` binary as a child process. `socket` sends any message on a vhost-user socket; `memory` and `ring` are
-//! guest memory and a split ring of which every byte is under control; `frontend` sets up queues from these; `request` builds virtio-blk
-//! requests. `load` is a well-behaved client that verifies all that it reads, `queue_load` does the same on a raw queue, `timed_load` on any
-//! device with the latency of each request; `direct_file` is a device without a daemon. `attacks` go on until they are stopped. `usage` is what the daemon holds of the host's resources. `autogroup` has the
-//! kernel schedule threads by their priorities.
+//! `ring_fixture` builds one ring and checks its expected result; `ring_cases` runs tables of these. `session` does the
+//! same for vhost-user messages. `daemon` is the `mqblk` binary as a child process. `socket` sends any message on a
+//! vhost-user socket; `memory` and `ring` are guest memory and a split ring with every byte under control; `frontend`
+//! sets up queues from these; `request` builds virtio-blk requests. `load` is a well-behaved client that verifies all
+//! reads. `queue_load` does so on a raw queue, `timed_load` on any device with the latency of each request;
+//! `direct_file` is a device without a daemon. `attacks` go on until they are stopped. `usage` measures the host's
+//! resources that the daemon holds. `autogroup` makes the kernel schedule threads by their priorities.
 
 pub mod attacks;
 pub mod autogroup;
@@ -35,13 +36,13 @@ use std::time::Duration;
 /// Timeout of every wait in these tests.
 pub const TIMEOUT: Bound = Bound::seconds(20);
 
-/// How long a test waits for an event that must not happen.
+/// Time that a test waits for an event that must not happen.
 pub const QUIET_TIME: Duration = Duration::from_millis(30);
 
 /// Polls `found` until it returns a value.
 ///
 /// # Panics
-/// When it does not within [`TIMEOUT`]; `what` is named.
+/// When there is none within [`TIMEOUT`], with `what` in the message.
 pub fn wait_for<T>(what: &str, found: impl FnMut() -> Option<T>) -> T {
     mqblk_test_bounds::wait_for(TIMEOUT, found).unwrap_or_else(|exceeded| panic!("{what}: {exceeded}"))
 }

@@ -1,4 +1,5 @@
-//! A guest with one region of memory and one queue, whose requests have indirect tables: chains of any length on few ring entries.
+//! A guest with one region of memory and one queue. Requests have indirect tables: chains of any length on few ring
+//! entries.
 
 use std::path::Path;
 
@@ -7,7 +8,7 @@ use super::memory::{FileRegion, SharedMemory};
 use super::request::{MemorySegment, header, readable, writable, write_indirect};
 use super::ring::RingAddresses;
 
-/// Bytes of guest memory: the ring, headers, status bytes and tables come before [`DATA`].
+/// Bytes of guest memory: the ring, headers, status bytes and tables, then [`DATA`].
 pub const MEMORY: u64 = 8 << 20;
 /// Guest address of the data, and its bytes to the end of memory.
 pub const DATA: u64 = 4 << 20;
@@ -36,7 +37,7 @@ pub fn connect(socket: &Path, without: u64) -> HostileFrontend {
     frontend
 }
 
-/// Offers a request of `pieces` as chain `index`. It is not published.
+/// Offers a request of `pieces` as chain `index`, unpublished.
 pub fn offer(frontend: &mut HostileFrontend, index: u16, kind: u32, sector: u64, pieces: &[MemorySegment]) {
     let (at, status) = (HEADERS + 16 * u64::from(index), STATUS + u64::from(index));
     frontend.memory.write(at, &header(kind, sector));

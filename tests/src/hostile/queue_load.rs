@@ -28,8 +28,8 @@ const REQUEST_MEMORY: u64 = 0x1000;
 /// Guest memory of a queue load.
 pub const QUEUE_LOAD_MEMORY: u64 = DEPTH as u64 * REQUEST_MEMORY;
 
-/// The eventfds of a queue, which may be replaced while it runs. They are signalled under the lock; a test that replaces them holds it
-/// until the daemon has acknowledged.
+/// The eventfds of a queue, which may be replaced while it runs. They are signalled under the lock. A test that
+/// replaces them holds it until the daemon has acknowledged.
 #[derive(Debug)]
 pub struct QueueEventFds {
     /// Signals the device.
@@ -43,9 +43,9 @@ pub struct QueueEventFds {
 pub struct QueueLoadArea {
     /// Guest memory, [`QUEUE_LOAD_MEMORY`] bytes.
     pub memory: u64,
-    /// First sector of its part of the disk.
+    /// First sector of its range of the disk.
     pub sector: u64,
-    /// Length of its part of the disk in requests.
+    /// Length of its range of the disk, in requests.
     pub blocks: usize,
     /// Seed of its random generator.
     pub seed: u64,
@@ -62,7 +62,7 @@ pub struct QueueLoad {
 }
 
 impl QueueLoad {
-    /// Takes over a running queue. Its part of the disk is all zero.
+    /// Takes over a running queue. Its range of the disk is all zero.
     pub fn new(queue: FrontendQueue, area: QueueLoadArea) -> QueueLoad {
         let eventfds = Arc::new(Mutex::new(QueueEventFds { kick: queue.kick, call: queue.call }));
         let expected_content = vec![0; area.blocks * BYTES];
@@ -74,7 +74,7 @@ impl QueueLoad {
         Arc::clone(&self.eventfds)
     }
 
-    /// Returns the expected content of its part of the disk.
+    /// Returns the expected content of its range of the disk.
     pub fn model(&self) -> &[u8] {
         &self.expected_content
     }

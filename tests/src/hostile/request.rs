@@ -77,8 +77,8 @@ pub fn write_direct(ring: &HostileRing, slots: &[u16], segments: &[MemorySegment
     slots[0]
 }
 
-/// Writes segments to an indirect table of `entries` entries at `address`, to the entries `slots` in that order (the first must be 0).
-/// Returns the descriptor of the table.
+/// Writes segments to an indirect table of `entries` entries at `address`, to the entries `slots` in that order; the
+/// first must be 0. Returns the descriptor of the table.
 pub fn write_indirect(
     memory: &SharedMemory,
     address: u64,

@@ -63,9 +63,9 @@ pub struct HostileRing {
     pub addresses: RingAddresses,
     /// Number of entries.
     pub size: u16,
-    /// The next available index to publish.
+    /// The next available index.
     pub avail: u16,
-    /// The used index up to which completions were taken.
+    /// The used index of the next completion to take.
     pub last_used: u16,
 }
 
@@ -80,7 +80,7 @@ impl HostileRing {
         self.memory.write(self.addresses.desc + 16 * u64::from(index), &desc.bytes());
     }
 
-    /// Puts `head` into the next entry of the available ring; not visible before [`publish`](Self::publish).
+    /// Puts `head` into the next entry of the available ring, invisible until [`publish`](Self::publish).
     pub fn offer(&mut self, head: u16) {
         let entry = self.addresses.avail + 4 + 2 * u64::from(self.avail % self.size);
         self.memory.write(entry, &head.to_le_bytes());
@@ -102,7 +102,7 @@ impl HostileRing {
         self.memory.write(self.addresses.avail + 4 + 2 * u64::from(self.size), &event.to_le_bytes());
     }
 
-    /// Returns `avail_event`: the index for which the device requests a kick (with EVENT_IDX).
+    /// Returns `avail_event`: the device requests a kick for this index (with EVENT_IDX).
     pub fn avail_event(&self) -> u16 {
         self.memory.read_u16(self.addresses.used + 4 + 8 * u64::from(self.size))
     }

@@ -15,7 +15,7 @@ pub const SECTORS: u64 = (DISK_BYTES / SECTOR) as u64;
 /// Used length of a successful read of one sector.
 pub const READ_USED_LEN: u32 = SECTOR as u32 + 1;
 
-/// Name, how the ring is built, and the expected result.
+/// Name, builder of the ring, and expected result.
 pub type RingCase = (&'static str, fn(&mut RingFixture<'_>), ExpectedResult);
 
 /// Returns content that differs between neighbouring bytes.

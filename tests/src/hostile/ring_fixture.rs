@@ -1,4 +1,4 @@
-//! A malformed or unusual ring: how it is built, and the expected result.
+//! A malformed or unusual ring: its builder, and the expected result.
 
 use std::ops::Range;
 use std::path::Path;
@@ -40,7 +40,7 @@ pub enum ExpectedResult {
 pub struct RingFixture<'a> {
     /// The frontend, with one queue of 64 entries.
     pub frontend: HostileFrontend,
-    /// Expected content of the disk. Updated by a case that writes successfully.
+    /// Expected content of the disk. Each case that writes updates it.
     pub expected_content: &'a mut Vec<u8>,
     /// Address of the status byte.
     pub status: u64,
@@ -55,7 +55,7 @@ pub struct RingFixture<'a> {
 impl<'a> RingFixture<'a> {
     /// Connects to a disk with this content.
     pub fn new(socket: &Path, model: &'a mut Vec<u8>) -> RingFixture<'a> {
-        // Unusual layouts have more segments than a driver that knows the limits may use.
+        // Unusual layouts exceed the segment limits of a driver that knows them.
         let frontend = HostileFrontend::start(socket, SIZE_MAX | SEG_MAX, 1);
         let case = RingFixture {
             frontend,
@@ -161,10 +161,10 @@ impl<'a> RingFixture<'a> {
         self.published = true;
     }
 
-    /// Publishes the request, and checks for exactly the expected result.
+    /// Publishes the request, and checks its result.
     ///
     /// # Panics
-    /// When the result is another one.
+    /// When it is not exactly the expected one.
     pub fn check(mut self, expect: ExpectedResult) {
         let mut before = self.frontend.memory.read(START, (END - START) as usize);
         if !self.published {
@@ -232,7 +232,7 @@ impl<'a> RingFixture<'a> {
             let (expected, rest) = disk.split_at(segment.len as usize);
             let mut found = self.frontend.memory.read(segment.address, expected.len());
             if let Some(at) = self.status.checked_sub(segment.address).filter(|at| *at < found.len() as u64) {
-                // The status byte lies in the data, and is written after it.
+                // The status byte lies in the data, and is written last.
                 found[at as usize] = expected[at as usize];
             }
             assert_eq!(found, expected, "what was read to {:#x}", segment.address);
@@ -240,7 +240,7 @@ impl<'a> RingFixture<'a> {
         }
     }
 
-    /// Checks that the queue still serves requests: a bad request affects only itself.
+    /// Checks that the queue still serves requests: a bad request affects no other.
     fn check_still_works(&mut self) {
         assert!(!self.frontend.queues[0].wait_retired(std::time::Duration::ZERO), "the queue was retired");
         self.read_block(40);
@@ -249,7 +249,7 @@ impl<'a> RingFixture<'a> {
         assert_eq!(self.frontend.memory.read(DATA, len), self.expected_content[..len], "the next request's data");
     }
 
-    /// Checks that a retired queue serves nothing more, and can be stopped.
+    /// Checks that a retired queue serves no requests, and can be stopped.
     fn check_stays_retired(&mut self) {
         self.read_block(40);
         std::thread::sleep(QUIET_TIME);

@@ -1,4 +1,4 @@
-//! vhost-user sessions that a daemon must survive: how each ends, and what must be unchanged afterwards.
+//! vhost-user sessions that a daemon must survive: the end of each, and the state that must be unchanged afterwards.
 
 use std::path::PathBuf;
 
@@ -17,20 +17,20 @@ use super::socket::{NEED_REPLY, Received, VERSION, VhostUserSocket, message as m
 /// Bytes of the disk under attack.
 pub const DISK_BYTES: usize = 1 << 20;
 
-/// How a session ends.
+/// End of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionOutcome {
-    /// The daemon closes the connection, and logs why.
+    /// The daemon closes the connection, and logs the reason.
     Closed,
-    /// The daemon replies with an error, closes the connection, and logs why.
+    /// The daemon replies with an error, closes the connection, and logs the reason.
     Refused,
-    /// The daemon replies with an error, and logs why; the session continues.
+    /// The daemon replies with an error, and logs the reason; the session continues.
     Declined,
     /// The session has checked everything itself, and the daemon logs nothing.
     CheckedBySession,
 }
 
-/// A session with the socket of the disk under attack.
+/// A session, with the socket of the disk under attack.
 pub struct SessionFixture {
     /// The disk's socket.
     pub socket: PathBuf,
@@ -85,12 +85,12 @@ impl SessionFixture {
     }
 }
 
-/// Name, session, and how it ends.
+/// Name, session, and expected outcome.
 pub type SessionCase = (&'static str, fn(&mut SessionFixture), SessionOutcome);
 
 /// A daemon with a disk under attack and a good disk.
 pub struct SessionHarness {
-    /// The good disk's client.
+    /// Client of the good disk.
     pub neighbour: VhostUserNeighbour,
     /// The daemon.
     pub daemon: HostileDaemon,

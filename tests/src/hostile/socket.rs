@@ -1,4 +1,4 @@
-//! A vhost-user socket on which any bytes can be sent. Source: QEMU's `vhost-user.rst`.
+//! A vhost-user socket that sends any bytes. Source: QEMU's `vhost-user.rst`.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -63,15 +63,15 @@ pub const NEED_REPLY: u32 = 8;
 /// Payload bit of SET_VRING_KICK, SET_VRING_CALL and SET_VRING_ERR: the message has no descriptor.
 pub const NO_FD: u64 = 0x100;
 
-/// Most descriptors of one message that this end can send.
+/// Most descriptors of one sent message.
 pub const MAX_FDS: usize = 64;
 
-/// What was received.
+/// A reply, or the end of the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Received {
     /// A reply.
     Reply {
-        /// The message it replies to.
+        /// The message that it replies to.
         message: u32,
         /// Its payload.
         payload: Vec<u8>,
@@ -214,8 +214,8 @@ impl VhostUserSocket {
         assert_eq!(self.try_send_acked(message, payload, fds), Some(0), "message {message}");
     }
 
-    /// Sets owner and features, and turns acknowledgements on. `without` are virtio feature bits that are not accepted. Rings are split.
-    /// Returns the negotiated features.
+    /// Sets owner and features, and turns acknowledgements on. Does not accept the virtio feature bits `without`. Rings
+    /// are split. Returns the negotiated features.
     pub fn negotiate(&mut self, without: u64) -> u64 {
         self.negotiate_without(without | RING_PACKED)
     }

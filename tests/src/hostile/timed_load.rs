@@ -1,4 +1,4 @@
-//! A correct client of any device that verifies all that it reads, and records how long each request took.
+//! A correct client of any device. It verifies all reads, and records the latency of each request.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,16 +17,17 @@ use crate::crash::queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestTyp
 
 /// Requests in flight on each queue.
 const DEPTH: usize = 4;
-/// Blocks of each disk that are used.
+/// Blocks in use on each disk.
 const BLOCKS: usize = 1024;
-/// Pause between rounds: the load is what guests with something else to do offer, below what the daemon can do.
+/// Pause between rounds: keeps the load below the daemon's capacity, as guests with other work do.
 const THINK_TIME: Duration = Duration::from_micros(500);
-/// Priority of a load's thread: it runs when it is woken, as a guest does that has CPUs of its own, so that what is measured is the daemon.
+/// Priority of a load's thread. It runs as soon as it is woken, as a guest with CPUs of its own, so that the latencies
+/// are the daemon's.
 const HIGH_PRIORITY: i32 = -15;
 /// Sectors of a block.
 const BLOCK_SECTORS: u64 = BLOCK as u64 / 512;
 
-/// What a load has measured in a phase.
+/// Measurements of a load in a phase.
 #[derive(Clone, Debug)]
 pub struct LoadRecord {
     /// Latencies in nanoseconds.
@@ -56,7 +57,7 @@ impl LoadRecord {
     }
 }
 
-/// A phase of a load: what was measured, and its length.
+/// A phase of a load: its measurements and its length.
 #[derive(Clone, Debug)]
 pub struct LoadPhase {
     /// The measurements.
@@ -66,12 +67,12 @@ pub struct LoadPhase {
 }
 
 impl LoadPhase {
-    /// Returns the completed requests in a second.
+    /// Returns the completed requests per second.
     pub fn throughput(&self) -> f64 {
         self.record.completed() as f64 / self.length.as_secs_f64()
     }
 
-    /// Returns it as JSON; latencies are in microseconds.
+    /// Returns the phase as JSON. Latencies are in microseconds.
     pub fn to_json(&self) -> Value {
         let us = |time: Duration| time.as_micros() as u64;
         json!({
@@ -92,7 +93,7 @@ struct Job {
 /// The load of one thread over all queues and disks of a device.
 struct TimedLoad<Q> {
     queues: Q,
-    /// The generation last written of each block, by disk; 0: never.
+    /// Last written generation of each block, by disk; 0: never.
     generations: Vec<Vec<u32>>,
     random: SmallRng,
 }
@@ -120,7 +121,7 @@ impl<Q: DeviceQueues> TimedLoad<Q> {
         jobs
     }
 
-    /// Runs one round: writes and reads of different blocks, as many as there may be in flight on all queues.
+    /// Runs one round: fills all queues with writes and reads of different blocks.
     fn round(&mut self, record: &Mutex<LoadRecord>) {
         let count = self.queues.queue_count() * DEPTH;
         let memory = self.queues.memory();
@@ -177,7 +178,7 @@ impl<Q: DeviceQueues> TimedLoad<Q> {
     }
 }
 
-/// Distinguishes the blocks of a device's disks.
+/// Returns a number that differs between all blocks of a device's disks.
 fn block_id(job: &Job) -> u64 {
     (job.disk * BLOCKS + job.number) as u64
 }
@@ -195,7 +196,8 @@ pub struct RunningTimedLoad {
 }
 
 impl RunningTimedLoad {
-    /// Starts the thread on a device with this many `disks`. `connect` returns whatever keeps the device connected, and its queues.
+    /// Starts the thread on a device with this many `disks`. `connect` returns the owner of the connection, and the
+    /// queues.
     pub fn start<D, Q: DeviceQueues>(
         name: &'static str,
         disks: usize,
@@ -206,7 +208,7 @@ impl RunningTimedLoad {
         let record = Arc::new(Mutex::new(LoadRecord::new()));
         let (stop2, rounds2, record2) = (Arc::clone(&stop), Arc::clone(&rounds), Arc::clone(&record));
         let thread = std::thread::spawn(move || {
-            // Needs root or CAP_SYS_NICE; without it the figures have the scheduler's delays, too.
+            // Needs root or CAP_SYS_NICE. Without it the latencies include scheduling delays.
             let _ = rustix::process::setpriority_process(None, HIGH_PRIORITY);
             let (_device, queues) = connect();
             let mut load = TimedLoad::new(queues, disks, seed);
@@ -220,7 +222,7 @@ impl RunningTimedLoad {
         RunningTimedLoad { name, stop, rounds, record, last_progress, thread: Some(thread) }
     }
 
-    /// Checks that it has not failed, and that a round has ended since the last call, or not long ago.
+    /// Checks that it has not failed, and that a round has ended since the last call or recently.
     ///
     /// # Panics
     /// When it has failed or hangs.
@@ -240,14 +242,14 @@ impl RunningTimedLoad {
         );
     }
 
-    /// Ends a phase, and begins the next one. Returns what was measured in it.
+    /// Ends a phase, and begins the next one. Returns the measurements of the phase.
     pub fn end_phase(&self) -> LoadPhase {
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         let record = std::mem::replace(&mut *record, LoadRecord::new());
         LoadPhase { length: record.began.elapsed(), record }
     }
 
-    /// Ends it.
+    /// Ends the load.
     ///
     /// # Panics
     /// When it has failed.

@@ -1,4 +1,4 @@
-//! What a daemon holds of the host's resources.
+//! The host's resources that a daemon holds.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 pub struct ProcessUsage {
     /// Open file descriptors.
     pub fds: usize,
-    /// Mappings of memory that frontends have shared.
+    /// Mappings of memory shared by frontends.
     pub shared_maps: usize,
     /// All mappings.
     pub maps: usize,
-    /// Threads, without the kernel's own of io_uring, which come and go.
+    /// Threads, without the kernel's io_uring threads, which come and go.
     pub threads: usize,
     /// Private resident memory, in KiB.
     pub memory_kib: u64,
@@ -27,7 +27,7 @@ impl ProcessUsage {
     /// Reads the resources of a process.
     ///
     /// # Panics
-    /// When it is gone.
+    /// When the process is gone.
     pub fn of(pid: u32) -> ProcessUsage {
         let proc = PathBuf::from(format!("/proc/{pid}"));
         let read = |name: &str| std::fs::read_to_string(proc.join(name)).expect("a running process");
@@ -36,7 +36,8 @@ impl ProcessUsage {
         let named = |comm: std::io::Result<String>| comm.is_ok_and(|name| !name.starts_with("iou-"));
         let status = read("status");
         let memory = status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.split_whitespace().next());
-        // The second and the third field after the state are behind the name in parentheses (proc(5)): 14 and 15, in ticks of 10 ms.
+        // User and system time, fields 14 and 15 of proc(5), in ticks of 10 ms. The name in parentheses ends before
+        // field 3.
         let stat = read("stat");
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         let ticks = |field: usize| fields[field - 3].parse::<u64>().expect("a number of ticks");
@@ -50,7 +51,7 @@ impl ProcessUsage {
         }
     }
 
-    /// Returns what of descriptors, shared mappings and threads is not as it was, if anything.
+    /// Returns the descriptors, shared mappings and threads that differ, or `None`.
     pub fn difference(&self, before: &ProcessUsage) -> Option<String> {
         let held = |usage: &ProcessUsage| (usage.fds, usage.shared_maps, usage.threads);
         (held(self) != held(before)).then(|| {
@@ -74,7 +75,7 @@ impl ProcessUsage {
         }
     }
 
-    /// Returns it as JSON.
+    /// Returns the resources as JSON.
     pub fn to_json(&self) -> Value {
         json!({
             "descriptors": self.fds, "shared_mappings": self.shared_maps, "mappings": self.maps, "threads": self.threads,

@@ -1,4 +1,4 @@
-//! What a VMM may use: beyond it the VMM is refused or has to wait, and the other disks' VMMs notice nothing.
+//! Resource budgets of a VMM: beyond them it is refused or has to wait, and the VMMs of other disks notice nothing.
 
 use std::path::PathBuf;
 
@@ -38,14 +38,14 @@ impl Fixture {
         HostileFrontend::connect(&self.daemon.socket("bad"), 0)
     }
 
-    /// Returns what the VMM of `bad` uses.
+    /// Returns the budget of the VMM of `bad`.
     fn budget(&self) -> TenantBudgetStat {
         let mut client = Client::connect_with(&self.admin, TIMEOUT.time()).expect("the admin socket");
         let stat = client.stat(&StatQuery::default()).expect("statistics");
         stat.disks.iter().find(|disk| disk.id == "bad").and_then(|disk| disk.budget).expect("a budget")
     }
 
-    /// Checks that everything is free again, that another VMM is served, and that the log named `key` once.
+    /// Checks that all resources are free again, that another VMM is served, and that the log named `key` once.
     fn finish(self, key: &str) {
         self.daemon.wait_for_session_end("bad");
         wait_for("the charges to end", || {
@@ -83,7 +83,7 @@ fn mappings_are_bounded() {
     fixture.finish("max-mappings");
 }
 
-/// 128 TiB of sparse memfds are all of a process's address space: no other disk's VMM could share its memory.
+/// 128 TiB of sparse memfds take all of a process's address space: no other VMM could share its memory.
 #[test]
 fn address_space_is_bounded_by_default() {
     let fixture = Fixture::start("");
@@ -101,7 +101,7 @@ fn address_space_is_bounded_by_default() {
     fixture.finish("max-address-space");
 }
 
-/// Without a budget of the process the next thread has no signal stack, and the standard library ends the process.
+/// Without a budget of the process, the next thread gets no signal stack, and the standard library ends the process.
 #[test]
 fn vmms_that_take_all_mappings_of_the_process_are_refused_and_threads_still_start() {
     let disks = ["a", "b", "good"].map(|id| (id, "storage=ram,size=1M,queues=1"));
@@ -121,7 +121,7 @@ fn vmms_that_take_all_mappings_of_the_process_are_refused_and_threads_still_star
         refused.contains("of the process's 800 in use") && refused.contains("sysctl vm.max_map_count"),
         "{refused}"
     );
-    // Each client of the admin socket has a thread of its own.
+    // Each client of the admin socket has a thread.
     let mut clients: Vec<Client> =
         (0..4).map(|_| Client::connect(&daemon.folder().join("admin.sock")).expect("the admin socket")).collect();
     assert!(clients.iter_mut().all(|client| client.stat(&StatQuery::default()).is_ok()));
@@ -152,14 +152,14 @@ fn guest_memory_is_bounded_by_mem_budget() {
 fn connections_and_messages_have_a_rate() {
     let fixture = Fixture::start("");
     let socket = fixture.daemon.socket("bad");
-    // Until one of them has to wait.
+    // Until one of them waits.
     wait_for("a connection that waits", || {
         (0..200).for_each(|_| drop(VhostUserSocket::connect(&socket)));
         (fixture.budget().delayed_connections > 0).then_some(())
     });
     let mut connection = VhostUserSocket::connect(&socket);
     wait_for("a message that waits", || {
-        // As many as the socket has room for, with their replies.
+        // As many as fit in the socket, with their replies.
         for _ in 0..10 {
             (0..50).for_each(|_| _ = connection.send(m::GET_FEATURES, VERSION, &[], &[]));
             (0..50).for_each(|_| _ = connection.receive());

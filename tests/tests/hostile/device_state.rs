@@ -1,5 +1,4 @@
-//! Device states, and transfers of them, that a daemon must survive: each is refused with a reason, the session continues, and nothing is
-//! leaked.
+//! Invalid device states and transfers: each is refused with a reason, the session continues, and nothing is leaked.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -193,11 +192,12 @@ fn transfers_that_make_no_sense() {
     run_sessions(rows);
 }
 
-/// The other end does not write, or read, to the end: the frontend that checks the state waits as long as a drain may last, and no other.
+/// The peer does not write, or read, to the end. Only the frontend that checks the state waits, at most as long as a
+/// drain may last.
 #[test]
 fn transfers_without_an_end() {
     let disks = [("bad", "storage=ram,size=1M,queues=1"), ("good", "storage=ram,size=1M,queues=1")];
-    // Longer than another frontend takes for a read.
+    // Longer than another frontend's read takes.
     let drain = Bound::seconds(1).time().as_secs().max(1);
     let daemon = HostileDaemon::start_with(1, &disks, &["--drain-timeout-s", &drain.to_string()]);
     let base = daemon.stable_resources();
@@ -219,7 +219,7 @@ fn transfers_without_an_end() {
     // The session continues.
     assert_eq!(daemon.thread_count("state-"), 0);
     assert!(load_device_state(&mut connection, GOOD.as_bytes()));
-    // One transfer at a time, however many are begun; none after the connection has ended.
+    // One transfer at a time, regardless of the number begun; none after the connection has ended.
     let ends: Vec<_> = [LOAD, SAVE, LOAD, LOAD]
         .map(|direction| {
             let (reader, writer) = pipe();

@@ -84,7 +84,7 @@ fn frames_that_make_no_sense() {
         ),
         ("33 descriptors", |t| send_descriptors(t, m::SET_VRING_CALL, &[0; 8], 33), Closed),
         ("64 descriptors without a payload", |t| send_descriptors(t, m::SET_OWNER, &[], 64), Closed),
-        // The payload of a message that is dropped must not be taken for the next one.
+        // The payload of a dropped message must not be parsed as the next message.
         (
             "36 descriptors around a message",
             |t| send_descriptors(t, m::SET_CONFIG, &message_bytes(m::RESET_DEVICE, VERSION, 0, &[]), 36),

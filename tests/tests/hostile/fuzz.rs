@@ -24,7 +24,7 @@ const DISK: usize = 1 << 20;
 const SECTORS: u64 = (DISK / SECTOR) as u64;
 /// Entries of the ring.
 const RING: u16 = 256;
-/// Most requests of a batch. Each has a part of the disk of its own, so that their order does not matter.
+/// Most requests of a batch. Each has its own range of the disk, so that their order does not matter.
 const BATCH: usize = 7;
 /// Guest memory of each request: one stream at its start, one in its middle, a table near its end.
 const ROOM: u64 = 0x3_c000;
@@ -45,7 +45,7 @@ struct Request {
     room: usize,
     status: u8,
     used: u32,
-    /// The expected content of the writable part, as far as that is known, from its start.
+    /// The expected content of the writable part from its start, as far as it is known.
     found: Vec<u8>,
     /// The expected change of the disk: byte offset and new content.
     stored: Vec<(usize, Vec<u8>)>,
@@ -59,7 +59,7 @@ struct Rules {
     read_only: bool,
 }
 
-/// Returns a request on its own `count` sectors from `first` on; sometimes an invalid one.
+/// Returns a request on its own `count` sectors from `first` on, sometimes an invalid one.
 fn request(random: &mut SmallRng, rules: Rules, model: &[u8], first: u64, count: u64) -> Request {
     let kinds =
         [request_type::IN, request_type::IN, request_type::IN, request_type::OUT, request_type::OUT, request_type::OUT];
@@ -106,7 +106,8 @@ fn plain(kind: u32, status: u8) -> Request {
     Request { kind, sector: 0, out: vec![], room: 0, status, used: 1, found: vec![], stored: vec![] }
 }
 
-/// Returns a range of the disk: nearly always inside the request's own part, else out of range or misaligned in one of many ways.
+/// Returns a range of the disk, nearly always within the request's own sectors, else out of range or misaligned in one
+/// of many ways.
 fn place(random: &mut SmallRng, rules: Rules, first: u64, count: u64) -> (u64, usize) {
     let (blocks, block) = (count / rules.block, rules.block);
     let at = random.random_range(0..blocks);
@@ -192,7 +193,7 @@ fn ranges(random: &mut SmallRng, rules: Rules, kind: u32, first: u64, count: u64
     Request { kind, sector: 0, out: list, room: 0, status, used: 1, found: vec![], stored }
 }
 
-/// Cuts `len` bytes from `from` on into at most `most` random segments; sometimes with empty ones in between.
+/// Cuts `len` bytes from `from` on into at most `most` random segments, sometimes with empty ones in between.
 fn cut(random: &mut SmallRng, from: u64, len: usize, most: usize, writable_: bool) -> Vec<MemorySegment> {
     let make = if writable_ { writable } else { readable };
     let cuts = random.random_range(0..most.max(1));
@@ -212,8 +213,8 @@ struct Laid {
     status: u64,
 }
 
-/// Writes a request to guest memory from `at` on: header and readable data as one stream, writable data and status as another, each cut at
-/// random, so that they share descriptors or are spread over many.
+/// Writes a request to guest memory from `at` on: header and readable data as one stream, writable data and status as
+/// another. Each is cut at random, so that they share descriptors or span many.
 fn lay(random: &mut SmallRng, memory: &SharedMemory, at: u64, request: Request, most: usize) -> Laid {
     let stream = [&header(request.kind, request.sector)[..], &request.out].concat();
     let (start, middle) = (at + random.random_range(0..64), at + ROOM / 2 - random.random_range(0..600));
@@ -334,7 +335,7 @@ fn fuzz(disk: &str, rules: Rules, without: u64, seed: u64, batches: usize) {
         drop(frontend);
         assert!(read_disk(&daemon.socket("fuzzed"), DISK) == model, "the disk's content");
     }
-    // That requests fail, those past the end of the disk, is told now and then.
+    // Rate-limited warnings of failed requests, those past the end of the disk.
     let mut others = daemon.warnings("fuzzed");
     others.retain(|line| !line.contains("I/O error"));
     assert_eq!(others, Vec::<String>::new());

@@ -1,25 +1,27 @@
-//! Hostile guests, frontends and admin clients, all at the same time, beside disks that verify what they read.
+//! Hostile guests, frontends and admin clients, all at the same time, beside disks that verify their reads.
 //!
-//! `MQBLK_HOSTILE_SECONDS=600` is the long form, which `make soak` runs with nothing beside it. Both forms check that no request of the verifying
-//! disks fails or returns wrong data, that all of them make progress, and that the daemon's descriptors, mappings, threads and memory are the same
-//! before and after. The long form also checks that each verifying disk has at least half of its undisturbed throughput, and that
-//! its worst latency is at most ten times the undisturbed one. What was measured is printed, and written to `target/test-logs/hostile-hour.json`.
+//! `MQBLK_HOSTILE_SECONDS=600` is the long form, which `make soak` runs alone. Both forms check that no request of the
+//! verifying disks fails or returns wrong data, that all of them make progress, and that the daemon's descriptors,
+//! mappings, threads and memory are the same before and after. The long form also checks that each verifying disk has
+//! at least half of its undisturbed throughput, and a worst latency of at most ten times the undisturbed one. The
+//! results are printed, and written to `target/test-logs/hostile-hour.json`.
 //!
-//! For three quarters of the time the attacks take turns, four at a time: as many hostile tenants as verifying ones, and what is compared is
-//! measured there. Then all of them come at once: a worker shared out fairly would leave the verifying disks a fifth, so that there only errors, progress
-//! and leaks are checked.
+//! For three quarters of the time the attacks take turns, four at a time: as many hostile tenants as verifying ones.
+//! The comparison uses this time. Then all attacks run at once. A fair share of a worker would leave the verifying
+//! disks a fifth, so only errors, progress and leaks are checked then.
 //!
-//! What is compared has to be the daemon's doing. A guest's own threads use the guest's CPUs, and on a machine with few of them they would take
-//! those of the verifying clients. So the attackers' threads have the lowest priority (nice 19; the kernel gives each 1.5 % of what it gives a
-//! thread of the daemon), those of the verifying clients a high one (nice -15, as root). What the daemon does for attackers has the daemon's usual
-//! priority, and cheap attacks are enough to keep its workers busy: an attacker lays its requests out once, and makes 256 of them available
-//! with one store. Undisturbed means that nothing runs beside the verifying disks. These pause for 0.5 ms after each round, as guests do that
-//! have something else to do: if they saturated the workers by themselves, half of the throughput would be a question of how many attackers
-//! there are. The kernel's autogroups are off in the long form, because priorities mean nothing between them.
+//! The comparison must show the daemon's behaviour. A guest's own threads use the guest's CPUs; on a machine with few
+//! CPUs they would take those of the verifying clients. Therefore the attackers' threads have the lowest priority (nice
+//! 19; the kernel gives each 1.5 % of the share of a daemon thread), and those of the verifying clients a high one
+//! (nice -15, as root). The daemon's work for attackers has the daemon's usual priority. Cheap attacks keep its workers
+//! busy: an attacker lays its requests out once, and makes 256 of them available with one store. Undisturbed means that
+//! nothing runs beside the verifying disks. These pause for 0.5 ms after each round, as guests with other work do: if
+//! they saturated the workers, the number of attackers alone would decide about half of the throughput. The kernel's
+//! autogroups are off in the long form, because priorities have no effect between them.
 //!
-//! What is compared is what other programs do to the machine, too: on a machine that builds something meanwhile the criteria of the long form
-//! fail, and direct I/O is the first to (its requests wait for the device with everybody else's). One load, `host-direct`, has no daemon: it does
-//! direct I/O by system calls, and is there to compare with.
+//! Other programs on the machine disturb the comparison: during a build the criteria of the long form fail, direct I/O
+//! first (its requests wait for the device with everybody else's). One load, `host-direct`, has no daemon: it does
+//! direct I/O by system calls, as a reference.
 
 #![allow(clippy::print_stderr, reason = "a table for people")]
 
@@ -46,17 +48,19 @@ use mqblk_tests::hostile::wait_for;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// This many rounds of attacks that take turns: four at a time.
+/// Rounds of attacks that take turns, four at a time.
 const ROUNDS: usize = 5;
-/// Seconds under attack of the short form.
+/// Seconds under attack in the short form.
 const SHORT_SECONDS: u64 = 12;
-/// How long the daemon may take to release what attackers held: 16 reads of 1 GiB are in flight when their guest leaves.
+/// Time for the daemon to release the attackers' resources: 16 reads of 1 GiB are in flight when their guest leaves.
 const SETTLE: Bound = Bound::seconds(60);
-/// Private memory may grow by this many KiB. The C library's allocator keeps what threads have freed, in up to eight arenas for each CPU (after
-/// some minutes 145 of 169 MB were in 15 arenas); attacks before the first measurement make them grow, the more the longer they go on.
+/// Private memory may grow by this many KiB. The C library's allocator keeps freed memory of threads in up to eight
+/// arenas per CPU (after some minutes 145 of 169 MB were in 15 arenas). Attacks before the first measurement make the
+/// arenas grow, with their duration.
 const MEMORY_KIB: u64 = 96 << 10;
 const LONG_MEMORY_KIB: u64 = 32 << 10;
-/// All mappings may be this many more: the allocator's arenas and the stacks of ended threads that the C library keeps.
+/// The number of mappings may grow by this many: the allocator's arenas, and the stacks of ended threads that the C
+/// library keeps.
 const PRIVATE_MAPS: usize = 64;
 const WORKERS: usize = 2;
 /// The disks under attack, one for each attack of a guest or a frontend, with their storage.
@@ -75,7 +79,7 @@ const BAD_DISKS: [(&str, &str); 13] = [
     ("unread-replies", "storage=null,size=1M"),
     ("memory-tables", "storage=null,size=1M"),
 ];
-/// Another one, whose in-flight regions are hostile.
+/// A disk with hostile in-flight regions.
 const INFLIGHT: &str = "inflight-regions";
 const GOOD_DISKS: [(&str, &str); 3] = [
     ("good-ram", "storage=ram,size=8M,queues=2"),
@@ -91,11 +95,11 @@ const LUNS: [&str; 5] = [
     "controller=bad-commands,target=0,storage=ram,size=1M",
     "controller=task-management,target=0,storage=ram,size=1M",
 ];
-/// The images of the verifying disks.
+/// Images of the verifying disks.
 const GOOD_IMAGES: [&str; 5] = ["direct", "cached", "lun-direct", "lun-cached", HOST];
 /// The load without a daemon, and its image.
 const HOST: &str = "host-direct";
-/// Bytes of each image, but for the one of giant reads.
+/// Bytes of each image, except that of giant reads.
 const IMAGE_BYTES: u64 = 8 << 20;
 const GIANT_IMAGE_BYTES: u64 = 1 << 30;
 /// Bytes of the attacked images' device. The largest image is sparse.
@@ -106,8 +110,8 @@ struct Host {
     daemon: HostileDaemon,
     sockets: TempDir,
     images: TempDir,
-    /// Images of the attacked disks. They have a device of their own, in memory: what the verifying disks' device does for others is not the daemon's
-    /// to share out.
+    /// Images of the attacked disks, on a device of their own in memory: the daemon does not share out the time of a
+    /// device.
     _others: LoopFileSystem,
     _device: TempDir,
 }
@@ -115,7 +119,7 @@ struct Host {
 impl Host {
     fn start() -> Host {
         let sockets = tempfile::tempdir().expect("a folder");
-        // Direct I/O needs a file system that has it: not tmpfs.
+        // tmpfs has no direct I/O.
         let images = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
         let device = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
         let backing = device.path().join("device");
@@ -129,7 +133,8 @@ impl Host {
             let mut image = File::create(path).expect("an image");
             image.set_len(bytes).expect("an image");
             if GOOD_IMAGES.contains(&name) {
-                // Written, because the first write of a block waits for the file system's journal, and so for the flushes of others.
+                // Written: the first write of a block waits for the file system's journal, and so for the flushes of
+                // others.
                 image.write_all(&vec![0xff; IMAGE_BYTES as usize]).and_then(|()| image.sync_all()).expect("an image");
             }
         }
@@ -178,7 +183,7 @@ impl Host {
         loads
     }
 
-    /// Starts attack `first` and each of `step` after it.
+    /// Starts attack `first` and each `step` after it.
     fn attacks(&self, first: usize, step: usize) -> Vec<RunningAttack> {
         let disk = |id: &str| self.daemon.socket(id);
         let (admin, added) = (self.socket("admin"), self.images.path().join("added.img"));
@@ -206,15 +211,15 @@ impl Host {
             ("admin-luns", admin_clients::luns(admin.clone(), "bad-commands", added)),
             ("admin-moves", admin_clients::moves(admin, moved, WORKERS as u64, 9)),
         ];
-        // `MQBLK_HOSTILE_ATTACKS=kicks,flushes` runs only these: to find out which one it is.
+        // `MQBLK_HOSTILE_ATTACKS=kicks,flushes` runs only these, to find the one that fails.
         let only = std::env::var("MQBLK_HOSTILE_ATTACKS").ok();
         let chosen = |name: &str| only.as_ref().is_none_or(|only| only.split(',').any(|one| one == name));
         let all = all.into_iter().filter(|(name, _)| chosen(name));
         all.skip(first).step_by(step).map(|(name, attack)| RunningAttack::start(name, attack)).collect()
     }
 
-    /// Lets some time pass, and checks that everything goes on. Waits longer for an attack that has not done a step yet: its thread has
-    /// the lowest priority, and its disk may still serve the requests of 1 GiB of the round before.
+    /// Waits for `time`, and checks that all loads and attacks make progress. Waits longer for an attack without a
+    /// step: its thread has the lowest priority, and its disk may still serve the 1 GiB requests of the previous round.
     fn watch(&mut self, time: Duration, loads: &[RunningTimedLoad], attacks: &[RunningAttack]) -> Vec<Value> {
         let (began, every) = (Instant::now(), (time / 20).max(Duration::from_secs(1)));
         let mut samples = vec![];
@@ -232,13 +237,13 @@ impl Host {
     }
 }
 
-/// Ends attacks. Returns how many steps each has done.
+/// Ends attacks. Returns the number of steps of each.
 fn finish(attacks: Vec<RunningAttack>) -> Vec<(&'static str, u64)> {
     attacks.iter().for_each(RunningAttack::begin_stop);
     attacks.into_iter().map(|attack| (attack.name, attack.finish())).collect()
 }
 
-/// What was measured of one load.
+/// Measurements of one load.
 struct Comparison {
     name: &'static str,
     before: LoadPhase,
@@ -254,14 +259,14 @@ impl Comparison {
         self.before.record.worst().max(self.after.record.worst())
     }
 
-    /// Throughput under attack as a part of the undisturbed one.
+    /// Throughput under attack, divided by the undisturbed one.
     fn throughput(&self) -> f64 {
         let completed = self.before.record.completed() + self.after.record.completed();
         let undisturbed = completed as f64 / (self.before.length + self.after.length).as_secs_f64();
         self.attacked.throughput() / undisturbed
     }
 
-    /// Worst latency under attack as a multiple of the worst undisturbed one.
+    /// Worst latency under attack, divided by the worst undisturbed one.
     fn latency(&self) -> f64 {
         self.attacked.record.worst().as_secs_f64() / self.undisturbed_worst().as_secs_f64()
     }
@@ -312,7 +317,7 @@ fn hostile_hour() {
     let mut host = Host::start();
     let loads = host.loads();
     let held = wait_for_rest(&host);
-    // Buffers, arenas and disks in memory get their size.
+    // Lets buffers, arenas and disks in memory grow first.
     let attacks = host.attacks(0, 1);
     host.watch((attacked / 5).min(Duration::from_secs(60)), &loads, &attacks);
     finish(attacks);
@@ -387,7 +392,7 @@ fn hostile_hour() {
     host.daemon.stop();
 }
 
-/// Waits until what the daemon holds does not change any more, and returns it.
+/// Waits until the daemon's resources are stable, and returns them.
 fn wait_for_rest(host: &Host) -> ProcessUsage {
     let (mut deadline, mut last) = (SETTLE.begin(), host.usage());
     let mut since = Instant::now();

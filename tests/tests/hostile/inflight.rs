@@ -200,7 +200,7 @@ fn regions_that_make_no_sense() {
             "a region of an earlier life of the ring",
             |t| {
                 let file = memory(SIZE);
-                // All in flight, and an index that this ring never had.
+                // All in flight, and a used index that the ring never had.
                 (0..u64::from(DEFAULT_RING_SIZE))
                     .for_each(|entry| file.write_all_at(&[1], 16 + 16 * entry).expect("a mark"));
                 let mut frontend = shows(t, &file, header(DEFAULT_RING_SIZE, 0, 30_000));
@@ -252,7 +252,7 @@ fn a_region_is_reported_also_when_the_device_was_reset_before_its_queues_start()
     let mut frontend = HostileFrontend::connect(&daemon.socket("one"), 0);
     let region = frontend.get_inflight(QUEUES);
     frontend.set_inflight(&region);
-    // QEMU sends it when the machine is reset, which it also is at its start.
+    // QEMU sends it at a reset of the machine, its start included.
     frontend.connection.send_acked(m::RESET_DEVICE, &[], &[]);
     assert_eq!(reported(), None);
     frontend.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);

@@ -1,4 +1,4 @@
-//! Packed rings of hostile guests: each is given up for its reason, and nothing else notices.
+//! Packed rings of hostile guests: each is retired with its reason, and nothing else is affected.
 
 use mqblk_tests::hostile::daemon::HostileDaemon;
 use mqblk_tests::hostile::frontend::HostileFrontend;
@@ -10,7 +10,7 @@ use mqblk_tests::hostile::{TIMEOUT, wait_for};
 
 /// Entries of the ring.
 const SIZE: u16 = 64;
-/// Flags of an available descriptor, and of a used one, in the lap of SET_VRING_BASE 0: its wrap counter is 0.
+/// Flags of an available and of a used descriptor in the lap of SET_VRING_BASE 0: its wrap counter is 0.
 const AVAIL: u16 = 1 << 15;
 const USED: u16 = 0;
 
@@ -158,7 +158,7 @@ fn an_id_that_is_in_flight_retires_its_queue() {
     });
 }
 
-/// Unusual but legal: served, also where the ring wraps, and with what the guest changes afterwards.
+/// Unusual but legal rings are served, also where they wrap, and with the guest's later changes.
 #[test]
 fn unusual_rings_are_served() {
     with_daemon(|daemon| {
@@ -183,18 +183,18 @@ fn unusual_rings_are_served() {
         guest.offer(next, &[(HEADER, 16, 1, AVAIL)]);
         assert_eq!(guest.wait_used(next), (1, 0));
         next += 1;
-        // Memory that is not mapped is this request's error only.
+        // Unmapped memory is an error of this request only.
         guest.offer(
             next,
             &[(HEADER, 16, 2, AVAIL | NEXT), (0xdead_0000_0000, 512, 2, AVAIL | NEXT | WRITE), read(2)[2]],
         );
         assert_eq!((guest.wait_used(next), guest.0.memory.read(STATUS, 1)[0]), ((2, 1), 1));
         next += 3;
-        // A table that is not mapped.
+        // An unmapped table.
         guest.offer(next, &[(0xdead_0000_0000, 48, 3, AVAIL | INDIRECT)]);
         assert_eq!(guest.wait_used(next), (3, 0));
         next += 1;
-        // A position in a ring that is stopped: available and used are the same.
+        // A position in a stopped ring: available and used are the same.
         let reply = guest.0.connection.request(
             mqblk_tests::hostile::socket::message::GET_VRING_BASE,
             &mqblk_tests::hostile::socket::vring_state_payload(0, 0),

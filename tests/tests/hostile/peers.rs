@@ -1,5 +1,6 @@
-//! The same attacks against another server: `t --test hostile peers:: -- --ignored --nocapture --test-threads=1`. Needs qemu-storage-daemon (Debian's
-//! package qemu-utils), root and /dev/fuse. Prints what became of the server and of a second disk on the same thread.
+//! The same attacks against another server: `t --test hostile peers:: -- --ignored --nocapture --test-threads=1`. Needs
+//! qemu-storage-daemon (Debian's package qemu-utils), root and /dev/fuse. Prints the state of the server and of a
+//! second disk on the same thread.
 
 #![allow(clippy::print_stderr, reason = "figures for people")]
 
@@ -61,7 +62,7 @@ impl Server {
         self.folder.path().join(format!("{id}.sock"))
     }
 
-    /// Watches for `time` how the good disk goes on. Returns what to print.
+    /// Observes the good disk for `time`. Returns the line to print.
     fn watch(&mut self, neighbour: &VhostUserNeighbour, time: Duration) -> String {
         let (begin, before) = (Instant::now(), neighbour.rounds());
         let (mut last, mut since, mut longest) = (before, begin, Duration::ZERO);
@@ -98,7 +99,7 @@ fn against_each(what: &str, attack: impl Fn(&mut Server, &VhostUserNeighbour) ->
         let attacked = attack(&mut server, &neighbour);
         eprintln!("{what}, {name}:\n  before: {quiet}\n  under attack: {attacked}");
         drop(server);
-        // Its server is gone: its thread fails.
+        // The server is gone, so its thread fails.
         std::mem::forget(neighbour);
     }
 }

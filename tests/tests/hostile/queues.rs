@@ -337,7 +337,7 @@ fn invalid_queues() {
     run_sessions(rows);
 }
 
-/// Sets a queue up at these addresses, up to the message that the daemon must refuse.
+/// Sets up a queue at these addresses, up to the message that the daemon must refuse.
 fn start_at(t: &mut SessionFixture, at: RingAddresses) {
     let mut frontend = t.connect_frontend();
     let payload = frontend.vring_addr_payload(0, at);

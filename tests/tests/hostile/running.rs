@@ -1,5 +1,6 @@
-//! Changes while requests run, against a real daemon: memory is added and removed, kick and call descriptors are replaced, queues are
-//! stopped and started; and what a guest can do to its own memory meanwhile. No request is lost, all data is verified.
+//! Changes while requests run, against a real daemon: memory is added and removed, kick and call descriptors are
+//! replaced, queues are stopped and started, and the guest truncates or rewrites its own memory. No request is lost,
+//! all data is verified.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use rustix::fd::AsFd;
 
 const DISK: usize = 1 << 20;
 
-/// The storages under test: one that completes at once, one through io_uring, and one that completes late and out of order.
+/// The storages under test: one completes at once, one through io_uring, and one late and out of order.
 const STORAGES: [&str; 3] = [
     "storage=ram,size=1M,queues=3",
     "storage=file,path=IMAGE,queues=3",
@@ -34,7 +35,7 @@ fn start(settings: &str, workers: usize) -> HostileDaemon {
     HostileDaemon::start(workers, &[("bad", settings), ("good", "storage=ram,size=1M,queues=1")])
 }
 
-/// The first guest address of the pushers; single requests use the memory between the rings and this.
+/// The first guest address of the pushers. Single requests use the memory between the rings and this.
 const PUSHERS: u64 = START + 0x4_0000;
 
 const _: () = assert!(START + 3 * QUEUE_SHARE <= START + 0x2_0000 && PUSHERS + 3 * QUEUE_LOAD_MEMORY <= SEAM);
@@ -239,7 +240,7 @@ fn a_device_is_reset_while_requests_run() {
                 wait_for("some answers", || queue.ring.take());
             }
             frontend.connection.send_acked(m::RESET_DEVICE, &[], &[]);
-            // From here on the daemon must not access the memory.
+            // The daemon must not access the memory from here on.
             let before = frontend.memory.read(START, 0x8_0000);
             if round % 8 == 0 {
                 std::thread::sleep(QUIET_TIME);
@@ -256,7 +257,8 @@ fn a_device_is_reset_while_requests_run() {
     }
 }
 
-/// Truncates the file of region `which` to `len` bytes while requests run, and checks that other guests are not affected.
+/// Truncates the file of region `which` to `len` bytes while requests run, and checks that other guests are not
+/// affected.
 fn cut_off(settings: &str, which: usize, len: u64) {
     let mut daemon = start(settings, 1);
     let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 6);
@@ -325,7 +327,7 @@ fn write_from(frontend: &mut HostileFrontend, header_at: u64, data: u64) {
     queue.publish_and_kick();
 }
 
-/// A request whose data, header or ring is in memory that was truncated does not complete as done, writes nothing, and ends its queue.
+/// A request with its data, header or ring in truncated memory does not succeed, writes nothing, and ends its queue.
 /// `data_only`: the header stays.
 fn write_of_lost_memory(settings: &str, data_only: bool) {
     let mut daemon = start(settings, 1);
@@ -341,13 +343,13 @@ fn write_of_lost_memory(settings: &str, data_only: bool) {
     let intact = if data_only { 0x9000 } else { 0 };
     frontend.memory.regions[1].file.set_len(intact).expect("truncation");
     frontend.memory.write(START + 0x2_1000, &[0xee]);
-    // The second page of the data is lost, or all of the request but its descriptors.
+    // The second page of the data is lost, or all of the request except its descriptors.
     write_from(&mut frontend, header_at, SEAM + 0x8000);
     let status = |frontend: &HostileFrontend| frontend.memory.read(START + 0x2_1000, 1)[0];
     wait_for("the end of the queue or of the request", || {
         (status(&frontend) != 0xee || frontend.queues[0].wait_retired(Duration::ZERO)).then_some(())
     });
-    // Registered memory keeps its pages for direct I/O: then the data is what the guest wrote.
+    // Registered memory keeps its pages for direct I/O: then the data is intact.
     if !data_only || settings != STORAGES[1] {
         assert_ne!(status(&frontend), STATUS_OK, "{settings}: a write of lost memory is done");
     }
@@ -424,7 +426,7 @@ fn a_ring_is_scribbled_over_while_it_is_read() {
     daemon.stop();
 }
 
-/// Waits a short time for the used index: on a corrupted ring it may never come.
+/// Waits a short time for the used index. On a corrupted ring it may never come.
 fn wait_for_used(index: u16, used: impl Fn() -> u16) -> bool {
     (0..200).any(|_| {
         std::thread::sleep(Duration::from_micros(50));
@@ -432,7 +434,7 @@ fn wait_for_used(index: u16, used: impl Fn() -> u16) -> bool {
     })
 }
 
-/// Changes descriptors, headers and tables while they are read; mostly to something almost valid.
+/// Changes descriptors, headers and tables while the daemon reads them, mostly to something almost valid.
 fn scribble(memory: &SharedMemory, stop: &AtomicBool, seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     while !stop.load(Ordering::Relaxed) {
@@ -502,7 +504,7 @@ fn a_large_guests_memory_is_not_allocated() {
     queue.ring.offer(head);
     queue.publish_and_kick();
     assert_eq!(queue.wait_completion(), (0, 513));
-    // 512-byte blocks. Only the memory of the reads is allocated, and not much else.
+    // In blocks of 512 bytes. Little more than the memory of the reads is allocated.
     let blocks = std::os::unix::fs::MetadataExt::blocks(&frontend.memory.regions[2].file.metadata().expect("memory"));
     assert!((1..=(8 << 20) / 512).contains(&blocks), "{blocks} blocks of memory for one read");
     neighbour.assert_progress("a large guest");

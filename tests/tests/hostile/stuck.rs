@@ -1,4 +1,4 @@
-//! A worker or a disk that answers nobody: those who ask for something else are answered, and the daemon stops.
+//! A worker or a disk that hangs: all other requests are answered, and the daemon stops.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,8 +37,8 @@ fn read_first_block(frontend: &mut HostileFrontend) {
     queue.publish_and_kick();
 }
 
-/// A guest whose memory a worker waits for. Before the waits had a bound, 16 admin clients that asked this worker kept all others out for
-/// ever, and the daemon did not stop.
+/// A worker waits for a guest's memory. Before the waits had a bound, 16 admin clients that queried this worker kept
+/// all others out for ever, and the daemon did not stop.
 #[test]
 fn a_worker_that_waits_in_a_page_fault_keeps_nobody_else_waiting() {
     let hanging = HangingFile::mount(1 << 20);
@@ -91,7 +91,8 @@ fn a_worker_that_waits_in_a_page_fault_keeps_nobody_else_waiting() {
     daemon.wait_end();
 }
 
-/// The same by an image: a message that waits for its requests does not keep the stop, and with it the other disks, waiting.
+/// The same with an image. A message that waits for its requests does not delay the stop, and so does not affect the
+/// other disks.
 #[test]
 fn a_reset_that_waits_for_storage_does_not_hold_up_the_stop() {
     let hanging = HangingFile::mount(8 << 20);
@@ -103,7 +104,8 @@ fn a_reset_that_waits_for_storage_does_not_hold_up_the_stop() {
     let hangs = hanging.hang();
     read_first_block(&mut frontend);
     wait_for("a read that hangs", || (hanging.waiting() > 0).then_some(()));
-    // The reset is not answered: the daemon waits for the read. The reply to what was sent with it shows that the session reads both.
+    // The reset is not answered: the daemon waits for the read. The reply to the second message shows that the session
+    // reads both.
     let both = [m::GET_FEATURES, m::RESET_DEVICE].map(|message| message_bytes(message, VERSION, 0, &[])).concat();
     frontend.connection.send_bytes(&both, &[]);
     frontend.connection.receive();
@@ -111,14 +113,14 @@ fn a_reset_that_waits_for_storage_does_not_hold_up_the_stop() {
     neighbour.finish();
     daemon.begin_stop();
     wait_for("the end of the other disk", || (!daemon.socket("good").exists()).then_some(()));
-    // The disk's own threads cannot be ended before.
+    // The disk's own threads cannot end before.
     drop(hangs);
     daemon.wait_end();
     let warnings = daemon.warnings("bad");
     assert!(warnings.iter().any(|line| line.contains("RESET_DEVICE: ")), "{warnings:?}");
 }
 
-/// Closing a disk waits for its requests. Before, it held the session's lock meanwhile: no message was answered.
+/// Closing a disk waits for its requests. Before, it held the session's lock meanwhile, and no message was answered.
 #[test]
 fn a_frontend_is_answered_while_a_disk_is_closed_that_hangs() {
     let hanging = HangingFile::mount(8 << 20);
@@ -143,7 +145,7 @@ fn a_frontend_is_answered_while_a_disk_is_closed_that_hangs() {
         let server = Arc::clone(&server);
         std::thread::spawn(move || server.close_disk(DiskSlot::FIRST))
     };
-    // The close has reached the worker at some time in this loop.
+    // The close reaches the worker at some time in this loop.
     let until = Instant::now() + Duration::from_millis(500);
     while Instant::now() < until {
         frontend.connection.request_u64(m::GET_FEATURES);

@@ -1,4 +1,4 @@
-//! One tenant cannot take a worker from the others: what it does costs them a bounded part of it.
+//! One tenant cannot take a worker from the others: its cost for them is bounded.
 
 use mqblk_tests::hostile::daemon::HostileDaemon;
 use mqblk_tests::hostile::frontend::{FrontendQueue, HostileFrontend, SEG_MAX, SIZE_MAX};
@@ -16,8 +16,9 @@ fn take_all(queue: &mut FrontendQueue, count: usize) {
     (0..count).for_each(|_| _ = queue.wait_completion());
 }
 
-/// 16 requests of 996 MiB each, all to the same 4 MiB of guest memory, at once. Before requests were cut into slices the worker handled all
-/// of them in one turn: the other disk's requests waited for 0.8 s and more, and it had 8 rounds where it has some 1900 now.
+/// 16 requests of 996 MiB each at once, all to the same 4 MiB of guest memory. Before requests were cut into slices,
+/// the worker handled all of them in one turn: the other disk's requests waited for 0.8 s and more, and it had 8 rounds
+/// instead of about 1900.
 #[test]
 fn giant_requests_do_not_hold_up_other_disks() {
     const CHAINS: u16 = 16;
@@ -36,15 +37,15 @@ fn giant_requests_do_not_hold_up_other_disks() {
         take_all(&mut frontend.queues[0], CHAINS.into());
         let rounds = neighbour.rounds() - before;
         assert_eq!(statuses(&frontend, CHAINS.into()), [STATUS_OK; CHAINS as usize]);
-        // A round takes a few turns, and a turn at most one slice of 1 MiB: 15 936 of them.
+        // A round takes a few turns, and a turn at most one slice of 1 MiB; there are 15 936 slices.
         assert!(rounds >= 100, "{storage}: the good disk had {rounds} rounds meanwhile");
         neighbour.finish();
         daemon.stop();
     }
 }
 
-/// Before files were checked, a worker that read the ring of such a guest waited for ever, and with it the other disks, the admin socket and
-/// the stop.
+/// Before files were checked, a worker that read the ring of such a guest waited for ever. With it waited the other
+/// disks, the admin socket and the stop.
 #[test]
 fn memory_that_answers_no_page_fault_is_refused() {
     let daemon = HostileDaemon::start(1, &[("bad", "storage=ram,size=1M,queues=1"), ("good", "storage=ram,size=1M")]);
@@ -74,12 +75,12 @@ fn memory_that_answers_no_page_fault_is_refused() {
     daemon.stop();
 }
 
-/// With as many requests as the kernel has threads for, a worker's ring did no more asynchronous work for its other disks.
+/// With as many requests as the kernel has threads for, a worker's ring did no asynchronous work for its other disks.
 #[test]
 fn an_image_that_hangs_does_not_hold_up_other_disks() {
     let hanging = HangingFile::mount(8 << 20);
     let bad = format!("storage=file,path={},queues=1", hanging.path().display());
-    // The neighbour's requests go through the ring too: past the page cache.
+    // The neighbour's requests go through the ring too, because they bypass the page cache.
     let daemon = HostileDaemon::start(1, &[("bad", &bad), ("good", "storage=file,path=IMAGE,queues=1")]);
     let mut frontend = connect(&daemon.socket("bad"), 0);
     let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 3);
@@ -98,8 +99,8 @@ fn an_image_that_hangs_does_not_hold_up_other_disks() {
     daemon.stop();
 }
 
-/// Requests of one kind, as many as a queue holds, to an image of a local file system whose device hangs; then requests of all kinds to a good
-/// disk on the same worker.
+/// Fills a queue with requests of one kind to an image of a local file system whose device hangs. Then sends requests
+/// of all kinds to a good disk on the same worker.
 fn a_device_that_hangs(settings: &str, kind: u32) {
     let data = |kind: u32| match kind {
         request_type::IN => vec![writable(DATA, 4096)],
@@ -113,7 +114,7 @@ fn a_device_that_hangs(settings: &str, kind: u32) {
     let (mut frontend, mut other) = (connect(&daemon.socket("bad"), 0), connect(&daemon.socket("good"), 0));
     let hangs = system.hang();
     for index in 0..64_u16 {
-        // Far from each other: each has another part of the tree of extents.
+        // Far apart: each needs another part of the extent tree.
         offer(&mut frontend, index, kind, u64::from(index) * 512, &data(kind));
     }
     frontend.queues[0].publish_and_kick();
@@ -131,7 +132,8 @@ fn a_device_that_hangs(settings: &str, kind: u32) {
     daemon.stop();
 }
 
-/// Before each part of a file was accessed by a kernel thread first, the worker waited for blocks of the file system within the submission.
+/// Before a kernel thread made the first access to each part of a file, the worker waited for blocks of the file system
+/// within the submission.
 #[test]
 fn reads_of_a_device_that_hangs_do_not_hold_up_other_disks() {
     a_device_that_hangs("", request_type::IN);
@@ -144,14 +146,15 @@ fn writes_to_a_device_that_hangs_do_not_hold_up_other_disks() {
     a_device_that_hangs(",direct=off", request_type::OUT);
 }
 
-/// Before flushes were grouped and the ring had as many kernel threads as operations, eight of them kept the flushes of all other disks waiting.
+/// Before flushes were grouped and the ring had as many kernel threads as operations, eight of them blocked the flushes
+/// of all other disks.
 #[test]
 fn flushes_of_a_device_that_hangs_do_not_hold_up_other_disks() {
     a_device_that_hangs("", request_type::FLUSH);
 }
 
-/// Once the table of guarded mappings had 4096 places, and what found none was not guarded: the first access to a file that was cut off ended
-/// the daemon.
+/// Formerly the table of guarded mappings had 4096 slots, and mappings beyond were not guarded: the first access to a
+/// truncated file ended the daemon.
 #[test]
 fn memory_is_guarded_however_many_mappings_there_are() {
     const GUESTS: usize = 9;
@@ -175,7 +178,7 @@ fn memory_is_guarded_however_many_mappings_there_are() {
     };
     let mut frontends: Vec<HostileFrontend> = ids.iter().map(connect_all).collect();
     whole.file.set_len(0).expect("shorter");
-    // The mapping that was made last.
+    // The newest mapping.
     let last = frontends.last_mut().expect("a guest");
     last.memory.write(START + 0x1_8000, &header(request_type::IN, 0));
     let pieces = [readable(START + 0x1_8000, 16), writable(region(REGIONS - 1).guest, 513)];
@@ -190,7 +193,7 @@ fn memory_is_guarded_however_many_mappings_there_are() {
     daemon.stop();
 }
 
-/// Connects `count` times and sends what ends the connection with a line in the log.
+/// Connects `times` times and causes a line in the log each time.
 fn complain(daemon: &HostileDaemon, times: usize) {
     for _ in 0..times {
         let mut connection = VhostUserSocket::connect(&daemon.socket("bad"));
@@ -208,7 +211,7 @@ fn log_lines_of_a_disk_are_limited() {
     let daemon = HostileDaemon::start(1, &TWO_DISKS);
     complain(&daemon, 1300);
     let lines = daemon.warnings("bad").len();
-    // Each connection has a line besides.
+    // Each connection adds a line.
     assert!((400..1000).contains(&lines), "{lines} lines");
     drop(HostileFrontend::start(&daemon.socket("good"), 0, 1));
     wait_for("a line of the other disk", || {
@@ -226,12 +229,12 @@ fn log_lines_of_a_disk_are_limited() {
     daemon.stop();
 }
 
-/// Once a pipe was full, each thread that logged waited for its reader: workers and control threads alike.
+/// Formerly each thread that logged to a full pipe waited for its reader: workers and control threads alike.
 #[test]
 fn a_log_that_nobody_reads_holds_up_nothing() {
     let daemon = HostileDaemon::start_unread(1, &TWO_DISKS);
     let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 3);
-    // More than the 64 KiB that a pipe holds.
+    // More than the 64 KiB of a pipe.
     complain(&daemon, 900);
     (0..5).for_each(|_| neighbour.assert_progress("a full pipe"));
     assert!(completes_read(&mut HostileFrontend::start(&daemon.socket("bad"), 0, 1), 0));

@@ -1,4 +1,4 @@
-//! Clients of the admin socket that break its protocol, or use it without end.
+//! Clients of the admin socket that violate its protocol, or use it without end.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,7 @@ use crate::hostile::TIMEOUT;
 
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Connects, unless the daemon has as many clients as it serves.
+/// Connects. Returns `None` if the daemon has its maximum of clients.
 fn connect(path: &Path, control: &AttackControl) -> Option<UnixStream> {
     let stream = connect_at_once(path);
     control.pause(PAUSE);
@@ -52,7 +52,7 @@ pub fn rubbish(path: PathBuf, seed: u64) -> Attack {
     })
 }
 
-/// Statistics that are asked for without end, and never read.
+/// Requests statistics without end, and never reads them.
 pub fn unread_responses(path: PathBuf) -> Attack {
     Box::new(move |control| {
         while !control.is_stopped() {
@@ -64,13 +64,13 @@ pub fn unread_responses(path: PathBuf) -> Attack {
                 control.count();
             }
             control.pause(Duration::from_millis(500));
-            // What has come so far, so that this is no half line.
+            // Reads part of the responses, so that the connection does not end in half a line.
             let _ = stream.read(&mut [0; 4096]);
         }
     })
 }
 
-/// What `mqblk stat --queues` asks for, in a loop.
+/// The request of `mqblk stat --queues`, in a loop.
 pub fn statistics(path: PathBuf) -> Attack {
     Box::new(move |control| {
         let mut client = None;
@@ -87,7 +87,7 @@ pub fn statistics(path: PathBuf) -> Attack {
     })
 }
 
-/// LUNs that are added to `controller` and removed again, of `image` and of paths that cannot be LUNs.
+/// Adds LUNs to `controller` and removes them again: LUNs of `image`, and of paths that cannot be LUNs.
 pub fn luns(path: PathBuf, controller: &'static str, image: PathBuf) -> Attack {
     Box::new(move |control| {
         let folder = image.parent().expect("a file lies in a folder").to_owned();
@@ -102,8 +102,8 @@ pub fn luns(path: PathBuf, controller: &'static str, image: PathBuf) -> Attack {
             }
             let address = json!({ "controller": controller, "target": 8 });
             let settings = json!({ "controller": controller, "target": 8, "settings": { "path": image } });
-            // The connection may be refused while there are too many clients. A removal that takes long goes on by itself, and the next
-            // addition is refused meanwhile.
+            // The connection may be refused while there are too many clients. A slow removal goes on by itself; the
+            // next addition is refused meanwhile.
             if client.call("lun.add", &settings).is_ok() && client.call("lun.remove", &address).is_ok() {
                 control.count();
             }
@@ -112,7 +112,8 @@ pub fn luns(path: PathBuf, controller: &'static str, image: PathBuf) -> Attack {
     })
 }
 
-/// Queues of these devices that are moved between `workers` workers at random: under requests, and while their guests come and go.
+/// Moves queues of these devices between `workers` workers at random, while they have requests and while their guests
+/// connect and disconnect.
 pub fn moves(path: PathBuf, devices: Vec<&'static str>, workers: u64, seed: u64) -> Attack {
     Box::new(move |control| {
         let mut random = SmallRng::seed_from_u64(seed);
@@ -131,14 +132,14 @@ pub fn moves(path: PathBuf, devices: Vec<&'static str>, workers: u64, seed: u64)
                     control.count();
                     client = Some(connected);
                 }
-                // Refused: the queue's requests take long, or there is no such queue, or there are too many clients.
+                // Refused: the queue's requests take long, the queue does not exist, or there are too many clients.
                 Err(_) => control.pause(PAUSE),
             }
         }
     })
 }
 
-/// Changes at run time: limits of `devices` and of a group, and a disk at `socket` that is added and removed.
+/// Changes at run time: sets limits of `devices` and of a group, adds and removes a disk at `socket`.
 pub fn settings(path: PathBuf, devices: Vec<&'static str>, group: &'static str, socket: PathBuf, seed: u64) -> Attack {
     Box::new(move |control| {
         let mut random = SmallRng::seed_from_u64(seed);

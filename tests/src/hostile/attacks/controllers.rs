@@ -34,7 +34,7 @@ const FUNCTIONS: [TaskManagementFunction; 7] = [
     TaskManagementFunction::QueryTaskSet,
 ];
 
-/// A controller with its queues. Whatever its commands end with is fine, but each of them has to end.
+/// A controller with its queues. Each command has to end, with any result.
 struct HostileController {
     _device: ScsiController,
     set: ScsiQueueSet,
@@ -67,7 +67,7 @@ impl HostileController {
         LunAddress { target, lun: [0, 0, 0, 0, 1, 16383][self.random.random_range(0..6)] }
     }
 
-    /// Fills both queues with commands built by `cdb`, with any data.
+    /// Fills both queues with commands built by `cdb` and any data.
     fn fill(&mut self, mut cdb: impl FnMut(&mut SmallRng) -> Cdb) {
         for queue in 0..usize::from(QUEUES) {
             let start = self.set.queues_mut()[queue].data().0;
@@ -105,7 +105,7 @@ impl HostileController {
         }
     }
 
-    /// Reaps what has completed. Returns true if there was anything.
+    /// Reaps completions. Returns true if there were any.
     fn reap(&mut self) -> bool {
         let mut any = false;
         for queue in 0..usize::from(QUEUES) {
@@ -129,13 +129,13 @@ impl HostileController {
         self.free.iter().all(|free| free.len() == DEPTH as usize)
     }
 
-    /// Counts a step if anything has completed, else waits a little.
+    /// Counts a step if there were completions, else waits for [`FULL`].
     fn settle(&mut self, control: &AttackControl) {
         match self.reap() {
             true => control.count(),
             false => control.pause(FULL),
         }
-        // Ended or aborted, but not forgotten.
+        // A command may fail or be aborted, but not be lost.
         assert!(self.is_idle() || self.completed_at.elapsed() < TIMEOUT.time(), "commands do not end");
     }
 }
@@ -150,7 +150,7 @@ fn any_cdb(random: &mut SmallRng) -> Cdb {
     random.fill(&mut bytes[..]);
     if random.random_bool(0.5) {
         bytes[0] = OPERATIONS[random.random_range(0..OPERATIONS.len())];
-        // A small address and length, which may exist.
+        // A small address and length, likely in range.
         bytes[2..16].fill(0);
         bytes[5] = random.random_range(0..16);
         bytes[8] = random.random_range(0..9);
@@ -170,7 +170,7 @@ pub fn bad_commands(socket: PathBuf, seed: u64) -> Attack {
     })
 }
 
-/// Task management functions, as many as the control queue has room for, while reads, writes and COMPARE AND WRITEs are in flight.
+/// Task management functions that fill the control queue, while reads, writes and COMPARE AND WRITEs are in flight.
 pub fn task_management(socket: PathBuf, seed: u64) -> Attack {
     Box::new(move |control| {
         let mut controller = HostileController::connect(&socket, seed);

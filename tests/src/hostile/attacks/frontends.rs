@@ -1,4 +1,4 @@
-//! Frontends whose messages are hostile, on connections that come and go.
+//! Frontends that send hostile messages, on connections that come and go.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -21,12 +21,12 @@ use crate::hostile::memory::{FileRegion, START, mem_table_payload};
 use crate::hostile::ring::RingAddresses;
 use crate::hostile::socket::{NEED_REPLY, VERSION, VhostUserSocket, message as m, message_bytes, vring_state_payload};
 
-/// Pause of a frontend that would only use CPU time.
+/// Pause of a frontend that has nothing to do.
 const PAUSE: Duration = Duration::from_millis(2);
-/// The highest message number that is tried, and one more that does not exist.
+/// The highest message number in use, plus one that does not exist.
 const MESSAGES: u32 = 45;
 
-/// Connects a socket that does not block. Returns `None` if the daemon has as many waiting connections as it takes.
+/// Connects a nonblocking socket. Returns `None` if the daemon's backlog is full.
 pub(super) fn connect_at_once(path: &Path) -> Option<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("a socket");
@@ -34,7 +34,7 @@ pub(super) fn connect_at_once(path: &Path) -> Option<UnixStream> {
     rustix::net::connect(&socket, &address).ok().map(|()| socket.into())
 }
 
-/// Any messages after a valid negotiation: payloads that are nearly right, with any descriptors. No reply is read.
+/// Any messages after a valid negotiation: nearly valid payloads with any descriptors. Reads no reply.
 pub fn any_messages(socket: PathBuf, seed: u64) -> Attack {
     // Their replies fit in the socket's buffer.
     const PER_CONNECTION: usize = 30;
@@ -74,7 +74,7 @@ pub fn any_messages(socket: PathBuf, seed: u64) -> Attack {
     })
 }
 
-/// Connections as fast as they go; some stay, in mid-message, until there are eight.
+/// Connects as fast as possible. Up to eight connections stay open in mid-message.
 pub fn connections(socket: PathBuf, seed: u64) -> Attack {
     const HELD: usize = 8;
     Box::new(move |control| {
@@ -102,7 +102,7 @@ pub fn connections(socket: PathBuf, seed: u64) -> Attack {
     })
 }
 
-/// Requests whose replies are never read, until the socket is full.
+/// Sends requests and never reads the replies, until the socket is full.
 pub fn unread_replies(socket: PathBuf) -> Attack {
     const HOLD: Duration = Duration::from_millis(200);
     Box::new(move |control| {
@@ -119,7 +119,7 @@ pub fn unread_replies(socket: PathBuf) -> Attack {
     })
 }
 
-/// Memory tables and regions of sparse memfds, up to more than a disk may map, that are set, added and removed in a loop.
+/// Sets, adds and removes memory tables and regions of sparse memfds in a loop, up to more than a disk may map.
 pub fn memory_tables(socket: PathBuf) -> Attack {
     const BYTES: u64 = 1 << 40;
     const REGIONS: u64 = 10;
@@ -148,7 +148,8 @@ pub fn memory_tables(socket: PathBuf) -> Attack {
     })
 }
 
-/// In-flight regions of any bytes: each is set, a queue is started with it, and it is overwritten while the queue runs.
+/// In-flight regions of any bytes. Each is set, a queue is started with it, and the region is overwritten while the
+/// queue runs.
 pub fn inflight_regions(socket: PathBuf, seed: u64) -> Attack {
     const BYTES: usize = 2 * (16 + 16 * DEFAULT_RING_SIZE as usize);
     Box::new(move |control| {
@@ -157,7 +158,7 @@ pub fn inflight_regions(socket: PathBuf, seed: u64) -> Attack {
         while !control.is_stopped() {
             let file = File::from(rustix::fs::memfd_create("inflight", MemfdFlags::CLOEXEC).expect("memfd"));
             random.fill(&mut bytes[..]);
-            // Half of them with a header that makes sense: version 1 and the ring's size, at offset 8.
+            // Half of them have a plausible header: version 1 and the ring's size, at offset 8.
             if random.random_bool(0.5) {
                 bytes[8..12].copy_from_slice(&[1_u16.to_ne_bytes(), DEFAULT_RING_SIZE.to_ne_bytes()].concat());
                 bytes[12..14].copy_from_slice(&random.random_range(0..DEFAULT_RING_SIZE).to_ne_bytes());

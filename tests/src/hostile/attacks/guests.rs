@@ -30,7 +30,7 @@ const LARGE: u64 = 4 << 20;
 const MAX_QUEUES: u16 = 4;
 /// Pause of a guest whose rings are full.
 const FULL: Duration = Duration::from_micros(200);
-/// How long a guest waits for the device to give up a broken ring.
+/// Time for the device to retire a broken ring.
 const BROKEN: Duration = Duration::from_millis(100);
 /// Giant requests in flight, and their descriptors of 4 MiB each.
 const GIANTS: u16 = 16;
@@ -40,8 +40,8 @@ const GIANT_PIECE: u32 = 4 << 20;
 /// Type, first sector, and data of a request.
 pub type RequestTemplate = (u32, u64, MemorySegment);
 
-/// A guest that keeps all its rings full with requests that it has laid out once. It never reads a status or data, so that a request
-/// costs it next to nothing.
+/// A guest that keeps all its rings full with requests that it has laid out once. It reads no status and no data, so a
+/// request costs it almost no CPU time.
 #[derive(Debug)]
 pub struct FloodingGuest {
     /// Its frontend.
@@ -53,7 +53,7 @@ impl FloodingGuest {
     /// Connects and starts `queues` queues.
     ///
     /// # Panics
-    /// When the daemon refuses, or there are more queues than the layout of guest memory has room for.
+    /// When the daemon refuses, or guest memory has no room for this many queues.
     pub fn connect(socket: &Path, without: u64, queues: u16) -> FloodingGuest {
         assert!(queues <= MAX_QUEUES, "{queues} queues");
         let memory = SharedMemory { regions: vec![FileRegion::new(0, 0x7f00_0000_0000, MEMORY, 0)] };
@@ -68,7 +68,7 @@ impl FloodingGuest {
         queue as u64 * u64::from(ENTRIES) + u64::from(index)
     }
 
-    /// Lays a request out as head `index` of a queue: header, pieces, status.
+    /// Lays out a request as head `index` of a queue: header, pieces, status.
     fn lay_out(&mut self, queue: usize, index: u16, table: u64, kind: u32, sector: u64, pieces: &[MemorySegment]) {
         let slot = FloodingGuest::slot(queue, index);
         let (at, status) = (HEADERS + 16 * slot, STATUS + slot);
@@ -103,15 +103,15 @@ impl FloodingGuest {
         self.depth = GIANTS;
     }
 
-    /// Makes all entries available whose requests have completed, on all queues, and kicks. Returns how many requests are new.
+    /// Makes completed entries available again on all queues, and kicks. Returns the number of new requests.
     fn refill(&mut self) -> u16 {
         let mut new = 0;
         for queue in &mut self.frontend.queues {
             let ring = &mut queue.ring;
-            // At first all heads, in the order in which they were laid out.
+            // At first all heads, in the order of their layout.
             let first = ring.avail == 0 && ring.last_used == 0;
             let free = if first { self.depth } else { ring.used().wrapping_sub(ring.last_used) };
-            // If the device has written nonsense: nothing.
+            // None if the device's index makes no sense.
             if !(1..=self.depth).contains(&free) {
                 continue;
             }
@@ -135,7 +135,7 @@ impl FloodingGuest {
         self.frontend.queues.iter().any(|queue| queue.wait_retired(Duration::ZERO))
     }
 
-    /// Keeps the rings full until the attack is stopped, a queue is retired, or `limit` is over.
+    /// Keeps the rings full until the attack is stopped, a queue is retired, or `limit` has passed.
     fn flood(&mut self, control: &AttackControl, limit: Duration) {
         let until = Instant::now() + limit;
         while !control.is_stopped() && Instant::now() < until && !self.is_retired() {
@@ -185,7 +185,7 @@ pub fn giant_reads(socket: PathBuf) -> Attack {
     })
 }
 
-/// Kicks of four queues without requests, in bursts: some ten thousand a second.
+/// Kicks four queues without requests, in bursts: tens of thousands a second.
 pub fn kicks(socket: PathBuf) -> Attack {
     const BURST: usize = 16;
     const PAUSE: Duration = Duration::from_millis(2);
@@ -201,8 +201,8 @@ pub fn kicks(socket: PathBuf) -> Attack {
     })
 }
 
-/// Descriptors, tables, headers and available indices are rewritten while the device reads them. Connects again when the device has given
-/// a queue up.
+/// Rewrites descriptors, tables, headers and available indices while the device reads them. Reconnects when the device
+/// has retired a queue.
 pub fn rewriting(socket: PathBuf, seed: u64) -> Attack {
     Box::new(move |control| {
         let mut random = SmallRng::seed_from_u64(seed);
@@ -220,7 +220,7 @@ pub fn rewriting(socket: PathBuf, seed: u64) -> Attack {
                 guest.refill();
                 for _ in 0..32 {
                     let slot = random.random_range(0..u64::from(ENTRIES));
-                    // Half of the time what is right is written again, so that some requests are half of this and half of that.
+                    // Half of the time restores valid bytes, so that some requests mix both.
                     let (at, len) = [
                         (TABLES + TABLE_BYTES * slot + 16 * random.random_range(0..3), 16),
                         (HEADERS + 16 * slot, 16),
@@ -237,7 +237,7 @@ pub fn rewriting(socket: PathBuf, seed: u64) -> Attack {
     })
 }
 
-/// One broken ring after the other, each on a connection of its own.
+/// Broken rings, each on a connection of its own.
 pub fn broken_rings(socket: PathBuf, seed: u64) -> Attack {
     Box::new(move |control| {
         let mut random = SmallRng::seed_from_u64(seed);
@@ -268,7 +268,7 @@ fn break_ring(guest: &mut FloodingGuest, random: &mut SmallRng) {
             }
             ring.offer(0);
         }
-        // A chain of all descriptors that never ends.
+        // An endless chain of all descriptors.
         1 => {
             for index in 0..ENTRIES {
                 let next = (index + 1) % ENTRIES;
@@ -300,7 +300,7 @@ fn break_ring(guest: &mut FloodingGuest, random: &mut SmallRng) {
     queue.publish_and_kick();
 }
 
-/// Memory that is cut off while requests to it are in flight; then the guest connects again.
+/// Truncates memory while requests to it are in flight, then reconnects.
 pub fn cut_memory(socket: PathBuf) -> Attack {
     Box::new(move |control| {
         while !control.is_stopped() {
@@ -309,7 +309,7 @@ pub fn cut_memory(socket: PathBuf) -> Attack {
             guest.refill();
             let file = guest.frontend.memory.regions[0].file.try_clone().expect("a descriptor");
             file.set_len(0).expect("shorter");
-            // A write makes the file longer again: nothing but a kick from here on.
+            // A write makes the file longer again: only kicks from here on.
             guest.frontend.queues.iter().for_each(|queue| queue.kick.add(1));
             guest.frontend.queues[0].wait_retired(BROKEN);
             control.count();
@@ -317,7 +317,7 @@ pub fn cut_memory(socket: PathBuf) -> Attack {
     })
 }
 
-/// Queues that are stopped and started with full rings.
+/// Stops and starts queues with full rings.
 pub fn stops_and_starts(socket: PathBuf) -> Attack {
     Box::new(move |control| {
         let mut guest = FloodingGuest::connect(&socket, 0, 2);

@@ -1,8 +1,9 @@
-//! Attacks that go on until they are stopped: each is a thread of its own with a disk of its own, beside the verifying disks.
+//! Attacks that go on until they are stopped. Each has a thread and a disk of its own, beside the verifying disks.
 //!
-//! An attack is a guest whose rings are hostile (`guests`, `controllers`), a frontend whose messages are (`frontends`), or a client of
-//! the admin socket (`admin_clients`). Its thread has the lowest priority: it uses what CPU time the daemon and the verifying clients leave, because
-//! on a host a guest's own CPU time is not the daemon's to share out. What the daemon does for it has the daemon's priority.
+//! An attack is a hostile guest (`guests`, `controllers`), a hostile frontend (`frontends`), or a client of the admin
+//! socket (`admin_clients`). Its thread has the lowest priority and uses the CPU time that the daemon and the verifying
+//! clients leave: on a host, the daemon does not share out a guest's own CPU time. The daemon's work for the attack has
+//! the daemon's priority.
 
 pub mod admin_clients;
 pub mod controllers;
@@ -19,7 +20,7 @@ use super::TIMEOUT;
 /// Lowest priority of a thread.
 const LOWEST_PRIORITY: i32 = 19;
 
-/// What an attack shares with the test.
+/// State that an attack shares with the test.
 #[derive(Clone, Debug, Default)]
 pub struct AttackControl {
     stop: Arc<AtomicBool>,
@@ -27,7 +28,7 @@ pub struct AttackControl {
 }
 
 impl AttackControl {
-    /// Returns true if the attack must end.
+    /// Returns true if the attack must stop.
     pub fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
@@ -37,16 +38,16 @@ impl AttackControl {
         self.steps.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sleeps, and counts nothing.
+    /// Sleeps without counting a step.
     pub fn pause(&self, time: Duration) {
         std::thread::sleep(time);
     }
 }
 
-/// An attack: returns when its control says so.
+/// An attack. Returns when its control is stopped.
 pub type Attack = Box<dyn FnOnce(&AttackControl) + Send>;
 
-/// An attack that goes on.
+/// A running attack.
 #[derive(Debug)]
 pub struct RunningAttack {
     /// Its name.
@@ -64,7 +65,7 @@ impl RunningAttack {
         let control = AttackControl::default();
         let shared = control.clone();
         let thread = std::thread::spawn(move || {
-            // Of this thread only: Linux takes 0 for the caller.
+            // Of this thread only: 0 is the caller's thread.
             rustix::process::setpriority_process(None, LOWEST_PRIORITY).expect("a lower priority");
             attack(&shared);
         });
@@ -79,7 +80,7 @@ impl RunningAttack {
     /// Checks that it has not failed.
     ///
     /// # Panics
-    /// When it has.
+    /// When it has failed.
     pub fn assert_runs(&self) {
         let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
         assert!(!ended, "the attack '{}' failed: the daemon did not do its part", self.name);
@@ -93,7 +94,7 @@ impl RunningAttack {
     /// Waits until the attack has ended. Returns its number of steps.
     ///
     /// # Panics
-    /// When it does not end in time: the daemon has left it without an answer. When it has failed.
+    /// When it has failed, or does not end in time because the daemon left it without an answer.
     pub fn finish(mut self) -> u64 {
         self.begin_stop();
         let thread = self.thread.take().expect("a running attack");

@@ -1,4 +1,4 @@
-//! A client in a process of its own, to be killed with requests in flight: writes and verifies until then.
+//! A client in a process of its own that writes and verifies until it is killed with requests in flight.
 //!
 //! `driver_load SOCKET QUEUES SEED` prints a line when it has connected and after every tenth round.
 #![forbid(unsafe_code)]

@@ -1,7 +1,8 @@
-//! A VMM whose guest reads into all of its memory:  `fill_memory SOCKET MIB touched|untouched [AGAIN]`
+//! A VMM whose guest reads into all of its memory: `fill_memory SOCKET MIB touched|untouched [AGAIN]`
 //!
-//! `touched`: the VMM has allocated the memory before (as QEMU's `prealloc=on`). Prints `filled`, and keeps the memory until it is killed. Once the
-//! file AGAIN is there, the guest reads into the first MiB again; prints `completed` or `retired`. Ends with code 3 if the daemon refuses the memory.
+//! `touched`: the VMM allocates the memory first, as QEMU's `prealloc=on`. Prints `filled`, and keeps the memory until
+//! it is killed. Once the file AGAIN exists, the guest reads into the first MiB again; prints `completed` or `retired`.
+//! Ends with code 3 if the daemon refuses the memory.
 #![forbid(unsafe_code)]
 
 use std::io::Write as _;
@@ -15,7 +16,7 @@ use mqblk_tests::hostile::request::{STATUS_OK, header, readable, request_type, w
 use mqblk_tests::hostile::ring::RingAddresses;
 use mqblk_tests::hostile::socket::{VhostUserSocket, message};
 
-/// Ring and headers lie before the data.
+/// Start of the data, after ring and headers.
 const DATA: u64 = 1 << 20;
 const HEADER: u64 = 0x8_0000;
 /// Bytes of a request, and of the disk.

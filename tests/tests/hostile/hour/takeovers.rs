@@ -1,9 +1,10 @@
-//! Takeovers under attack: a new daemon every few seconds, while hostile guests, frontends and admin clients do what they can to keep it from
-//! happening, and verifying disks, limits, groups and changes at run time go on.
+//! Takeovers under attack: a new daemon every few seconds. Hostile guests, frontends and admin clients try to prevent
+//! it, while verifying disks, limits, groups and changes at run time go on.
 //!
-//! The short form takes over every two seconds, the long one (`MQBLK_HOSTILE_SECONDS`) every ten. No takeover may fail, no request of a
-//! verifying disk either. The attacks take turns, as in the hour without takeovers, and are all there at once in every sixth interval. The long form
-//! checks besides that each verifying disk without a limit has at least half of its undisturbed throughput where they take turns.
+//! The short form takes over every two seconds, the long one (`MQBLK_HOSTILE_SECONDS`) every ten. No takeover and no
+//! request of a verifying disk may fail. The attacks take turns, as in the hour without takeovers; in every sixth
+//! interval all run at once. The long form also checks that each verifying disk without a limit has at least half of
+//! its undisturbed throughput while they take turns.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,11 +20,11 @@ use mqblk_tests::hostile::autogroup::NoAutogroups;
 use mqblk_tests::hostile::timed_load::{LoadPhase, RunningTimedLoad};
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
 
-/// This many takeovers with attacks that take turns, then one with all at once.
+/// Takeovers with attacks that take turns, before one with all at once.
 const ROUNDS: usize = 5;
 const SHORT_INTERVAL: Duration = Duration::from_secs(2);
 const LONG_INTERVAL: Duration = Duration::from_secs(10);
-/// Where the verifying clients of virtio-blk are. The last one has a limit, with an attacker in its group.
+/// Images of the verifying virtio-blk clients. The last one has a limit, with an attacker in its group.
 const GOOD: [(&str, &str); 3] = [
     ("good-direct", "path=FOLDER/good-direct.img"),
     ("good-cached", "path=FOLDER/good-cached.img,direct=off"),
@@ -106,7 +107,7 @@ impl Rig {
         loads
     }
 
-    /// Starts attack `first` and each of `step` after it.
+    /// Starts attack `first` and each `step` after it.
     fn attacks(&self, first: usize, step: usize) -> Vec<RunningAttack> {
         let (admin, added) = (self.0.folder().join("admin"), self.0.folder().join("added.img"));
         let new_socket = self.0.folder().join("new.sock");
@@ -148,7 +149,7 @@ impl Rig {
     }
 }
 
-/// An attack on a socket that begins again when a takeover has ended its connection.
+/// An attack on a socket that restarts when a takeover has ended its connection.
 fn repeated(socket: PathBuf, make: impl Fn(PathBuf) -> Attack + Send + 'static) -> Attack {
     Box::new(move |control| {
         while !control.is_stopped() {
@@ -160,7 +161,7 @@ fn repeated(socket: PathBuf, make: impl Fn(PathBuf) -> Attack + Send + 'static) 
     })
 }
 
-/// What a load has done in several phases.
+/// Sum of a load's phases.
 #[derive(Default)]
 struct Sum {
     requests: u64,
@@ -180,7 +181,7 @@ impl Sum {
     }
 }
 
-/// Lets attacks go on for this time, and until each has done something.
+/// Waits for `time`, and until each load and attack has made progress.
 fn watch(time: Duration, loads: &[RunningTimedLoad], attacks: &[RunningAttack]) {
     let (began, bound) = (Instant::now(), time + TIMEOUT.time());
     let all_have_begun = || attacks.iter().all(|attack| attack.steps() > 0);
@@ -199,7 +200,7 @@ fn takeovers_while_everybody_attacks() {
     let _priorities = long.map(|_| NoAutogroups::begin());
     let mut rig = Rig::start();
     let loads = rig.loads();
-    // Until each has written its blocks once.
+    // Until each has written all its blocks.
     watch(interval, &loads, &[]);
     loads.iter().for_each(|load| _ = load.end_phase());
     watch(interval, &loads, &[]);

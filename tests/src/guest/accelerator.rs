@@ -1,4 +1,4 @@
-//! KVM where a guest really boots with it, emulation elsewhere.
+//! KVM where a guest boots with it, emulation elsewhere.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -9,10 +9,10 @@ use mqblk_test_bounds::Bound;
 use super::cache::GuestCache;
 use super::machine::Guest;
 
-/// A KVM guest is up in a second or two; one that is not by then never will be.
+/// A KVM guest boots in a second or two; after this time it never will.
 const PROBE_TIMEOUT: Bound = Bound::seconds(20);
 
-/// What runs the guest's instructions.
+/// The way in which the guest's instructions run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accelerator {
     /// Hardware virtualisation.
@@ -21,15 +21,16 @@ pub enum Accelerator {
     Tcg,
 }
 
-/// The emulated CPU. What is left out costs emulated page walks and checks, longer registers to save, and copies byte by byte.
+/// The emulated CPU. The omitted features cost emulated page walks and checks, longer registers to save, and copies
+/// byte by byte.
 pub(crate) const TCG_CPU: &str =
     "max,-smap,-smep,-pku,-la57,-avx,-avx2,-fma,-f16c,-xsave,-xsaveopt,-xsavec,-xgetbv1,-xsaves,-erms,-fsrm";
 
 impl Accelerator {
-    /// Returns the one to use: `MQBLK_GUEST_ACCEL` when set, else KVM when a guest boots with it, else TCG.
+    /// Returns the accelerator: `MQBLK_GUEST_ACCEL` when set, else KVM when a guest boots with it, else TCG.
     ///
-    /// An openable /dev/kvm proves nothing (nested virtualisation may hang or assert), so a guest is booted. The
-    /// result is kept in the cache directory, for this host kernel.
+    /// An openable /dev/kvm proves nothing (nested virtualisation may hang or assert), so a guest is booted. The result
+    /// is kept in the cache directory for this host kernel.
     ///
     /// # Errors
     /// A bad value of the variable.
@@ -59,7 +60,7 @@ impl Accelerator {
         }
         let probe = Guest::builder().accelerator(Self::Kvm).boot_within(PROBE_TIMEOUT).boot();
         let found = if probe.is_ok() { Self::Kvm } else { Self::Tcg };
-        // Without the file the next run probes again; nothing else is lost.
+        // Without the file the next run probes again.
         let _ = std::fs::write(&file, format!("{} {}", found.name(), host));
         found
     }
@@ -79,7 +80,7 @@ impl Accelerator {
         }
     }
 
-    /// QEMU's `-cpu`: the model with the most features, but for those that no test needs.
+    /// QEMU's `-cpu`: the model with the most features, without those that no test needs.
     pub(crate) fn cpu(self) -> &'static str {
         match self {
             Self::Kvm => "host",

@@ -1,4 +1,4 @@
-//! The host's end of the agent in `tests/guest/init`: scripts in, exit status and output out.
+//! The host's end of the agent in `tests/guest/init`: sends scripts, receives exit status and output.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -11,7 +11,7 @@ use mqblk_test_bounds::Bound;
 
 use super::line_stream::{LineResult, LineStream};
 
-/// How long a script may run unless a test says otherwise: an emulated guest on a busy host is slow.
+/// Default limit of a script: an emulated guest on a busy host is slow.
 pub const SCRIPT_TIMEOUT: Bound = Bound::seconds(90);
 
 /// Extra time for the guest to report that a script was killed at its limit.
@@ -26,7 +26,7 @@ const ALIVE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of base64 characters in a part of a script: a quarter of a Linux terminal's input buffer (4096 bytes).
 const PART_LENGTH: usize = 1024;
 
-/// Interval at which a request without a reply is repeated.
+/// Interval between repetitions of an unanswered request.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Exit status and output of a script in the guest.
@@ -51,7 +51,7 @@ impl Agent {
         Ok(Self { stream: LineStream::connect(socket, KILL_REPORT_TIMEOUT)?, next: 1, console_lines: VecDeque::new() })
     }
 
-    /// Continues the script numbers of `other`, an agent of the same guest, so that the output of its scripts is not taken for this one's.
+    /// Continues the script numbers of `other`, an agent of the same guest, so that their outputs are not confused.
     pub(crate) fn continue_script_numbers_of(&mut self, other: &Self) {
         self.next = other.next;
     }
@@ -68,7 +68,7 @@ impl Agent {
         }
     }
 
-    /// Returns the last lines that were not output of a script.
+    /// Returns the last lines that are not output of a script.
     pub(crate) fn noise(&self) -> String {
         self.console_lines.iter().fold(String::new(), |all, line| all + "\n" + line)
     }
@@ -89,7 +89,7 @@ impl Agent {
         ensure!(encoded.len() <= PART_LENGTH, "a script without a reply is longer than one part: {script}");
         let id = self.next_id();
         let deadline = Instant::now() + KILL_REPORT_TIMEOUT.time();
-        // The machine may be gone before the reply is out; the caller sees whether the script had its effect.
+        // The machine may end before the reply is out; the caller sees the script's effect.
         match self.request(&run_line(id, within, &encoded), &format!("started {id}"), deadline, &mut || Ok(())) {
             Ok(()) | Err(_) if Instant::now() < deadline => Ok(()),
             outcome => outcome,
@@ -125,7 +125,7 @@ impl Agent {
         match self.reply(id, deadline, alive) {
             Ok(Some(output)) => return Ok(output),
             Ok(None) => {}
-            // At the deadline the script has ended, so that its reply was lost.
+            // The script has ended by the deadline, so its reply was lost.
             Err(late) => alive().map_err(|_| late)?,
         }
         self.stream.send(&line)?;
@@ -139,7 +139,8 @@ impl Agent {
         id
     }
 
-    /// Sends a line until the agent replies `expected`: again when the agent received it damaged, or has not replied for a while.
+    /// Sends a line until the agent replies `expected`. Sends it again when the agent received it damaged or has not
+    /// replied for a while.
     fn request(
         &mut self,
         line: &str,
@@ -162,7 +163,7 @@ impl Agent {
         }
     }
 
-    /// Receives status and output of script `id`; none if a part of the output was lost.
+    /// Receives status and output of script `id`. Returns `None` if a part of the output was lost.
     fn reply(
         &mut self,
         id: u64,

@@ -18,8 +18,8 @@ use super::process::{Process, command};
 use super::qmp::Qmp;
 use super::vmm::{GuestKernel, Vmm};
 
-/// Kernel parameters. `panic=0`: a panic stays on the console, where [`Guest`] finds it. `mitigations=off` and what
-/// follows it only make an emulated boot quicker: with `lpj` no further CPU measures its delay loop, for a second.
+/// Kernel parameters. `panic=0`: a panic stays on the console, where [`Guest`] finds it. `mitigations=off` and the
+/// following only speed up an emulated boot: with `lpj`, no further CPU measures its delay loop, for a second.
 pub(crate) const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=0 8250.nr_uarts=1 mitigations=off nokaslr \
      cryptomgr.notests random.trust_cpu=on no_timer_check lpj=10000000";
 
@@ -77,7 +77,8 @@ impl GuestBuilder {
         self
     }
 
-    /// Sets QEMU's machine type (pc). A guest that migrates between two VMMs needs a versioned one that both know, such as pc-i440fx-7.2.
+    /// Sets QEMU's machine type (pc). A guest that migrates between two VMMs needs a versioned one known to both, such
+    /// as pc-i440fx-7.2.
     #[must_use]
     pub fn machine(mut self, name: &str) -> Self {
         self.machine = name.to_owned();
@@ -92,14 +93,14 @@ impl GuestBuilder {
         self
     }
 
-    /// Guest memory in MiB (256).
+    /// Sets guest memory in MiB (256).
     #[must_use]
     pub fn memory_mib(mut self, mib: u32) -> Self {
         self.memory_mib = mib;
         self
     }
 
-    /// Slots for [`Guest::plug_memory`] (none).
+    /// Sets the number of slots for [`Guest::plug_memory`] (0).
     #[must_use]
     pub fn memory_slots(mut self, count: u16) -> Self {
         self.memory_slots = count;
@@ -120,7 +121,7 @@ impl GuestBuilder {
         self
     }
 
-    /// Adds a disk; the first is /dev/vda.
+    /// Adds a disk. The first is /dev/vda.
     #[must_use]
     pub fn disk(mut self, disk: GuestDisk) -> Self {
         self.disks.push(disk);
@@ -134,7 +135,7 @@ impl GuestBuilder {
         self
     }
 
-    /// Adds arguments of QEMU, for devices of its own.
+    /// Adds arguments of QEMU, for other devices.
     #[must_use]
     pub fn arguments(mut self, words: &[String]) -> Self {
         self.arguments.extend_from_slice(words);
@@ -155,11 +156,11 @@ impl GuestBuilder {
         self
     }
 
-    /// Starts QEMU and waits until the guest's agent is ready. A guest that meets a known fault of emulation before it uses a disk is
-    /// started once more.
+    /// Starts QEMU and waits until the guest's agent is ready. Restarts a guest once if it meets a known fault of
+    /// emulation before it uses a disk.
     ///
     /// # Errors
-    /// When the cache is not prepared, QEMU fails, or the guest does not come up in time; with its console.
+    /// When the cache is not prepared, QEMU fails, or the guest is not ready in time; with its console.
     pub fn boot(self) -> Result<Guest> {
         let within = self.boot_within;
         let mut guest = self.clone().power_on()?;
@@ -170,7 +171,7 @@ impl GuestBuilder {
                 Ok(guest)
             }
             Err(error) if error.downcast_ref::<BootFault>().is_some() => {
-                // Past the test harness, which would hold it back: the log tells how often it happens.
+                // Directly to stderr, because the test harness withholds output: the log shows how often it happens.
                 writeln!(std::io::stderr(), "{error:#}; it is started again")?;
                 guest.kill()?;
                 let mut guest = self.power_on()?;
@@ -181,7 +182,8 @@ impl GuestBuilder {
         }
     }
 
-    /// Starts QEMU without waiting for the guest, for one that is not expected to boot: [`Guest::console`] and [`Guest::qmp`] tell why.
+    /// Starts QEMU without waiting for the guest, for guests that are not expected to boot: [`Guest::console`] and
+    /// [`Guest::qmp`] show the reason.
     ///
     /// # Errors
     /// When the cache is not prepared, or QEMU does not open its sockets.
@@ -203,8 +205,8 @@ impl GuestBuilder {
         Ok(Guest::new(vmm, qemu, agent, qmp, folder))
     }
 
-    /// Starts QEMU as the destination of a migration, for [`Guest::migrate_to`] or [`Guest::restore`]. The configuration must be that of
-    /// the source, except for the sockets of the disks, which may belong to another daemon.
+    /// Starts QEMU as the destination of a migration, for [`Guest::migrate_to`] or [`Guest::restore`]. The
+    /// configuration must be that of the source, except for the disks' sockets, which may belong to another daemon.
     ///
     /// # Errors
     /// As [`GuestBuilder::power_on`].

@@ -1,4 +1,4 @@
-//! The boot files that `tests/guest/prepare.sh` has prepared.
+//! The boot files made by `tests/guest/prepare.sh`.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::vmm::{GuestKernel, Vmm};
 
-/// The manifest's first line; `prepare.sh` writes the same.
+/// The manifest's first line, as `prepare.sh` writes it.
 const FORMAT: &str = "mqblk-guest 6";
 
 /// The directory with the guests' kernels and initramfs, and trixie's QEMU.
@@ -19,7 +19,7 @@ impl GuestCache {
     /// Opens the directory named by `MQBLK_GUEST_CACHE`, else `.cache/guest` in the repository.
     ///
     /// # Errors
-    /// When the directory is missing, or was prepared by another version of the script.
+    /// When the directory is missing, or another version of the script prepared it.
     pub fn open() -> Result<Self> {
         let folder = match std::env::var_os("MQBLK_GUEST_CACHE") {
             Some(folder) => PathBuf::from(folder),

@@ -64,7 +64,7 @@ impl LunConfig {
         format!("t{}l{}", self.target, self.lun)
     }
 
-    /// Returns QEMU's block node and SCSI disk. Keys that only our daemon knows are left out.
+    /// Returns QEMU's block node and SCSI disk. Leaves out keys that only our daemon has.
     fn for_qemu(&self, controller: &str) -> Result<(Value, Value)> {
         let path =
             self.key("path").with_context(|| format!("QEMU's own SCSI disk needs path=, found {:?}", self.keys))?;
@@ -195,7 +195,7 @@ impl GuestController {
         Ok(Self { id: id.clone(), chardev: None, nodes, devices })
     }
 
-    /// Returns QEMU's arguments for it.
+    /// Returns QEMU's arguments.
     pub(crate) fn arguments(&self, vmm: Vmm) -> Vec<String> {
         let mut words = Vec::new();
         if let Some(chardev) = &self.chardev {
@@ -233,7 +233,7 @@ impl Guest {
     /// Unplugs a controller: the guest's driver releases it, then QEMU closes the connection.
     ///
     /// # Errors
-    /// QEMU's error, or a guest that does not release it.
+    /// QEMU's error, or when the guest does not release it.
     pub fn unplug_controller(&mut self, controller: &GuestController) -> Result<()> {
         self.remove_device(&controller.id)?;
         if let Some(chardev) = &controller.chardev {

@@ -51,7 +51,7 @@ impl DaemonProgram {
 pub struct DaemonDisk {
     id: String,
     path: PathBuf,
-    /// The settings of other storage.
+    /// Settings of storage other than a file.
     storage: Option<String>,
     queues: u16,
     options: Vec<(String, String)>,
@@ -153,8 +153,8 @@ impl VhostUserDaemon {
         Self::serve(server, disks, &[], &[])
     }
 
-    /// Starts our server with these disks and these process options, such as `--drain-timeout-s 2`: in the sandbox, unless they say
-    /// otherwise.
+    /// Starts our server with these disks and process options, such as `--drain-timeout-s 2`. It is in the sandbox
+    /// unless they say otherwise.
     ///
     /// # Errors
     /// As [`VhostUserDaemon::start_server`].
@@ -191,7 +191,7 @@ impl VhostUserDaemon {
             DaemonProgram::Mqblk => {
                 arguments.extend(["serve".into(), "--admin".into(), folder.path().join(ADMIN_SOCKET).into()]);
                 if !options.contains(&"--sandbox") {
-                    // As in the systemd unit. LUNs are added from where all images of these tests are.
+                    // As in the systemd unit. The directory of all images of these tests is allowed for added LUNs.
                     arguments.extend(["--sandbox".into(), "on".into(), "--sandbox-allow".into()]);
                     arguments.push(repository().join("target").into());
                 }
@@ -216,11 +216,11 @@ impl VhostUserDaemon {
     }
 
     fn wait_listening(&mut self) -> Result<()> {
-        // Does not connect: a server with one client at a time would take the connection for the VMM.
+        // Waits without connecting: a server with one client at a time would take the connection for the VMM.
         let sockets = self.sockets.clone();
         self.process.until("its sockets", SERVER_TIMEOUT, || sockets.iter().all(|socket| socket.exists()))?;
         if self.program == DaemonProgram::Mqblk {
-            // The admin socket is the last one: a verb that comes before finds none.
+            // The admin socket is created last; an earlier verb does not find it.
             let has_admin = self.arguments.iter().any(|argument| argument == "--admin");
             let admin = has_admin.then(|| self.folder.path().join(ADMIN_SOCKET));
             self.wait_log("a log line with every socket", |log| {
@@ -252,7 +252,7 @@ impl VhostUserDaemon {
         self.wait_listening()
     }
 
-    /// Has another server take over, with the same arguments and a new log, and waits for the end of this one.
+    /// Makes another server take over, with the same arguments and a new log, and waits for the end of this one.
     ///
     /// # Errors
     /// When one of them ends with another code than 0, or the takeover does not end.
@@ -269,7 +269,7 @@ impl VhostUserDaemon {
     /// Runs `mqblk VERB ... --socket ADMIN MORE`, which must succeed. Returns its output.
     ///
     /// # Errors
-    /// When it fails, with what it printed.
+    /// When it fails, with its output.
     pub fn run_verb(&self, verb: &[&str], more: &[&str]) -> Result<String> {
         let mut command = Command::new(mqblk_binary()?);
         command.args(verb).arg("--socket").arg(self.folder.path().join(ADMIN_SOCKET)).args(more);
@@ -355,7 +355,7 @@ impl VhostUserDaemon {
         }
     }
 
-    /// Ends the server by SIGTERM, which must lead to exit code 0 and remove the sockets. Returns the log.
+    /// Ends the server by SIGTERM. It must exit with 0 and remove the sockets. Returns the log.
     ///
     /// # Errors
     /// When it stays, exits with another code, or leaves a socket.
@@ -410,12 +410,12 @@ fn launch(server: DaemonProgram, arguments: &[OsString], folder: &Path) -> Resul
         DaemonProgram::Mqblk => process::command(mqblk_binary()?),
         DaemonProgram::QemuStorageDaemon => process::command("qemu-storage-daemon"),
     };
-    // Of each queue that stops our server logs the counters.
+    // Our server logs the counters of each queue that stops.
     command.args(arguments).env("RUST_LOG", "info,mqblk_vhost_user_server::vring=debug");
     Process::start("the vhost-user server", command, &folder.join("log"))
 }
 
-/// Returns `MQBLK`, else the workspace's own release build, built now if it is out of date.
+/// Returns `MQBLK`, else the workspace's own release build, rebuilt if out of date.
 pub(crate) fn mqblk_binary() -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     if let Some(path) = std::env::var_os("MQBLK") {

@@ -76,7 +76,7 @@ impl GuestDisk {
         Value::Object(self.device.clone())
     }
 
-    /// Returns QEMU's arguments for it.
+    /// Returns QEMU's arguments.
     pub(crate) fn arguments(&self, vmm: Vmm) -> [String; 4] {
         ["-chardev".into(), self.chardev.argument(vmm), "-device".into(), self.device().to_string()]
     }

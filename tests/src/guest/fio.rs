@@ -21,8 +21,8 @@ impl FioJobs {
         Self { arguments: arguments.to_owned() }
     }
 
-    /// Creates random writes of mixed block sizes by `jobs` parallel jobs, each over `mib` MiB of its own from `offset_mib` on, verified
-    /// with `--verify=crc32c`.
+    /// Creates random writes of mixed block sizes by `jobs` parallel jobs, each over its own `mib` MiB from
+    /// `offset_mib` on, verified with `--verify=crc32c`.
     #[must_use]
     pub fn verified_random_writes(device: &str, jobs: u16, offset_mib: u32, mib: u32) -> Self {
         Self::new(&format!(

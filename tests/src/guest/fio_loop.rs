@@ -9,7 +9,7 @@ use super::shell::Shell;
 /// A pass over 4 MiB takes seconds; the limit is generous.
 const PASS_TIMEOUT: Bound = Bound::seconds(180);
 
-/// Random writes of mixed sizes to the beginning of a disk, then all of them read back, repeated until it is stopped.
+/// Random writes of mixed sizes to the beginning of a disk, then reads of all of them, repeated until it is stopped.
 #[derive(Debug)]
 pub struct FioLoop {
     name: String,
@@ -17,7 +17,8 @@ pub struct FioLoop {
 }
 
 impl FioLoop {
-    /// Starts it on the first `mib` MiB of `node`, with `depth` requests in flight, and waits for the end of its first pass.
+    /// Starts it on the first `mib` MiB of `node`, with `depth` requests in flight, and waits for the end of its first
+    /// pass.
     ///
     /// # Errors
     /// As [`Shell::must`].
@@ -27,7 +28,7 @@ impl FioLoop {
         Ok(looping)
     }
 
-    /// Starts it as [`FioLoop::start`] does, without waiting.
+    /// As [`FioLoop::start`], without waiting.
     ///
     /// # Errors
     /// As [`Shell::must`].
@@ -57,7 +58,7 @@ impl FioLoop {
     /// Waits until the disk has completed `more` writes from now on.
     ///
     /// # Errors
-    /// When it ends before.
+    /// When the loop ends before.
     pub fn wait_for_writes(&self, guest: &mut impl Shell, more: u32) -> Result<()> {
         let (name, disk) = (&self.name, self.node.trim_start_matches("/dev/"));
         let script = format!(

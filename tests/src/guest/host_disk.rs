@@ -190,7 +190,7 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        // A device still in use is detached by the kernel at its last close.
+        // The kernel detaches a device in use at its last close.
         let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
     }
 }

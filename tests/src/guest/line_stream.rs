@@ -33,7 +33,7 @@ pub(crate) struct LineStream {
 }
 
 impl LineStream {
-    /// Connects to the socket at `path`. It exists from QEMU's bind on, and refuses connections until QEMU listens.
+    /// Connects to the socket at `path`. It exists once QEMU has bound it, and refuses connections until QEMU listens.
     pub(crate) fn connect(path: &Path, within: Bound) -> Result<Self> {
         let deadline = Instant::now() + within.time();
         let stream = loop {

@@ -19,11 +19,11 @@ use crate::log_end::log_end;
 /// A fault of emulation at a boot, before the guest has used a disk.
 #[derive(Debug)]
 pub(crate) enum BootFault {
-    /// The guest's kernel hangs in its own initialisation, before it has loaded a driver of a disk. Seen now and then with two emulated CPUs on
-    /// a busy host: a CPU waits for an interrupt from the other.
+    /// The guest's kernel hangs in its initialisation, before it has loaded a disk driver. Seen now and then with two
+    /// emulated CPUs on a busy host: a CPU waits for an interrupt from the other.
     KernelStuck(String),
-    /// An assertion of QEMU's emulator failed: emulated CPUs run while the firmware moves a device's registers. Seen once in 60 boots
-    /// with four CPUs (QEMU's issue 1921).
+    /// An assertion of QEMU's emulator fails: emulated CPUs run while the firmware moves a device's registers. Seen
+    /// once in 60 boots with four CPUs (QEMU's issue 1921).
     EmulatorDied,
 }
 
@@ -38,7 +38,8 @@ impl std::fmt::Display for BootFault {
 
 impl std::error::Error for BootFault {}
 
-/// Returns true if an error with the guest's console and what QEMU says tells of a [fault of emulation](BootFault) at the boot.
+/// Returns true if an error with the guest's console and QEMU's output shows a [fault of emulation](BootFault) at the
+/// boot.
 pub fn is_fault_of_emulation(text: &str) -> bool {
     let stuck = ["detected stalls on CPUs", "soft lockup"].iter().any(|what| text.contains(what));
     text.contains(EMULATOR_ASSERTION) || (stuck && !text.contains(LOADING_DRIVERS))
@@ -53,7 +54,7 @@ pub(crate) const QEMU_TIMEOUT: Bound = Bound::seconds(60);
 /// Line on the console before `tests/guest/init` loads the first driver.
 const LOADING_DRIVERS: &str = "init: loading drivers";
 
-/// What QEMU says of [`BootFault::EmulatorDied`].
+/// QEMU's message for [`BootFault::EmulatorDied`].
 const EMULATOR_ASSERTION: &str = "iotlb_to_section: Assertion";
 
 /// First digits of the addresses of a 64-bit kernel's code (Linux, Documentation/arch/x86/x86_64/mm.rst). The firmware has lower ones.
@@ -62,7 +63,7 @@ const KERNEL_TEXT: &str = "ffffffff";
 /// Prints the memory that the guest's kernel uses, in KiB.
 const MEMORY_KIB: &str = "awk '/^MemTotal:/ { print $2 }' /proc/meminfo";
 
-/// A running guest; its QEMU is killed when this is dropped.
+/// A running guest. Its QEMU is killed when this is dropped.
 #[derive(Debug)]
 pub struct Guest {
     vmm: Vmm,
@@ -95,7 +96,7 @@ impl Guest {
         self.qemu.pid()
     }
 
-    /// Returns its directory, for files that end with it.
+    /// Returns its directory, for files to be removed with it.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
@@ -116,7 +117,7 @@ impl Guest {
     /// Waits until the guest's agent is ready, after power-on or a reset.
     ///
     /// # Errors
-    /// When it is not in time; with the guest's console.
+    /// When it is not ready in time; with the guest's console.
     pub fn wait_ready(&mut self, within: Bound) -> Result<()> {
         let console = self.folder.path().join("console");
         let ready = self.with_agent(|agent, alive| {
@@ -155,7 +156,7 @@ impl Guest {
             .collect())
     }
 
-    /// QEMU's monitor.
+    /// Returns QEMU's monitor.
     pub fn qmp(&mut self) -> &mut Qmp {
         &mut self.qmp
     }
@@ -175,7 +176,7 @@ impl Guest {
     /// Unplugs a disk: the guest's driver releases it, then QEMU closes the vhost-user connection.
     ///
     /// # Errors
-    /// QEMU's error, or a guest that does not release it.
+    /// QEMU's error, or when the guest does not release it.
     pub fn unplug(&mut self, disk: &GuestDisk) -> Result<()> {
         self.qmp.execute("device_del", json!({ "id": disk.id() }))?;
         let id = disk.id();
@@ -186,7 +187,7 @@ impl Guest {
     /// Plugs `mib` MiB more memory into the running guest, as a memory region of its own, and onlines it in the guest.
     ///
     /// # Errors
-    /// QEMU's error, or memory that the guest does not online.
+    /// QEMU's error, or when the guest does not online the memory.
     pub fn plug_memory(&mut self, id: &str, mib: u32) -> Result<()> {
         let before: u64 = self.must(MEMORY_KIB)?.parse()?;
         let size = u64::from(mib) << 20;
@@ -208,10 +209,10 @@ impl Guest {
         .with_context(|| format!("the guest does not use the {mib} MiB more"))
     }
 
-    /// Resets the machine with QMP's `system_reset`, and waits until the guest is up again.
+    /// Resets the machine with QMP's `system_reset`, and waits until the guest is ready.
     ///
     /// # Errors
-    /// QEMU's error, or a guest that does not boot.
+    /// QEMU's error, or when the guest does not boot.
     pub fn reset(&mut self) -> Result<()> {
         self.qmp.execute("system_reset", json!({}))?;
         self.wait_ready(BOOT_TIMEOUT)
@@ -228,7 +229,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Ends QEMU by QMP, whatever the guest does: for the source of a completed migration.
+    /// Ends QEMU by QMP, regardless of the guest: for the source of a completed migration.
     ///
     /// # Errors
     /// When QEMU stays or fails.

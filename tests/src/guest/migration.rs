@@ -30,11 +30,12 @@ impl MigrationStatus {
 }
 
 impl Guest {
-    /// Migrates the guest to `destination` ([`GuestBuilder::await_incoming`](super::GuestBuilder::await_incoming)) and waits until it runs
-    /// there. Background scripts in the guest continue; use `destination` from now on. This source remains, stopped: [`Guest::quit`] it.
+    /// Migrates the guest to `destination` ([`GuestBuilder::await_incoming`](super::GuestBuilder::await_incoming)) and
+    /// waits until it runs there. Background scripts in the guest continue; use `destination` from now on. The source
+    /// remains, stopped: [`Guest::quit`] it.
     ///
     /// # Errors
-    /// QEMU's, and a migration that fails or takes longer than `within`.
+    /// QEMU's, and when the migration fails or takes longer than `within`.
     pub fn migrate_to(&mut self, destination: &mut Self, within: Bound) -> Result<()> {
         self.start_migration_to(destination)?;
         self.wait_migration_completed(within)?;
@@ -43,7 +44,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Starts a migration to `destination` without waiting. The guest runs here meanwhile.
+    /// Starts a migration to `destination` without waiting. The guest meanwhile runs here.
     ///
     /// # Errors
     /// QEMU's.
@@ -53,7 +54,7 @@ impl Guest {
         self.start_migration(&uri)
     }
 
-    /// Lets a destination listen at `uri` (such as `unix:PATH`), or read from it (`exec:COMMAND`).
+    /// Makes a destination listen at `uri` (such as `unix:PATH`), or read from it (`exec:COMMAND`).
     ///
     /// # Errors
     /// QEMU's, and when this was not started by [`GuestBuilder::await_incoming`](super::GuestBuilder::await_incoming).
@@ -127,7 +128,7 @@ impl Guest {
             ended.details,
             self.qemu_output()
         );
-        // QEMU's migration thread says "completed" before it enters the run state "postmigrate".
+        // QEMU's migration thread reports "completed" before it enters the run state "postmigrate".
         while self.run_state()? == "finish-migrate" {
             ensure!(!deadline.has_passed(), "QEMU did not leave the run state finish-migrate within {within}");
             std::thread::sleep(POLL_INTERVAL);
@@ -135,10 +136,10 @@ impl Guest {
         Ok(ended)
     }
 
-    /// Cancels the outgoing migration and waits until that is done; the guest continues here.
+    /// Cancels the outgoing migration and waits until that is done. The guest continues here.
     ///
     /// # Errors
-    /// QEMU's, and when it had already ended otherwise.
+    /// QEMU's, and when the migration had already ended otherwise.
     pub fn cancel_migration(&mut self, within: Bound) -> Result<()> {
         self.qmp().execute("migrate_cancel", json!({}))?;
         let ended = self.wait_migration_ended(within)?;
@@ -169,7 +170,7 @@ impl Guest {
             std::thread::sleep(POLL_INTERVAL);
         }
         self.continue_script_numbers_of(source);
-        // It was saved stopped, and is restored stopped.
+        // Saved stopped, so restored stopped.
         self.cont()
     }
 

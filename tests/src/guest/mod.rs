@@ -1,8 +1,8 @@
-//! Real guests: a Debian kernel in QEMU, its disks served by a vhost-user daemon that is another process.
+//! Real guests: a Debian kernel in QEMU, with disks served by a vhost-user daemon in another process.
 //!
-//! `tests/guest/prepare.sh` makes the boot files (see [`GuestCache`]). A [`VhostUserDaemon`] serves disks. A [`Guest`] is a QEMU with these
-//! disks; its PID 1 is an agent that runs scripts from the virtio-serial port. Every wait has a limit, and dropping a guest or a daemon
-//! kills its process.
+//! `tests/guest/prepare.sh` makes the boot files (see [`GuestCache`]). A [`VhostUserDaemon`] serves disks. A [`Guest`]
+//! is a QEMU with these disks; its PID 1 is an agent that runs scripts from the virtio-serial port. Every wait has a
+//! limit, and dropping a guest or a daemon kills its process.
 //!
 //! Each guest test uses all CPUs of the host, so run them one after another: `-- --test-threads=1`.
 

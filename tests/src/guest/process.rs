@@ -20,10 +20,10 @@ pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Returns a [`command`] that is killed `limit` after its start, whatever happens to the test.
+/// Returns a [`command`] that is killed `limit` after its start, even if the test hangs.
 pub(crate) fn limited_command(program: impl AsRef<OsStr>, limit: Bound) -> Command {
     let mut command = command("timeout");
-    // The program dies with `timeout`, which is the child that a test kills.
+    // The program dies with `timeout`, the child that a test kills.
     command.args([
         "--foreground",
         "--signal=KILL",
@@ -91,7 +91,7 @@ impl Process {
         }
     }
 
-    /// Waits until `ready` returns true; fails if the child ends before.
+    /// Waits until `ready` returns true. Fails if the child ends before.
     pub(crate) fn until(&mut self, what: &str, within: Bound, mut ready: impl FnMut() -> bool) -> Result<()> {
         let mut deadline = within.begin();
         while !ready() {
@@ -116,7 +116,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Only reaps a child that has ended.
+        // Reaps a child that has already ended.
         let _ = self.kill();
     }
 }

@@ -1,5 +1,5 @@
-//! A disk with our program on it, for guests that are hosts themselves: there are kernels with device-mapper and with both versions of control
-//! groups.
+//! A disk with our program on it, for guests that act as hosts: their kernels have device-mapper and both versions of
+//! control groups.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +14,7 @@ use super::shell::Shell;
 
 /// Size of the disk in MiB.
 const SIZE: u64 = 192;
-/// Where it is mounted.
+/// Its mount point.
 const FOLDER: &str = "/program";
 
 /// An ext4 image with `mqblk`, `mqblk-bench` and their libraries.
@@ -24,7 +24,7 @@ pub struct ProgramDisk {
 }
 
 impl ProgramDisk {
-    /// Makes the image of the program that the tests use. The guest's loader is of this system, as all its programs.
+    /// Makes the image of the program under test. The guest uses this system's loader, because all its programs do.
     ///
     /// # Errors
     /// When a library is missing, or mkfs.ext4 fails.
@@ -32,7 +32,7 @@ impl ProgramDisk {
         Self::with(&[])
     }
 
-    /// As [`ProgramDisk::new`], with other programs that need the same libraries: in the guest they are in `/program`.
+    /// As [`ProgramDisk::new`], with other programs that need the same libraries. The guest has them in `/program`.
     ///
     /// # Errors
     /// As [`ProgramDisk::new`].
@@ -69,7 +69,7 @@ impl ProgramDisk {
     /// # Errors
     /// The guest's.
     pub fn install(&self, guest: &mut Guest, device: &str) -> Result<()> {
-        // The libraries that the guest lacks: where the loader finds them without help, as the broker has an environment of its own.
+        // Libraries that the guest lacks go to the loader's default path, because the broker has its own environment.
         let script = format!(
             "set -e; mkdir -p {FOLDER} /lib/x86_64-linux-gnu; mount -t ext4 -o ro {device} {FOLDER}
              for library in {FOLDER}/*.so*; do

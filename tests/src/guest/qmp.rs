@@ -47,7 +47,7 @@ impl Qmp {
         }
     }
 
-    /// Waits for an event whose data matches `wanted`; events that came before count too.
+    /// Waits for an event whose data matches `wanted`. Earlier events count too.
     ///
     /// # Errors
     /// When none comes in time.

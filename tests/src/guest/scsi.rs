@@ -1,4 +1,4 @@
-//! The SCSI disks that the guest's kernel sees.
+//! SCSI disks as the guest's kernel sees them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use mqblk_core::ByteLen;
 use super::machine::Guest;
 use super::shell::Shell;
 
-/// LUNs that need flat addressing begin here; Linux leaves the address method's bits in their numbers (SAM-5 section 4.7.5).
+/// First LUN that needs flat addressing. Linux leaves the address method's bits in their numbers (SAM-5 section 4.7.5).
 const FLAT_FROM: u16 = 256;
 const FLAT: u16 = 0x4000;
 
@@ -40,7 +40,7 @@ pub struct ScsiDisk {
     pub read_only: bool,
     /// Unit serial number, VPD page 80h.
     pub serial: String,
-    /// The kernel's choice among the designators of VPD page 83h, with its type before it.
+    /// The designator of VPD page 83h that the kernel chose, after its type.
     pub wwid: String,
 }
 
@@ -89,11 +89,11 @@ pub fn scsi_disks(guest: &mut Guest) -> Result<Vec<ScsiDisk>> {
 /// Waits until the guest has SCSI disks at exactly these targets and LUNs, over all its controllers, and returns them.
 ///
 /// # Errors
-/// When it has other disks at the end.
+/// When it has other disks at the deadline.
 pub fn wait_for_luns(guest: &mut Guest, wanted: &[(u8, u16)]) -> Result<BTreeMap<(u8, u16), ScsiDisk>> {
     let count = wanted.len();
-    // Each disk must have a node, and no other disk one. A node that is a regular file was created by a program that opened it too late or
-    // too early.
+    // Each disk must have a node, and there must be no other nodes. A regular file shows that a program opened the node
+    // too late or too early.
     guest.must(&format!(
         "for i in $(seq 300); do
              have=0

@@ -1,4 +1,4 @@
-//! The server of the SCSI tests' controllers: our daemon, or QEMU's own emulation, to validate the tests.
+//! The server of the SCSI tests' controllers: our daemon, or QEMU's own emulation to validate the tests.
 
 use anyhow::{Context, Result};
 
@@ -35,7 +35,7 @@ impl ScsiHost {
         self.daemon.is_some()
     }
 
-    /// Our daemon.
+    /// Returns our daemon.
     ///
     /// # Errors
     /// When QEMU serves.
@@ -43,7 +43,7 @@ impl ScsiHost {
         self.daemon.as_mut().context("QEMU serves these disks, not our daemon")
     }
 
-    /// Returns the guest's device for the controller `id`, with as many queues as it has.
+    /// Returns the guest's device for the controller `id`, with the same number of queues.
     ///
     /// # Errors
     /// When QEMU serves and does not support a LUN.

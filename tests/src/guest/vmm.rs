@@ -1,4 +1,4 @@
-//! The virtual machine monitors and guest kernels that `tests/guest/prepare.sh` has prepared.
+//! The virtual machine monitors and guest kernels that `tests/guest/prepare.sh` provides.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -67,8 +67,8 @@ impl Vmm {
         }
     }
 
-    /// Returns the option of a socket chardev for the reconnect delay: milliseconds since QEMU 9.2, whole seconds before that. Its name in
-    /// QMP is the same.
+    /// Returns the option of a socket chardev for the reconnect delay: milliseconds since QEMU 9.2, whole seconds
+    /// before. QMP uses the same name.
     pub(crate) fn reconnect(self, after: Duration) -> (&'static str, u64) {
         match self {
             Self::System => ("reconnect", after.as_millis().div_ceil(1000).max(1).try_into().unwrap_or(u64::MAX)),

@@ -1,4 +1,4 @@
-//! The daemon in a guest, which is a host here: for what its kernel has and this one may not.
+//! The daemon in a guest that acts as the host, for kernel features that this host may lack.
 
 #![allow(clippy::print_stderr, reason = "figures for people")]
 
@@ -25,7 +25,8 @@ fn serve(guest: &mut Guest, arguments: &str, socket: &str) -> Result<()> {
     Ok(())
 }
 
-/// Two disks on one worker, one of them on a suspended device-mapper device with 64 reads and writes in flight, then flushes.
+/// Two disks on one worker. One is on a suspended device-mapper device with 64 reads and writes in flight, then
+/// flushes.
 #[test]
 #[ignore = "long: make soak, make test-guest"]
 fn a_suspended_device_costs_its_neighbours_nothing() -> Result<()> {
@@ -66,7 +67,7 @@ fn a_suspended_device_costs_its_neighbours_nothing() -> Result<()> {
     })
 }
 
-/// A version of control groups: how the memory controller is mounted, and the names of its files.
+/// A version of control groups: the mount of the memory controller, and the names of its files.
 struct ControlGroups {
     mount: &'static str,
     usage: &'static str,
@@ -86,7 +87,7 @@ const VERSIONS: [ControlGroups; 2] = [
     },
 ];
 
-/// Guest memory in MiB, and what the daemon needs itself at most.
+/// Guest memory in MiB, and the most that the daemon needs itself.
 const FILLED: u64 = 96;
 const OWN: u64 = 32;
 
@@ -115,7 +116,8 @@ impl Charged<'_> {
         self.guest.start("vmm", &format!("echo $$ >/groups/vmm/cgroup.procs; {vmm}"))
     }
 
-    /// Waits until the VMM's guest has read into all of its memory. Returns what the daemon and the VMM are charged with, in MiB.
+    /// Waits until the VMM's guest has read into all of its memory. Returns the charges of the daemon and of the VMM in
+    /// MiB.
     fn fill(&mut self, mib: u64, memory: &str) -> Result<(u64, u64)> {
         self.start_vmm(mib, memory)?;
         let filled = "for i in $(seq 600); do grep -q filled /run/jobs/vmm.out && exit; sleep 0.1; done; cat /run/jobs/*.out; exit 1";
@@ -142,8 +144,8 @@ impl Charged<'_> {
     }
 }
 
-/// Memory that nobody has touched before a read fills it counts against the daemon. Beyond the limit of its control group the kernel kills it;
-/// a VMM that allocates its memory, or `mem-budget`, prevents that.
+/// Memory that is first touched when a read fills it counts against the daemon. Beyond the limit of its control group
+/// the kernel kills it. A VMM that allocates its memory, or `mem-budget`, prevents that.
 fn memory_is_charged(guest: &mut Guest, groups: &ControlGroups) -> Result<()> {
     guest.must(&format!("mkdir -p /groups && {} && mkdir /groups/daemon /groups/vmm", groups.mount))?;
     let mut charged = Charged { guest, groups };
@@ -189,8 +191,8 @@ fn memory_that_a_read_fills_first_is_charged_to_the_daemon() -> Result<()> {
     Ok(())
 }
 
-/// The hardware reports an error in a page of guest memory (the kernel is told so): the queue that touches it ends, the daemon and other disks go
-/// on, and the log says what it was. Debian 12's cloud kernel cannot be told.
+/// The hardware reports an error in a page of guest memory (simulated by the kernel). The queue that touches it ends,
+/// the daemon and other disks go on, and the log names the reason. Debian 12's cloud kernel cannot simulate it.
 #[test]
 #[ignore = "long: make soak, make test-guest"]
 fn a_hardware_memory_error_ends_the_queue_that_touches_it() -> Result<()> {

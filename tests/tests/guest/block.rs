@@ -1,6 +1,6 @@
 //! A real guest's use of a disk: data, a file system, discards, flushes, and the attributes that it sees.
 //!
-//! Where busybox has a program of the same name, its shell prefers that one: hence the full paths.
+//! Full paths, because busybox's shell prefers its own programs of the same name.
 
 use std::process::Command;
 
@@ -65,7 +65,8 @@ fn data_file_system_and_discard() -> Result<()> {
     Ok(())
 }
 
-/// Checks discard and write zeroes without and with the UNMAP flag, each on its own 16 MiB, and that nothing else is changed.
+/// Checks discard and write zeroes without and with the UNMAP flag, each on its own 16 MiB, and that nothing else
+/// changes.
 fn discard_and_zero(guest: &mut Guest, image: &HostImage) -> Result<()> {
     for limit in ["discard_max_bytes", "write_zeroes_max_bytes"] {
         let bytes: u64 = guest.must(&format!("cat /sys/block/vda/queue/{limit}"))?.parse()?;
@@ -181,10 +182,10 @@ fn read_only_is_read_only(guest: &mut Guest, image: &HostImage) -> Result<()> {
     Ok(())
 }
 
-/// Number of the guest's writes, with a flush after each or without.
+/// Number of the guest's writes, each with or without a flush.
 const FLUSHES: u64 = 20;
 
-/// Single 4 KiB writes to a device, one after another; `more` goes to each dd.
+/// Single 4 KiB writes to a device, one after another. `more` are arguments of each dd.
 fn writes(device: &str, more: &str) -> String {
     format!(
         "for i in $(seq {FLUSHES}); do

@@ -1,4 +1,4 @@
-//! A minimal configuration: rings and queues as each VMM chooses them.
+//! A minimal configuration: each VMM chooses rings and queues.
 
 use anyhow::Result;
 use mqblk_test_bounds::Bound;
@@ -9,8 +9,8 @@ use mqblk_tests::guest::{
 
 const WITHIN: Bound = Bound::seconds(150);
 
-/// QEMU 10.0 gives every vhost-user-blk ring 1024 entries, QEMU 7.2 has 128. For a controller it sets up a request queue for each virtual CPU,
-/// however many the host has.
+/// QEMU 10.0 gives every vhost-user-blk ring 1024 entries, QEMU 7.2 has 128. For a controller it sets up a request
+/// queue for each virtual CPU, regardless of the host's number.
 #[test]
 fn a_disk_and_a_controller_with_the_queues_and_rings_of_each_vmm() -> Result<()> {
     with_each_vmm(|vmm| {
@@ -32,8 +32,8 @@ fn a_disk_and_a_controller_with_the_queues_and_rings_of_each_vmm() -> Result<()>
     })
 }
 
-/// QEMU exits or continues without the disk, whichever of its messages comes after the connection is closed; 10.0 connects a few times before.
-/// Either way the log says what to change.
+/// QEMU exits or continues without the disk, depending on its next message after the connection is closed; 10.0 first
+/// connects a few times. Either way the log names the setting to change.
 #[test]
 fn fewer_queues_than_the_vmm_sets_up_are_logged() -> Result<()> {
     with_each_vmm(|vmm| {
@@ -48,7 +48,7 @@ fn fewer_queues_than_the_vmm_sets_up_are_logged() -> Result<()> {
         daemon.wait_log("a warning of too many queues", |log| {
             log.contains("queue index: found 3") && log.contains("num_queues=")
         })?;
-        // QEMU may have ended, before it was ready here or after that.
+        // QEMU may have ended before or after it was ready here.
         drop(guest);
         daemon.must_run()
     })

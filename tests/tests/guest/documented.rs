@@ -1,4 +1,5 @@
-//! Every command with a virtual machine that README.md and docs/ print is run as it is printed, with real guests. See tests/src/documented.
+//! Runs every command with a virtual machine from README.md and docs/ as printed, with real guests. See
+//! tests/src/documented.
 //!
 //! KVM is hidden from QEMU where no guest boots with it.
 
@@ -11,16 +12,16 @@ use mqblk_tests::documented::{Guests, Kind, Sandbox, Script, Session, plan};
 use mqblk_tests::guest::{Shell, Vmm, is_fault_of_emulation, with_each_vmm};
 use mqblk_tests::hostile::daemon::{mqblk_bench_binary, mqblk_binary};
 
-/// For a guest to see a change, and to move.
+/// Time for a guest to see a change, and for a migration.
 const WITHIN: Bound = Bound::seconds(60);
 
-/// What a page's blocks with virtual machines are, and those that belong to them.
+/// Returns a page's blocks with virtual machines, and those that belong to them.
 fn scripts(page: &str) -> Result<Vec<Script>> {
     let text = plan::documents(&[page])?.remove(0).1;
     Ok(plan::part(&plan::scripts(&plan::blocks(page, &text)?)?, true))
 }
 
-/// How often a page is run until a guest boots.
+/// Number of runs of a page until a guest boots.
 const ATTEMPTS: u32 = 3;
 
 /// Runs the blocks, and `check` after each. Runs the page again if [emulation fails](is_fault_of_emulation).
@@ -53,13 +54,13 @@ fn run_once(page: &str, vmm: Vmm, check: &mut impl FnMut(&mut Session, &Script) 
     session.interrupt()
 }
 
-/// Prints a line, which --nocapture shows.
+/// Prints a line, visible with --nocapture.
 #[expect(clippy::print_stdout, reason = "the duration of each block")]
 fn report(line: &str) {
     println!("{line}");
 }
 
-/// A page with virtual machines that no test below names would not be run.
+/// A page with virtual machines but without a test below would not be run.
 #[test]
 fn each_page_with_guests_has_its_test() -> Result<()> {
     let mut found = Vec::new();
@@ -78,7 +79,7 @@ fn each_page_with_guests_has_its_test() -> Result<()> {
 #[test]
 fn readme() -> Result<()> {
     with_each_vmm(|vmm| {
-        // By block: a page may be run again.
+        // Per block, because a page may be run again.
         let mut checked = BTreeSet::new();
         run("README.md", vmm, |session, script| {
             match (&*script.block.section, script.stays) {
@@ -114,7 +115,7 @@ fn readme() -> Result<()> {
     })
 }
 
-/// The guest has disks at just these targets.
+/// Checks that the guest has disks at exactly these targets.
 fn targets(session: &mut Session, wanted: &str) -> Result<()> {
     let script = format!(
         "for try in $(seq 200); do
@@ -127,7 +128,7 @@ fn targets(session: &mut Session, wanted: &str) -> Result<()> {
     session.visitor(0)?.must_within(&script, WITHIN).map(drop)
 }
 
-/// What a page prints to be typed in the guest in this section: its block that is no command of the host.
+/// Returns the block of a page's section to be typed in the guest: the one that is no host command.
 fn typed_in_the_guest(page: &str, section: &str) -> Result<String> {
     let text = plan::documents(&[page])?.remove(0).1;
     let blocks = plan::blocks(page, &text)?;
@@ -168,7 +169,7 @@ fn tutorial() -> Result<()> {
     })
 }
 
-/// QEMU 10.0: 7.2 knows no `reconnect-ms`, and moves few emulated guests well.
+/// QEMU 10.0: 7.2 has no `reconnect-ms`, and rarely migrates emulated guests well.
 #[test]
 fn migration() -> Result<()> {
     let mut moved = false;

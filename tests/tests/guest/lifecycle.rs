@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 /// Prints the checksum of the 64 MiB that [`endless_writes`] does not change.
 const BEGINNING: &str = "set -o pipefail; dd if=/dev/vda bs=1M count=64 iflag=direct 2>/dev/null | sha256sum";
 
-/// Returns a command that writes for ever, for guests that are killed or reset meanwhile.
+/// Returns a command that writes for ever, for guests that are killed or reset.
 fn endless_writes() -> String {
     FioJobs::new(
         "--name=endless --filename=/dev/vda --ioengine=io_uring --direct=1 --iodepth=32 --thread --rw=randwrite --bs=16k \
@@ -20,7 +20,7 @@ fn endless_writes() -> String {
     .script("endless")
 }
 
-/// Waits until the guest's job has written to the image, so that the next step happens in mid-I/O.
+/// Waits until the guest's job has written to the image, so that the next action happens in mid-I/O.
 fn wait_for_writes(guest: &mut Guest, job: &str, image: &HostImage) -> Result<()> {
     let before = image.allocated()?;
     let mut deadline = Bound::seconds(60).begin();

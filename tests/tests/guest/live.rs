@@ -7,7 +7,7 @@ use mqblk_tests::guest::{
     DaemonDisk, DaemonProgram, FioLoop, Guest, GuestController, GuestDisk, HostImage, Shell, VhostUserDaemon,
 };
 
-/// What is changed, one after the other,.
+/// The changes, in order.
 const CHANGES: &[(&str, &[&str])] = &[
     ("worker add", &[]),
     ("worker add", &["--pin", "0"]),
@@ -66,7 +66,7 @@ fn every_verb_while_fio_verifies() -> Result<()> {
     let on_first = queues.lines().skip(1).all(|line| line.split_whitespace().last() == Some("0"));
     ensure!(on_first && queues.lines().count() == 5, "{queues}");
 
-    // Disks and LUNs come and go meanwhile, and a guest that is connected is asked about.
+    // Disks and LUNs are added and removed meanwhile, and a connected guest is queried.
     add_disk(&daemon, images[2].path())?;
     let more = GuestDisk::new("more", &daemon.socket("more"), 1);
     guest.plug(&more, "vdb")?;

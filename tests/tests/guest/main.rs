@@ -1,6 +1,6 @@
 //! Real guests, booted by QEMU.
 //!
-//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
+//! Run one test at a time, after tests/guest/prepare.sh: see tests/src/guest.
 
 mod as_host;
 mod block;

@@ -1,11 +1,12 @@
-//! Live migration of real guests: two QEMUs, two daemons that have the same image open, and fio verifies throughout.
+//! Live migration of real guests: two QEMUs, two daemons with the same image open, and fio verifies throughout.
 //!
-//! `MQBLK_MIGRATIONS` says how many times each guest goes there and back (1); if more than once, with 1 and with 4 queues, and each test
-//! with both interfaces. A short run has each property of rings and storage with one of the interfaces.
+//! `MQBLK_MIGRATIONS` is the number of round trips of each guest (1). With more than one, each test runs with 1 and
+//! with 4 queues and with both interfaces. A short run tests each property of rings and storage with one of the
+//! interfaces.
 //!
-//! The VMM is that of Debian trixie, QEMU 10.0, unless `MQBLK_GUEST_VMM` names another. QEMU 7.2 emulating a guest (TCG) loses pages that
-//! the guest's own processors wrote, when a vhost-user device logs its writes: then the comparison of both memories fails, with pages in
-//! which a few bytes of the kernel's differ and no data of the disk.
+//! The VMM is that of Debian trixie, QEMU 10.0, unless `MQBLK_GUEST_VMM` names another. QEMU 7.2 emulating a guest
+//! (TCG) loses pages written by the guest's own processors while a vhost-user device logs its writes. Then the
+//! comparison of both memories fails, with pages that differ in a few bytes of the kernel's and no data of the disk.
 
 use std::path::Path;
 use std::time::Duration;
@@ -29,7 +30,7 @@ enum Interface {
     Scsi,
 }
 
-/// What is migrated.
+/// A migrated device, and its storage.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     vmm: Vmm,
@@ -46,7 +47,7 @@ fn vmm() -> Result<Vmm> {
     Vmm::newest()
 }
 
-/// Returns how many times to migrate there and back.
+/// Returns the number of round trips.
 fn rounds() -> Result<usize> {
     match std::env::var("MQBLK_MIGRATIONS") {
         Err(_) => Ok(1),
@@ -140,8 +141,8 @@ impl Pair {
     }
 }
 
-/// Migrates the guest, and compares both memories before it continues: pages that differ were written and not marked, by the VMM's
-/// processors or by the daemon.
+/// Migrates the guest, and compares both memories before it continues. Pages that differ were written and not marked,
+/// by the VMM's processors or by the daemon.
 fn migrate_and_compare(source: &mut Guest, destination: &mut Guest) -> Result<()> {
     source.set_migration_parameters(json!({ "max-bandwidth": 1_u64 << 33 }))?;
     // It starts stopped.
@@ -220,7 +221,8 @@ fn with_slow_storage() -> Result<()> {
     Ok(())
 }
 
-/// A migration is cancelled half-way, and one loses its destination: the guest continues at the source, and can be migrated afterwards.
+/// One migration is cancelled half-way, one loses its destination. The guest continues at the source, and can be
+/// migrated afterwards.
 #[test]
 #[ignore = "long: make soak, make test-guest"]
 fn a_migration_that_fails() -> Result<()> {
@@ -282,7 +284,7 @@ fn saved_to_a_file_and_restored() -> Result<()> {
     Ok(())
 }
 
-/// A script that copies random data in memory and compares it, on each CPU, until it differs.
+/// A script that copies random data in memory on each CPU and compares it, until it differs.
 const CHURN: &str = "for cpu in 0 1; do
      (until [ -e /run/end ]; do
           head -c 6M /dev/urandom >/run/a$cpu; cp /run/a$cpu /run/b$cpu; cmp /run/a$cpu /run/b$cpu || exit 1
@@ -292,7 +294,7 @@ const CHURN: &str = "for cpu in 0 1; do
  done
  for job in $jobs; do wait $job || exit 1; done";
 
-/// Without a disk of the daemon: shows whether a VMM corrupts a guest by itself. Run manually when a VMM is in doubt.
+/// Without a disk of the daemon: shows if a VMM corrupts a guest by itself. Run manually when a VMM is suspect.
 #[test]
 #[ignore = "it tests the VMM alone"]
 fn the_vmm_alone() -> Result<()> {
@@ -319,9 +321,10 @@ fn the_vmm_alone() -> Result<()> {
     })
 }
 
-/// QEMU stops a queue for the switchover, and the storage takes longer than the daemon's limit: the connection is closed. QEMU 10.0 reports
-/// that migration as completed, and its source, stopped, reconnects and starts its queues (newer ones may fail it). The source keeps the
-/// image as long as it runs; then the request is replayed for the destination.
+/// QEMU stops a queue for the switchover, and the storage takes longer than the daemon's limit: the connection is
+/// closed. QEMU 10.0 reports that migration as completed; its stopped source reconnects and starts its queues (newer
+/// ones may fail the migration). The source keeps the image as long as it runs; then the request is replayed for the
+/// destination.
 #[test]
 #[ignore = "a minute, for what one VMM does; by hand: --ignored storage_that_hangs"]
 fn storage_that_hangs_at_the_switch() -> Result<()> {
@@ -363,7 +366,7 @@ fn storage_that_hangs_at_the_switch() -> Result<()> {
     let logged = daemons[0].log().contains("GET_VRING_BASE");
     ensure!(logged, "the storage answered too early: nothing was tried");
     if ended.status == "completed" {
-        // As long as the storage needs for the source's requests in flight.
+        // The storage's time for the source's requests in flight.
         std::thread::sleep(Duration::from_secs(10));
         let log = daemons[1].log();
         ensure!(!log.contains("lock taken"), "the destination has the image beside the source:\n{log}");

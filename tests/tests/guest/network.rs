@@ -1,4 +1,4 @@
-//! A real guest on a disk of an NBD server that is killed beneath it.
+//! A real guest on a disk of an NBD server that is killed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,8 +18,8 @@ fn start(image: &Path, socket: &Path) -> NbdServer {
     NbdServer::qemu_nbd(image, socket, &["--format=qcow2", "--shared=0"])
 }
 
-/// The guest sees a slow disk, what it reads is what it wrote, and the image is in order. qemu-nbd has tables of the image in its own memory, and
-/// loses with them what was not flushed: so each write is durable before it is answered.
+/// The guest sees a slow disk, reads back its writes, and the image is consistent. qemu-nbd holds tables of the image
+/// in its own memory, and a kill loses the unflushed ones, so each write is durable before it completes.
 #[test]
 #[ignore = "long: make soak, make test-guest"]
 fn a_qcow2_image_whose_server_is_killed() -> Result<()> {

@@ -1,12 +1,13 @@
 //! Power cuts under ext4, XFS and SQLite in a real guest.
 //!
-//! The daemon's disks are files of the test's own file system ([`PowerMount`]), which logs the daemon's requests to the kernel. The guest
-//! writes an acknowledgement to another of its disks after each transaction, so that the log has it after the requests that made the
-//! transaction durable. Then images of cuts are put on a disk of the same guest, one after another: the kernel must mount each (which
-//! replays the journal), all acknowledged data must be there, and the file system be clean.
+//! The daemon's disks are files of the test's own file system ([`PowerMount`]), which logs the daemon's requests to the
+//! kernel. The guest writes an acknowledgement to another of its disks after each transaction. The log therefore has it
+//! after the requests that made the transaction durable. Then images of cuts are put on a disk of the same guest, one
+//! after another. The kernel must mount each (which replays the journal), all acknowledged data must be there, and the
+//! file system must be clean.
 //!
-//! Both file systems are checked at the same time. `MQBLK_POWER_CUTS` is the number of cuts of each (10). A bad image is kept in
-//! target/tmp/power-cuts.
+//! Both file systems are checked at the same time. `MQBLK_POWER_CUTS` is the number of cuts of each (10). A bad image
+//! is kept in target/tmp/power-cuts.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -24,7 +25,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use tempfile::TempPath;
 
-/// Prints at once and not through the test harness, which would buffer it: so a run that is killed has printed its results.
+/// Prints at once, not through the test harness, which buffers: a killed run has printed its results.
 macro_rules! tell {
     ($($text:tt)*) => {
         writeln!(std::io::stderr(), $($text)*)?
@@ -36,7 +37,7 @@ const SIZES: [usize; 2] = [48 * MIB, 64 * MIB];
 const SYSTEMS: [&str; 2] = ["ext4", "xfs"];
 /// The guest's disks with the images of cuts.
 const CHECKED: [&str; 2] = ["/dev/vdd", "/dev/vde"];
-/// The kinds of work of the load, each acknowledged by name and number.
+/// The kinds of transactions of the load, each acknowledged by name and number.
 const WORK: [&str; 4] = ["file", "line", "wal", "rollback"];
 /// Duration of the load.
 const SECONDS: u32 = 10;
@@ -74,7 +75,8 @@ sync
 ack ready
 "#;
 
-/// `fs` is set. Each kind of work is done three times at least, also where that takes longer. In rollback mode only `synchronous=EXTRA` makes a commit durable: the journal's removal is synced too.
+/// `fs` is set. Each kind of transaction runs at least three times, even if that takes longer. In rollback mode only
+/// `synchronous=EXTRA` makes a commit durable: it also syncs the journal's removal.
 const LOAD: &str = r#"
 cd /a/$fs
 seconds() { read -r now _ </proc/uptime; now=${now%%.*}; }
@@ -162,7 +164,7 @@ esac || wrong "not clean: $(tail -n 5 $run.fsck)"
 echo "$fs right"
 "#;
 
-/// A disk of the guest that is loaded with one image after another.
+/// A disk of the guest that receives one image after another.
 struct Shown {
     file: File,
     /// A buffer for the file's content.
@@ -172,7 +174,7 @@ struct Shown {
 impl Shown {
     /// Creates an image of zeroes. Returns it with its path.
     fn new(size: usize) -> Result<(Self, TempPath)> {
-        // In memory if possible: so the syncs of the checks do not wait for a disk of the host.
+        // In memory if possible, so that the syncs of the checks do not wait for a disk of the host.
         let memory = Path::new("/dev/shm");
         let folder = if memory.exists() { memory } else { Path::new(env!("CARGO_TARGET_TMPDIR")) };
         let file = tempfile::Builder::new().prefix("mqblk-power-").tempfile_in(folder)?;
@@ -208,7 +210,7 @@ fn rig() -> Result<Rig> {
     let mount = PowerMount::new(&log, &[("ext4", SIZES[0]), ("xfs", SIZES[1]), ("acks", MIB)])?;
     let ((ext4, ext4_path), (xfs, xfs_path)) = (Shown::new(SIZES[0])?, Shown::new(SIZES[1])?);
     let disks = [
-        // One as a disk of the host would be served, one as a file of a FUSE file system is.
+        // One is served as a disk of the host, the other as a file of a FUSE file system.
         DaemonDisk::new("ext4", &mount.path("ext4"), 2).option("aio", "io_uring"),
         DaemonDisk::new("xfs", &mount.path("xfs"), 2),
         DaemonDisk::new("acks", &mount.path("acks"), 1).option("aio", "io_uring"),
@@ -216,7 +218,7 @@ fn rig() -> Result<Rig> {
         DaemonDisk::new("check-xfs", &xfs_path, 2).option("direct", "off"),
     ];
     let daemon = VhostUserDaemon::start_server(DaemonProgram::Mqblk, &disks)?;
-    // The daemon has them open, so that a killed run leaves no memory in use.
+    // The daemon has them open; a killed run then leaves no memory in use.
     ext4_path.close()?;
     xfs_path.close()?;
     let mut builder = Guest::builder().memory_mib(384);
@@ -237,7 +239,7 @@ fn rig() -> Result<Rig> {
     Ok(Rig { log, guest, daemon, checks: [ext4, xfs], _mount: mount })
 }
 
-/// Returns the highest number acknowledged before a cut, for each kind of work.
+/// Returns the highest number acknowledged before a cut, for each kind of transaction.
 fn acknowledged(marks: &[(Position, String)], fs: &str, cut: Position) -> HashMap<&'static str, u32> {
     let mut found: HashMap<&str, u32> = WORK.into_iter().map(|work| (work, 0)).collect();
     for (_, mark) in marks.iter().filter(|(at, _)| *at <= cut) {
@@ -299,7 +301,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Returns the position in the log from which on the load runs.
+    /// Returns the position in the log at which the load begins.
     fn ready(&self) -> Result<Position> {
         let marks = self.log.marks();
         Ok(marks.iter().find(|(_, mark)| mark == "ready").context("the guest was never ready")?.0)

@@ -6,7 +6,7 @@ use mqblk_tests::guest::{
     DaemonDisk, DaemonProgram, FioJobs, FioOutcome, Guest, GuestDisk, HostImage, Shell, VhostUserDaemon,
 };
 
-/// Requests from each CPU. More than a firmware or a partition scan would send.
+/// Requests from each CPU: more than a firmware or a partition scan sends.
 const REQUESTS: u64 = 300;
 
 #[test]
@@ -59,7 +59,7 @@ fn four_queues_with_four_cpus() -> Result<()> {
     Ok(())
 }
 
-/// More queues than CPUs, more queues than the VMM asks for, memory above 4 GiB, every size of ring.
+/// More queues than CPUs, more queues than the VMM sets up, memory above 4 GiB, every ring size.
 #[test]
 #[ignore = "long: make soak, make test-guest"]
 fn odd_shapes() -> Result<()> {
@@ -96,7 +96,8 @@ fn odd_shapes() -> Result<()> {
     daemon.stop().map(drop)
 }
 
-/// A disk of each poll policy in one guest, busy at the same time, then one small request at a time with gaps.
+/// A disk of each poll policy in one guest, first busy at the same time, then with one small request at a time and
+/// gaps.
 #[test]
 #[ignore = "long: make soak, make test-guest"]
 fn every_poll_policy_serves() -> Result<()> {

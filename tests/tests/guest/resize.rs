@@ -52,7 +52,7 @@ fn grows_three_times(
 
     by_host(48)?;
     let output = daemon.run_verb(&["resize"], &[id])?;
-    // Unless the daemon has noticed it by itself meanwhile.
+    // Unless the daemon has noticed it meanwhile.
     ensure!(output.contains("48M"), "{output}");
     seen(guest, disk, 48)?;
     is_usable(guest, disk, 48)?;
@@ -94,8 +94,8 @@ fn a_disk_that_changed_while_the_guest_booted() -> Result<()> {
     }
     let image = HostImage::sparse(32)?;
     let mut daemon = VhostUserDaemon::start(&[DaemonDisk::new("early", image.path(), 1)])?;
-    // From before QEMU connects until long after: also while the guest's driver has not started the device. The guest is booted on this
-    // thread because it ends with the thread that has started it.
+    // Starts before QEMU connects and ends long after, so that it covers a device that the guest's driver has not
+    // started. The guest is booted on this thread because it ends with its thread.
     let booted = AtomicBool::new(false);
     let mut guest = std::thread::scope(|scope| -> Result<Guest> {
         let resizing = scope.spawn(|| -> Result<()> {

@@ -1,6 +1,6 @@
-//! The daemon is killed and stopped under real guests that write and verify, and started again: they see a delay only.
+//! The daemon is killed and stopped under real guests that write and verify, and restarted: they see only a delay.
 //!
-//! `MQBLK_RESTARTS=20` kills and stops it that often in each test; once each by default.
+//! `MQBLK_RESTARTS` is the number of kills and stops in each test (1).
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use mqblk_tests::guest::{
 
 const RECONNECT: Duration = Duration::from_secs(1);
 
-/// Most rounds more, when no kill has found a request under way: between two passes there is none, and where the host is busy most of the
-/// time is between two.
+/// Most additional rounds when no kill has found a request in flight. There is none between two passes, and a busy host
+/// spends most of the time there.
 const MORE_ROUNDS: u32 = 20;
 
 /// Kills, and stops, in a short run.
@@ -26,13 +26,14 @@ fn rounds() -> Result<u32> {
     }
 }
 
-/// Writes of each disk after a start of the daemon: all of those in flight, and others.
+/// Writes of each disk after a start of the daemon: all of those in flight, and more.
 const WRITES: u32 = 100;
 
-/// Kills and stops the daemon in turn under loops that verify. Each loop must get on after each, and its last pass must verify.
+/// Kills and stops the daemon in turn under loops that verify. Each loop must make progress after each, and its last
+/// pass must verify.
 fn kill_and_stop(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[String]) -> Result<()> {
     guest.must("dmesg -c >/dev/null")?;
-    // Passes of the first disk are long, and it is slow: kills find requests of it under way.
+    // The first disk is slow and has long passes, so that kills find requests of it in flight.
     let mib = |at: usize| if at == 0 { 8 } else { 4 };
     let start = |(at, node): (usize, &String)| FioLoop::start(guest, node, 32, mib(at));
     let loops = nodes.iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
@@ -59,7 +60,7 @@ fn kill_and_stop(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[Strin
     for looping in loops {
         looping.end(guest)?;
     }
-    // The guest sees no error. An emulated CPU that had no turn makes Linux 7.3 complain of its clock source.
+    // The guest sees no error. Linux 7.3 reports its clock source when an emulated CPU has not run.
     let errors = guest.must(
         "dmesg | grep -iE 'I/O error|blk_update_request|timed out|abort|reset' | grep -v ' clocksource: ' | head || true",
     )?;
@@ -124,7 +125,7 @@ fn kill_and_stop_under(vmm: Vmm, packed: bool) -> Result<()> {
     daemon.stop().map(drop)
 }
 
-/// The VMMs of a run: in a long one each.
+/// The VMMs of a run: all of them in a long one.
 fn vmms() -> Result<Vec<Vmm>> {
     if rounds()? > ROUNDS { Vmm::all() } else { Ok(vec![Vmm::newest()?]) }
 }

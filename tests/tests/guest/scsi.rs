@@ -1,5 +1,5 @@
-//! A real guest with many disks on one virtio-scsi controller: their identities, that each keeps its own data, that all queues serve; LUNs
-//! and controllers that are added and removed, grow and are reset in mid-I/O.
+//! A real guest with many disks on one virtio-scsi controller: identities, separate data, use of all queues. LUNs and
+//! controllers are added, removed, grown and reset in mid-I/O.
 //!
 //! With `MQBLK_TEST_SERVER=qemu-storage-daemon` the guest has QEMU's own SCSI disks, to validate the tests.
 
@@ -15,7 +15,7 @@ use mqblk_tests::guest::{
 
 const MIB: u64 = 1 << 20;
 
-/// Reads from each CPU of each of a few disks. More than a partition scan would send.
+/// Reads from each CPU of each of a few disks: more than a partition scan sends.
 const READS: u64 = 100;
 
 type Disks = BTreeMap<(u8, u16), ScsiDisk>;
@@ -37,7 +37,7 @@ fn thirty_two_luns_and_four_queues() -> Result<()> {
     const QUEUES: u16 = 4;
     let places = places();
     assert_eq!(places.len(), 32);
-    // Every disk has a size of its own, so that a mix-up is detected.
+    // Every disk has a different size, so that a mix-up is detected.
     let mib = |index: usize| 48 + index as u64;
     let images = (0..places.len()).map(|index| HostImage::sparse(mib(index))).collect::<Result<Vec<_>>>()?;
     let luns = places
@@ -186,7 +186,7 @@ fn luns_come_and_go_under_load() -> Result<()> {
         FioLoop::start(&mut guest, &disks[&(1, 0)].node(), 4, 4)?,
     ];
 
-    // One at a target in use, one at a new target, without a rescan. Three times: an address may be reused.
+    // One at a target in use, one at a new target, without a rescan. Three times, because an address may be reused.
     let added = [(lun(0, 5, &late), &late), (lun(77, 0, &far), &far)];
     for round in 1..=3 {
         for (lun, _) in &added {
@@ -245,7 +245,7 @@ fn write_endlessly(guest: &mut Guest, name: &str, disk: &ScsiDisk) -> Result<()>
         .with_context(|| format!("{name} writes nothing"))
 }
 
-/// Checks that I/O on a LUN that is removed ends with errors, and soon.
+/// Checks that I/O on a removed LUN ends soon, with errors.
 fn removed_in_mid_io(guest: &mut Guest, host: &ScsiHost, controller: &str, lun: &LunConfig) -> Result<()> {
     host.add_lun(guest, controller, lun)?;
     let disks = wait_for_luns(guest, &[(0, 0), (1, 0), (lun.target, lun.lun)])?;
@@ -256,7 +256,8 @@ fn removed_in_mid_io(guest: &mut Guest, host: &ScsiHost, controller: &str, lun: 
     Ok(())
 }
 
-/// Resets the LUN through the guest's driver while fio verifies; also tries target and host resets, which Linux' virtio-scsi driver lacks.
+/// Resets the LUN through the guest's driver while fio verifies. Also tries target and host resets, which Linux's
+/// virtio-scsi driver lacks.
 fn resets_lose_nothing(guest: &mut Guest, disk: &ScsiDisk, load: &FioLoop) -> Result<()> {
     for _ in 0..5 {
         guest.must(&format!("sg_reset --device --no-esc {}", disk.node()))?;
@@ -267,7 +268,7 @@ fn resets_lose_nothing(guest: &mut Guest, disk: &ScsiDisk, load: &FioLoop) -> Re
     load.another_pass(guest)
 }
 
-/// Grows the image twice in mid-I/O; the guest is notified by an event, and can use the added space.
+/// Grows the image twice in mid-I/O. The guest is notified by an event, and can use the added space.
 fn grows(
     guest: &mut Guest,
     host: &ScsiHost,

@@ -1,5 +1,5 @@
-//! sg3-utils, sdparm and a file system on SCSI disks in a real guest: every page is read and is right, every command that the tools have
-//! does what it should, storage errors have the right sense data.
+//! sg3-utils, sdparm and a file system on SCSI disks in a real guest: every page is readable and right, every command
+//! of the tools has its effect, storage errors have the right sense data.
 //!
 //! The tools' exit codes are those of sg3_utils(8).
 
@@ -211,7 +211,7 @@ fn modes_and_logs(guest: &mut Guest, disk: &ScsiDisk) -> Result<()> {
     }
     refused(guest, exit::ILLEGAL_REQUEST, "Invalid field in cdb", &format!("sg_modes --page=0x1c {node}"))?;
 
-    // It reads every page that it knows and saved values, and ends with this code where there are none.
+    // It reads every known page and saved values, and ends with this code where there are none.
     let all = exits(guest, exit::ILLEGAL_REQUEST, &format!("sdparm --all {node}"))?;
     has(&all, &["Caching (SBC) mode page:", "Control mode page:"])?;
     let wce = |guest: &mut Guest| exits(guest, exit::ILLEGAL_REQUEST, &format!("sdparm --quiet --get=WCE {node}"));
@@ -285,7 +285,7 @@ fn is_all(image: &HostImage, at: u64, len: u64, byte: u8) -> Result<()> {
     Ok(())
 }
 
-/// Runs each command on 64 KiB of its own, and checks its effect in the image, and that nothing else was changed.
+/// Runs each command on its own 64 KiB, and checks its effect in the image, and that nothing else changes.
 fn tools_change_what_they_say(guest: &mut Guest, disk: &ScsiDisk, image: &HostImage) -> Result<()> {
     const LEN: u64 = 64 << 10;
     let (node, block) = (disk.node(), u64::from(disk.block));
@@ -366,7 +366,7 @@ fn read_only_is_read_only(guest: &mut Guest, disk: &ScsiDisk, image: &HostImage)
     is_all(image, 0, image.len(), FILL)
 }
 
-/// Checks that the faulty LUN reports where and what failed, while its neighbours verify.
+/// Checks that the faulty LUN reports the location and the reason, while its neighbours verify.
 fn errors_stay_where_they_are(guest: &mut Guest, disks: &BTreeMap<(u8, u16), ScsiDisk>) -> Result<()> {
     let (disk, neighbour) = (&disks[&FAULTY], &disks[&LARGE_BLOCKS]);
     let node = disk.node();
@@ -392,7 +392,7 @@ fn errors_stay_where_they_are(guest: &mut Guest, disks: &BTreeMap<(u8, u16), Scs
     load.end(guest)
 }
 
-/// Number of the guest's writes, with a flush after each or without.
+/// Number of the guest's writes, each with or without a flush.
 const WRITES: u64 = 20;
 
 fn writes(node: &str, more: &str) -> String {

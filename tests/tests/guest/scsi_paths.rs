@@ -1,4 +1,5 @@
-//! Two paths to one logical unit in a real guest: persistent reservations by sg_persist, and that they survive the daemon.
+//! Two paths to one logical unit in a real guest: persistent reservations by sg_persist, also across a restart of the
+//! daemon.
 
 use anyhow::{Result, ensure};
 use mqblk_tests::guest::{
@@ -15,8 +16,8 @@ const KEYS: [&str; 2] = ["0xa11ce", "0xb0b"];
 /// sg3_utils(8), "EXIT STATUS".
 const RESERVATION_CONFLICT: i32 = 24;
 
-/// Types of reservation, and what a nexus that is not the holder may do: without a key, and with one.
-/// Source: SPC-4 section 5.13.7, tables 65 and 66.
+/// Types of reservation, and the permissions of a nexus that is not the holder: without a key, and with one. Source:
+/// SPC-4 section 5.13.7, tables 65 and 66.
 #[derive(Clone, Copy)]
 struct Kind {
     number: u8,
@@ -128,7 +129,7 @@ impl Paths {
         Ok(Some((part("Key="), kind)))
     }
 
-    /// Checks whether a path may read and write.
+    /// Checks the permission of a path to read and to write.
     fn may(&self, guest: &mut Guest, path: usize, read: bool, write: bool) -> Result<()> {
         let node = &self.nodes[path];
         for (what, expected, command) in [
@@ -238,7 +239,7 @@ fn preempted(guest: &mut Guest, paths: &Paths) -> Result<()> {
         paths.may(guest, 0, true, true)?;
         assert_eq!(paths.keys(guest, 0)?, none);
     }
-    // A key is changed, removed, and registered whatever was there (REGISTER AND IGNORE EXISTING KEY).
+    // A key is changed, removed, and registered regardless of an existing one (REGISTER AND IGNORE EXISTING KEY).
     paths.register(guest, 0, "")?;
     paths.conflict(guest, 0, "--out --register --param-rk=0xbad --param-sark=0x5")?;
     paths.must(guest, 0, &format!("--out --register --param-rk={} --param-sark=0x5", KEYS[0]))?;

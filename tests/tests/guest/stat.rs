@@ -1,5 +1,5 @@
-//! Merging and statistics with a real guest: data is intact when requests are merged, the daemon's counters match the guest's, and how a
-//! file system's buffered streams arrive.
+//! Merging and statistics with a real guest: merged requests keep data intact, and the daemon's counters match the
+//! guest's. Also the shape of a file system's buffered streams.
 
 use anyhow::{Context, Result, ensure};
 use mqblk_admin::model::{DiskStat, QueueCounters};

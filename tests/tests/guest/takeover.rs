@@ -1,4 +1,5 @@
-//! New daemons take over under real guests that write and verify. QEMU is not told to connect again, so a connection that ends would show.
+//! New daemons take over under real guests that write and verify. QEMU is not configured to reconnect, so a lost
+//! connection would show.
 
 use anyhow::{Context, Result, ensure};
 use mqblk_tests::guest::{
@@ -6,7 +7,7 @@ use mqblk_tests::guest::{
     VhostUserDaemon, wait_for_luns, with_each_vmm,
 };
 
-/// Takeovers of each guest; `MQBLK_TAKEOVERS` says otherwise.
+/// Takeovers of each guest, unless `MQBLK_TAKEOVERS` is set.
 const TAKEOVERS: u32 = 2;
 
 /// Writes of each disk between two takeovers.
@@ -30,7 +31,7 @@ fn take_over(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[String]) 
         }
         ensure!(!daemon.log().contains("frontend connected"), "a frontend has connected again:\n{}", daemon.log());
     }
-    // A pass verifies all that it has written, so what was under way, too.
+    // A pass verifies all its writes, including those in flight.
     for looping in loops {
         looping.end(guest)?;
     }
@@ -55,7 +56,7 @@ fn disks_and_a_controller() -> Result<()> {
         let mut guest = builder.controller(controller).boot()?;
         let lun = wait_for_luns(&mut guest, &[(0, 0)])?[&(0, 0)].node();
         take_over(&mut daemon, &mut guest, &["/dev/vda".to_owned(), "/dev/vdb".to_owned(), lun])?;
-        // The guest's VMM changes the connection of the last daemon: it resets the devices and starts them again.
+        // The guest's VMM uses the connection of the last daemon: it resets the devices and starts them again.
         guest.reset()?;
         guest.must("dd if=/dev/vda of=/dev/null bs=1M count=4 iflag=direct")?;
         guest.power_off()?;

@@ -29,15 +29,16 @@ fn both_vmms_and_both_kernels_boot() -> Result<()> {
     Ok(())
 }
 
-/// The running script continues at the destination. With a machine type that both VMMs know; the module `migration` has guests with disks.
+/// The running script continues at the destination. The machine type is known to both VMMs; the module `migration` has
+/// guests with disks.
 #[test]
 #[ignore = "long: make soak, make test-guest"]
 fn a_guest_migrates_to_a_newer_vmm() -> Result<()> {
     let builder =
         |vmm| Guest::builder().machine("pc-i440fx-7.2").cpu("Nehalem-v1").kernel(GuestKernel::System).vmm(vmm);
     let moved = moves(builder(Vmm::System), builder(Vmm::Trixie));
-    // One of some 75 moves lost writes of the last moment: the migrated kernel jumps to an address that is none. The guest has no disk, so
-    // its memory is QEMU's alone, whose emulation races with the dirty log.
+    // One of about 75 migrations lost the last writes: the migrated kernel jumps to an invalid address. The guest has
+    // no disk, so its memory is QEMU's alone, whose emulation races with the dirty log.
     moved.or_else(|error| {
         writeln!(std::io::stderr(), "{error:#}; the guest is migrated again")?;
         moves(builder(Vmm::System), builder(Vmm::Trixie))

@@ -1,5 +1,5 @@
-//! The admin protocol: requests that are right but for at most one thing, and any bytes. The oracle: the response's id, and its result or the
-//! code and the field of its error.
+//! The admin protocol: requests with at most one fault, and any bytes. The oracle: the response's id, and its result or
+//! the code and the field of its error.
 
 use arbitrary::{Result, Unstructured};
 use mqblk_admin::{Param, ParamKind, Verb, Verbs, respond};
@@ -52,14 +52,14 @@ fn fits(kind: ParamKind, at: usize) -> bool {
     }
 }
 
-/// What the response must be.
+/// The expected response.
 enum Expected {
     Result(Value),
     /// Code, and the field of a parameter's error.
     Error(i64, Option<String>),
 }
 
-/// Returns parameters, and the field that is wrong with them.
+/// Returns parameters, and the wrong field.
 fn params(u: &mut Unstructured<'_>) -> Result<(Map<String, Value>, Option<String>)> {
     let (mut given, mut wrong) = (Map::new(), None);
     let break_one: bool = u.ratio(1, 3)?;
@@ -82,7 +82,7 @@ fn params(u: &mut Unstructured<'_>) -> Result<(Map<String, Value>, Option<String
     Ok((given, wrong))
 }
 
-/// Returns a request, the id of its response (`None` for a notification), and what the response must be.
+/// Returns a request, the id of its response (`None` for a notification), and the expected response.
 fn request(u: &mut Unstructured<'_>) -> Result<(Value, Option<Value>, Expected)> {
     let (given, wrong) = params(u)?;
     let id = match u.int_in_range(0..=5)? {
@@ -180,7 +180,7 @@ fn run(u: &mut Unstructured<'_>, verbs: &Verbs) -> Result<()> {
 /// Runs the target.
 ///
 /// # Panics
-/// When a response is not what the protocol says.
+/// When a response violates the protocol.
 pub fn target(data: &[u8]) {
     let verbs = verbs();
     if let Some(response) = respond(data, &verbs) {

@@ -1,7 +1,7 @@
-//! A blkif device: a disk in memory on a stepped worker of a simulated Xen host, and a guest with one or two rings, whose requests reach its
-//! pages through grants. The guest stops and starts the rings between batches, changes requests that the backend has read, and at last breaks
-//! a ring's protocol. The oracle is exact: every byte of guest memory, the responses, the events in both directions, the disk, the grants that
-//! are mapped, and of a broken ring the reason.
+//! A blkif device: a disk in memory on a stepped worker of a simulated Xen host, and a guest with one or two rings,
+//! whose requests reach its pages through grants. The guest stops and starts the rings between batches, changes
+//! requests that the backend has read, and at last violates a ring's protocol. The oracle is exact: every byte of guest
+//! memory, the responses, the events in both directions, the disk, the mapped grants, and the reason of a broken ring.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,13 +15,13 @@ use crate::blkif_device::{BlkifMachine, RingBackend, TURNS};
 use crate::blkif_guest::{GuestRing, SharedGuest, lock};
 use crate::blkif_requests::{BATCH, DeviceRules, Effect, GuestRequest, PART, PageAccess, SECTOR, SECTORS, Verdict};
 
-/// Requests that a backend reads at once. Only then the guest knows which ones it has read.
+/// Most requests that a backend reads at once. Up to this number, the guest knows which ones it has read.
 const READ_AT_ONCE: usize = 32;
 
 /// An idle worker sleeps long before this.
 const SLEEPS_WITHIN: Bound = Bound::seconds(10);
 
-/// A request that is on a ring.
+/// A request on a ring.
 struct Offered {
     request: GuestRequest,
     verdict: Verdict,
@@ -108,7 +108,8 @@ impl BlkifMachine {
         Ok(())
     }
 
-    /// Runs turns until the worker would sleep. `off` polls for 40 us at most before that: how many turns these are depends on the machine.
+    /// Runs turns until the worker would sleep. `off` polls for at most 40 us before that, so the number of turns
+    /// depends on the machine.
     fn sleep(&mut self) {
         let begun = Instant::now();
         while begun.elapsed() < SLEEPS_WITHIN.time() {
@@ -149,7 +150,7 @@ impl BlkifMachine {
         assert_eq!(self.backends[ring].reasons(), Vec::<String>::new(), "a ring that keeps the protocol");
     }
 
-    /// Checks which of the guest's pages are mapped while nothing is in flight.
+    /// Checks the mapped pages of the guest while nothing is in flight.
     fn check_mappings(&self) {
         let rings: usize = lock(&self.guest).rings.iter().map(|ring| ring.page_count).sum();
         let mapped = self.host.in_use().0 - rings as u64;
@@ -163,7 +164,7 @@ impl BlkifMachine {
         assert_eq!(self.vbd.options().budget.used(), mapped, "the pages of the budget are those that are mapped");
     }
 
-    /// Publishes an index that cannot be. The ring must be given up for that reason, and nothing may be written for it.
+    /// Publishes an impossible index. The ring must be retired for that reason, and nothing may be written for it.
     fn break_ring(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let ring = u.choose_index(self.backends.len())?;
         let before: Vec<_> = self.backends.iter().map(|backend| backend.sent.load(Ordering::Relaxed)).collect();
@@ -215,7 +216,7 @@ impl BlkifMachine {
     }
 }
 
-/// Returns a batch: requests with data on parts of their own, and sometimes a ring full of others.
+/// Returns a batch: requests with data, each in its own part, and sometimes a ring full of others.
 fn choose_batch(u: &mut Unstructured<'_>, rules: &DeviceRules, guest: &SharedGuest) -> Result<Vec<GuestRequest>> {
     let guest = lock(guest);
     let count = u.int_in_range(1..=BATCH)?;
@@ -269,7 +270,7 @@ const _: () = assert!(PART.is_multiple_of(88), "the disk is read in pieces of a 
 /// Runs the target.
 ///
 /// # Panics
-/// When the device does not do what the protocol says.
+/// When the device violates the protocol.
 pub fn target(data: &[u8]) {
     // Input that ends early ends the run.
     let _ = run(&mut Unstructured::new(data));

@@ -1,4 +1,4 @@
-//! The device of the target `blkif`: its rings on a stepped worker of a simulated Xen host, stopped and started again.
+//! The device of the target `blkif`: its rings on a stepped worker of a simulated Xen host, stopped and restarted.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +22,7 @@ use crate::blkif_requests::{DeviceRules, PageAccess, SECTOR, SECTORS};
 use crate::memory_disk::open_memory_disk;
 use crate::xen_host::{GUEST, HOST, XenHost};
 
-/// Turns in which a batch must be complete.
+/// Turns within which a batch must be complete.
 pub(crate) const TURNS: usize = 1000;
 
 /// Sends events to the guest, and counts them.
@@ -98,7 +98,7 @@ impl RingBackend {
     }
 }
 
-/// What differs between devices, other than the rules of their requests.
+/// Differences between devices, other than the rules of their requests.
 #[derive(Clone, Copy)]
 pub(crate) struct DeviceSetup {
     mode: GrantMode,
@@ -121,7 +121,7 @@ pub(crate) struct BlkifMachine {
     pub(crate) guest: SharedGuest,
     pub(crate) rules: DeviceRules,
     pub(crate) setup: DeviceSetup,
-    /// What the disk must hold.
+    /// The expected content of the disk.
     pub(crate) model: Vec<u8>,
     /// The worker has armed all rings and would sleep.
     pub(crate) asleep: bool,
@@ -145,7 +145,7 @@ fn choose_device(u: &mut Unstructured<'_>) -> Result<(DeviceRules, DeviceSetup)>
         max_indirect: *u.choose(&[520, 520, 64, 8, 0])?,
         barrier: !u.ratio(1, 4)?,
         flush: !u.ratio(1, 4)?,
-        // A disk that cannot be written to has no discard to offer.
+        // A read-only disk does not offer discard.
         discard: !u.ratio(1, 4)? && !read_only,
         access,
         maps_enough,
@@ -239,7 +239,7 @@ impl BlkifMachine {
         backend.queue = Some(attached.expect("a free slot"));
     }
 
-    /// Detaches all rings, and checks that nothing of the guest is in use.
+    /// Detaches all rings, and checks that no resource of the guest is in use.
     fn detach(&mut self) {
         for backend in &mut self.backends {
             let queue = backend.queue.take().expect("an attached ring");
@@ -257,7 +257,7 @@ impl BlkifMachine {
         assert_eq!(self.vbd.options().budget.used(), 0, "pages of the budget");
     }
 
-    /// Stops the rings and starts them where they were.
+    /// Stops the rings and restarts them at their positions.
     pub(crate) fn restart(&mut self) {
         self.detach();
         let rings = self.backends.len();

@@ -1,5 +1,6 @@
-//! Ring entries of Xen's block protocol in its three layouts. The oracle has the fields' offsets of Xen's `public/io/blkif.h`, written down
-//! here a second time: what a guest of that layout stores is decoded as it was meant, and encoded to the same bytes.
+//! Ring entries of Xen's block protocol in its three layouts. The oracle has its own copy of the fields' offsets in
+//! Xen's `public/io/blkif.h`. An entry stored by a guest of that layout is decoded to its meaning, and encoded to the
+//! same bytes.
 
 use arbitrary::{Result, Unstructured};
 use mqblk_core::Sector512;
@@ -15,7 +16,7 @@ fn segment(u: &mut Unstructured<'_>) -> Result<Segment> {
     Ok(Segment { gref: GrantRef(u.arbitrary()?), first_sect: u.arbitrary()?, last_sect: u.arbitrary()? })
 }
 
-/// Returns a request and its bytes in this layout. Bytes that belong to no field are `padding`.
+/// Returns a request and its bytes in this layout. Bytes outside of fields are `padding`.
 fn entry(u: &mut Unstructured<'_>, abi: Abi, padding: u8) -> Result<(BlkifRequest, [u8; 112])> {
     // 64-bit fields are aligned to 4 in the layout of 32-bit x86, else to 8.
     let (id_at, sector_at, rest_at) = if matches!(abi, Abi::X86_32) { (4, 12, 20) } else { (8, 16, 24) };
@@ -89,7 +90,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
 /// Runs the target.
 ///
 /// # Panics
-/// When an entry is decoded or encoded otherwise than the layout says.
+/// When an entry is not decoded or encoded by its layout.
 pub fn target(data: &[u8]) {
     // Input that ends early ends the run.
     let _ = run(&mut Unstructured::new(data));

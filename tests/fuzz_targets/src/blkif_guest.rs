@@ -1,4 +1,5 @@
-//! The guest of the target `blkif`: its pages and their grants, its rings, and its attempts to change a request that the backend has read.
+//! The guest of the target `blkif`: its pages and their grants, its rings, and its attempts to change a request that
+//! the backend has read.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,13 +12,13 @@ use mqblk_xen::Xen;
 use crate::blkif_requests::{BATCH, Effect, GuestRequest, Verdict};
 use crate::xen_host::{GUEST, GuestPages, HOST, PAGE, XenHost};
 
-/// Ordinary pages of a request's own part of the memory.
+/// Ordinary pages of a request's part of the memory.
 pub(crate) const PAGES: usize = 66;
-/// A page that cannot be mapped, but copied.
+/// A page that can only be copied.
 pub(crate) const UNMAPPABLE: usize = PAGES;
-/// A page that cannot be copied, but mapped.
+/// A page that can only be mapped.
 pub(crate) const MAP_ONLY: usize = PAGES + 1;
-/// A page that is granted read-only.
+/// A page granted read-only.
 pub(crate) const READ_ONLY: usize = PAGES + 2 + TABLES;
 /// Indirect pages of a request.
 pub(crate) const TABLES: usize = 2;
@@ -25,10 +26,10 @@ pub(crate) const TABLES: usize = 2;
 const WRITABLE: usize = PAGES + 2 + TABLES;
 /// A third domain.
 const OTHER: DomainId = DomainId(7);
-/// What a guest overwrites with.
+/// The byte with which the guest overwrites memory.
 const SCRIBBLE: u8 = 0x99;
 
-/// What the backend can do with a grant.
+/// The backend's abilities with a grant.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct GrantAbility {
     pub(crate) mapped: bool,
@@ -37,11 +38,11 @@ pub(crate) struct GrantAbility {
     pub(crate) copied_to: bool,
 }
 
-/// A grant as a request names it.
+/// A grant in a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grant {
     pub(crate) gref: u32,
-    /// Its page in [`BlkifMemory`]. `None`: the backend can reach none.
+    /// Its page in [`BlkifMemory`]. `None`: unreachable for the backend.
     pub(crate) page: Option<usize>,
     pub(crate) ability: GrantAbility,
 }
@@ -52,7 +53,7 @@ pub(crate) struct BlkifMemory {
     /// One page of each part.
     read_only: GuestPages,
     foreign: GuestPages,
-    /// A grant that was ended.
+    /// An ended grant.
     ended: u32,
 }
 
@@ -114,7 +115,7 @@ impl BlkifMemory {
         pages.put(at, bytes);
     }
 
-    /// Writes what the device reads of a request, and overwrites what it is to write.
+    /// Writes the data that the device reads for a request, and overwrites the memory that it must write.
     pub(crate) fn prepare(&mut self, u: &mut Unstructured<'_>, request: &GuestRequest) -> Result<()> {
         let (seed, step): (u8, u8) = (u.arbitrary()?, u.arbitrary()?);
         for (number, segment) in request.segments.iter().enumerate() {
@@ -132,7 +133,7 @@ impl BlkifMemory {
         Ok(())
     }
 
-    /// Enters what a completed request has written.
+    /// Enters the data that a completed request has written.
     pub(crate) fn enter(&mut self, request: &GuestRequest, verdict: &Verdict) {
         let (data, whole) = match &verdict.effect {
             Effect::Read(data) => (data, true),
@@ -165,7 +166,7 @@ impl BlkifMemory {
 
 /// Bytes before the first entry of a ring.
 const HEADER: usize = 64;
-/// Bytes of an entry that a response may take.
+/// Bytes of an entry that a response may overwrite.
 const RESPONSE: usize = 16;
 
 /// A ring, as its frontend uses it. Source: Xen's `public/io/ring.h`.
@@ -195,7 +196,7 @@ impl GuestRing {
         HEADER + (index & (self.entries - 1)) as usize * self.entry_bytes
     }
 
-    /// Puts a request on. Returns where its entry is.
+    /// Puts a request on the ring. Returns the offset of its entry.
     pub(crate) fn put(&mut self, bytes: &[u8]) -> usize {
         let at = self.entry(self.req_prod);
         self.pages.put(at, bytes);
@@ -243,20 +244,20 @@ impl GuestRing {
         self.pages.expect(8, &self.rsp_cons.to_le_bytes());
     }
 
-    /// Checks every byte but the index that the backend requests events with.
+    /// Checks every byte except the index with which the backend requests events.
     pub(crate) fn check(&self) {
         self.pages.check_except("a ring", 4..8);
     }
 }
 
-/// What the guest overwrites once the backend has read it.
+/// Memory that the guest overwrites once the backend has read it.
 #[derive(Default)]
 pub(crate) struct Overwrites {
     /// Offsets of entries, by ring.
     entries: Vec<Vec<usize>>,
     /// Indirect pages, by a grant of the request's data.
     tables: HashMap<u32, Vec<usize>>,
-    /// Pages whose bytes are overwritten once they were copied, by their grant.
+    /// Pages to overwrite once they were copied, by their grant.
     data: HashMap<u32, usize>,
 }
 
@@ -279,12 +280,12 @@ impl BlkifGuest {
         Arc::new(Mutex::new(BlkifGuest { memory, rings, overwrites: Overwrites::default() }))
     }
 
-    /// Forgets what is to be overwritten.
+    /// Clears the planned overwrites.
     pub(crate) fn clear_overwrites(&mut self) {
         self.overwrites = Overwrites { entries: vec![vec![]; self.rings.len()], ..Overwrites::default() };
     }
 
-    /// Overwrites a request's entry, its indirect pages and its data when the backend has read them.
+    /// Plans to overwrite a request's entry, its indirect pages and its data once the backend has read them.
     pub(crate) fn overwrite_later(&mut self, ring: usize, entry: usize, request: &GuestRequest) {
         self.overwrites.entries[ring].push(entry);
         let pages: Vec<usize> = request.tables.iter().filter_map(|table| table.page).collect();
@@ -303,7 +304,7 @@ impl BlkifGuest {
         let entries = self.overwrites.entries.get_mut(ring).map(std::mem::take).unwrap_or_default();
         let entry_bytes = self.rings[ring].entry_bytes;
         for (number, at) in entries.iter().enumerate() {
-            // A response to another request may have been put at the start of each but the last.
+            // Each page but the last may begin with a response to another request.
             let kept = if number + 1 == entries.len() { 0 } else { RESPONSE };
             self.rings[ring].pages.put(at + kept, &vec![SCRIBBLE; entry_bytes - kept]);
         }
@@ -316,7 +317,8 @@ impl BlkifGuest {
     }
 }
 
-/// The backend's access to the guest's pages. During each call the guest overwrites what the backend must have read.
+/// The backend's access to the guest's pages. During each call the guest overwrites the memory that the backend must
+/// already have read.
 pub(crate) struct HostileGrants {
     pub(crate) inner: Box<dyn GrantAccess>,
     pub(crate) guest: SharedGuest,

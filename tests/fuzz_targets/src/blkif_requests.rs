@@ -1,5 +1,5 @@
-//! Requests of Xen's block protocol, mostly valid, and what must come of each. Source: Xen's `public/io/blkif.h`, whose offsets are written
-//! down here a second time.
+//! Requests of Xen's block protocol, mostly valid, and the expected outcome of each. Source: Xen's `public/io/blkif.h`,
+//! with its own copy of the offsets.
 
 use arbitrary::{Result, Unstructured};
 use mqblk_ring::blkif::Abi;
@@ -8,9 +8,9 @@ use crate::blkif_guest::{BlkifMemory, Grant, GrantAbility, MAP_ONLY, PAGES, READ
 
 /// Bytes of a sector.
 pub(crate) const SECTOR: usize = 512;
-/// Sectors of a request's own part of the disk: more than an indirect page has segments.
+/// Sectors of a request's part of the disk: more than an indirect page has segments.
 pub(crate) const PART: u64 = 528;
-/// Most requests with data of a batch.
+/// Most requests with data in a batch.
 pub(crate) const BATCH: usize = 4;
 /// Sectors of the disk.
 pub(crate) const SECTORS: u64 = PART * BATCH as u64;
@@ -28,7 +28,7 @@ const OKAY: i16 = 0;
 const ERROR: i16 = -1;
 const UNSUPPORTED: i16 = -2;
 
-/// How pages are reached.
+/// The way in which pages are accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageAccess {
     Copy,
@@ -51,7 +51,7 @@ pub(crate) struct DeviceRules {
     pub(crate) access: PageAccess,
     /// No limit of mapped pages is ever reached.
     pub(crate) maps_enough: bool,
-    /// Sectors that may be used.
+    /// Usable sectors.
     pub(crate) size: u64,
 }
 
@@ -89,22 +89,22 @@ impl GuestSegment {
     }
 }
 
-/// A request as the guest means it.
+/// A request as the guest intends it.
 #[derive(Clone, Debug)]
 pub(crate) struct GuestRequest {
     pub(crate) id: u64,
     operation: u8,
-    /// Of an indirect request; of a discard its flag.
+    /// For an indirect request, the operation; for a discard, its flag.
     inner: u8,
     count: u16,
     sector: u64,
-    /// Of a discard.
+    /// For a discard.
     sectors: u64,
     pub(crate) segments: Vec<GuestSegment>,
     pub(crate) tables: Vec<Grant>,
 }
 
-/// What a request does.
+/// The effect of a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Effect {
     Nothing,
@@ -116,13 +116,13 @@ pub(crate) enum Effect {
     Stored(usize, Vec<u8>),
 }
 
-/// What must come of a request.
+/// The expected outcome of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Verdict {
     pub(crate) operation: u8,
     pub(crate) status: i16,
     pub(crate) effect: Effect,
-    /// A barrier that is carried out.
+    /// True for an executed barrier.
     pub(crate) ordered: bool,
 }
 
@@ -144,13 +144,13 @@ impl GuestRequest {
         }
     }
 
-    /// Returns a request without data: flush, barrier, or an operation that does not exist.
+    /// Returns a request without data: flush, barrier, or an unknown operation.
     pub(crate) fn without_data(u: &mut Unstructured<'_>, id: u64) -> Result<GuestRequest> {
         let operation = *u.choose(&[FLUSH, FLUSH, 4, 7, 200, READ, WRITE, INDIRECT])?;
         Ok(GuestRequest::new(id, operation))
     }
 
-    /// Returns any request on its own part of the disk and of the guest's memory.
+    /// Returns any request in its own part of the disk and of the guest's memory.
     pub(crate) fn any(
         u: &mut Unstructured<'_>,
         rules: &DeviceRules,
@@ -204,7 +204,7 @@ impl GuestRequest {
     ) -> Result<()> {
         let count = if u.ratio(1, 8)? { most } else { u.int_in_range(1..=most.min(24))? };
         let start = u.int_in_range(0..=PAGES - 1)?;
-        // Each segment has sectors of its own, also where two are in one page.
+        // Each segment has sectors of its own, even if two are in one page.
         let single = rules.block == 1 && (count > PAGES || u.ratio(1, 6)?);
         for at in 0..count.min(if single { PAGES * 8 } else { PAGES }) {
             let (page, first, last) = if single {
@@ -235,7 +235,7 @@ impl GuestRequest {
         Ok(())
     }
 
-    /// Damages one thing.
+    /// Damages one property.
     fn damage(
         &mut self,
         u: &mut Unstructured<'_>,
@@ -276,12 +276,12 @@ impl GuestRequest {
         }
     }
 
-    /// Returns the number of segments as its field holds it.
+    /// Returns the number of segments as stored in its field.
     fn field_count(&self) -> u16 {
         if self.operation == INDIRECT { self.count } else { self.count & 0xff }
     }
 
-    /// Encodes it. The bytes that it does not use are `padding`.
+    /// Encodes it. Unused bytes are `padding`.
     pub(crate) fn encode(&self, abi: Abi, padding: u8) -> Vec<u8> {
         let narrow = matches!(abi, Abi::X86_32);
         // 64-bit fields are aligned to 4 in the layout of 32-bit x86, else to 8.
@@ -316,7 +316,7 @@ impl GuestRequest {
         bytes
     }
 
-    /// Returns what its indirect pages hold.
+    /// Returns the content of its indirect pages.
     pub(crate) fn table_bytes(&self) -> Vec<u8> {
         self.segments.iter().flat_map(GuestSegment::bytes).collect()
     }
@@ -335,7 +335,7 @@ impl GuestRequest {
         &self.segments[..self.segments.len().min(self.field_count().into())]
     }
 
-    /// Decides what must come of it. `disk`: what the disk holds.
+    /// Returns the expected outcome. `disk` is the content of the disk.
     pub(crate) fn verdict(&self, rules: &DeviceRules, memory: &BlkifMemory, disk: &[u8]) -> Verdict {
         let operation = if self.operation == INDIRECT { self.inner } else { self.operation };
         let end = |status, effect| Verdict { operation, status, effect, ordered: false };

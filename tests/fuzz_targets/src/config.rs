@@ -1,12 +1,13 @@
-//! Configuration: `KEY=VALUE,...` and the TOML file, each written from a model in one of many spellings. The oracle: what was parsed is the
-//! model, what is printed from it parses to the same, and what is wrong is refused with an error that names the key and the subject.
+//! Configuration: `KEY=VALUE,...` and the TOML file, each written from a model in one of many spellings. The oracle:
+//! the parsed configuration is the model, its printed form parses to the same, and a wrong one is refused with an error
+//! that names the key and the subject.
 
 use arbitrary::{Result, Unstructured};
 use mqblk_core::settings::Settings;
 use mqblk_daemon::interfaces::INTERFACES;
 use mqblk_daemon::{file, key_values};
 
-/// Keys of a disk, real ones and others: which exist is decided later, by those that take them.
+/// Keys of a disk, real ones and others. Their consumers check later that they exist.
 const KEYS: [&str; 8] = ["id", "socket", "storage", "path", "size", "queue-map", "no_such-key", "K9"];
 
 type Pairs = Vec<(&'static str, String)>;
@@ -24,7 +25,7 @@ fn pairs(u: &mut Unstructured<'_>) -> Result<Pairs> {
     Ok(pairs)
 }
 
-/// Returns a value; some have commas, quotes and other things that must be escaped, few are empty.
+/// Returns a value; some have commas, quotes and other characters that must be escaped, few are empty.
 fn value(u: &mut Unstructured<'_>) -> Result<String> {
     let parts = ["a", "0", "64M", ",", "=", "\"", "\\", " ", "\n", "#", "é", "'", "]", "/tmp/x"];
     let mut value = String::new();
@@ -37,7 +38,7 @@ fn value(u: &mut Unstructured<'_>) -> Result<String> {
     Ok(value)
 }
 
-/// Returns the first key that is wrong, in the order in which keys are read: empty, or given before.
+/// Returns the first wrong key, in the order of reading: empty, or a duplicate.
 fn first_wrong(pairs: &Pairs) -> Option<&'static str> {
     let is_wrong = |at: usize| pairs[at].1.is_empty() || pairs[..at].iter().any(|(key, _)| *key == pairs[at].0);
     (0..pairs.len()).find(|at| is_wrong(*at)).map(|at| pairs[at].0)
@@ -114,7 +115,7 @@ fn check_file(u: &mut Unstructured<'_>, disks: &[Pairs]) -> Result<()> {
         }
     }
     let parsed = file::parse("f", &text, INTERFACES);
-    // TOML itself refuses a key that is given twice, before any value is read.
+    // TOML itself refuses a duplicate key, before any value is read.
     let twice =
         disks.iter().any(|pairs| (0..pairs.len()).any(|at| pairs[..at].iter().any(|(key, _)| *key == pairs[at].0)));
     if twice {
@@ -151,7 +152,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
     }
 }
 
-/// Parses any text as both: whatever it is, an error is one line with subject and key.
+/// Parses any text as both: an error is always one line with subject and key.
 fn any_text(text: &str) {
     for error in [key_values::parse("disk", text).err(), file::parse("f", text, INTERFACES).err()].into_iter().flatten()
     {
@@ -163,7 +164,7 @@ fn any_text(text: &str) {
 /// Runs the target.
 ///
 /// # Panics
-/// When a configuration is read otherwise than it was written.
+/// When a configuration is read differently from how it was written.
 pub fn target(data: &[u8]) {
     if let Ok(text) = std::str::from_utf8(data) {
         any_text(text);

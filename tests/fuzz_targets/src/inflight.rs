@@ -1,5 +1,6 @@
-//! The in-flight table of a split ring: a backend that takes, steps, links and publishes chains, is killed between any two calls, and is
-//! resumed; and tables of other programs. The oracle knows which chains are in flight, in their order and with their steps.
+//! The in-flight table of a split ring: a backend that takes, steps, links and publishes chains, is killed between any
+//! two calls, and is resumed; and tables of other programs. The oracle knows the chains in flight, their order and
+//! their steps.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -40,12 +41,12 @@ impl Memory {
     }
 }
 
-/// A backend and what is true of it.
+/// A backend and its expected state.
 struct State {
     table: InflightTable,
-    /// In flight, in the order in which they were taken.
+    /// Chains in flight, in the order in which they were taken.
     taken: Vec<Replay>,
-    /// Completed, and not visible to the guest yet.
+    /// Completed, but not visible to the guest yet.
     linked: Vec<u16>,
     /// The ring's used index.
     used: u16,
@@ -58,7 +59,7 @@ impl State {
         State { table, taken: vec![], linked: vec![], used }
     }
 
-    /// Forgets the backend, resumes, and checks what is to be replayed.
+    /// Drops the backend, resumes, and checks the chains to replay.
     fn resume(self, memory: &Memory, size: u16) -> State {
         let State { table, taken, used, .. } = self;
         drop(table);
@@ -69,7 +70,7 @@ impl State {
         State { table, taken, linked: vec![], used }
     }
 
-    /// Publishes what is linked; `killed` says before which of the three steps the backend ends.
+    /// Publishes the linked chains. `killed` is the one of the three steps before which the backend ends.
     fn publish(mut self, memory: &Memory, size: u16, killed: usize) -> State {
         if killed == 0 {
             return self.resume(memory, size);
@@ -89,7 +90,8 @@ impl State {
     }
 }
 
-/// Writes another value to a field of the header, expects the error that names it and an unchanged table, and repairs it.
+/// Writes another value to a field of the header, expects the error that names it and an unchanged table, and repairs
+/// it.
 fn damage(u: &mut Unstructured<'_>, memory: &Memory, size: u16, used: u16) -> Result<()> {
     let before = memory.content();
     let (at, len, name, own) = if u.arbitrary()? { (0, 8, "features", 0) } else { (8, 2, "version", 1) };
@@ -135,7 +137,7 @@ fn any_content(u: &mut Unstructured<'_>, size: u16) -> Result<()> {
     heads.dedup();
     assert_eq!(heads.len(), recovered.replays.len(), "each chain once");
     assert!(heads.iter().all(|head| *head < size), "heads of the ring");
-    // It is served on, whatever its links say.
+    // It is served with any links.
     heads.iter().for_each(|head| table.link_used(*head));
     table.before_publish();
     table.after_publish(used.wrapping_add(heads.len() as u16));
@@ -190,7 +192,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
 /// Runs the target.
 ///
 /// # Panics
-/// When the table breaks its contract.
+/// When the table violates its contract.
 pub fn target(data: &[u8]) {
     // Input that ends early ends the run.
     let _ = run(&mut Unstructured::new(data));

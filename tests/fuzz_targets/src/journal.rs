@@ -1,5 +1,6 @@
-//! The journal of a Xen ring: a backend that records, is killed anywhere between two calls, and is resumed; and a header that was
-//! overwritten. The oracle knows which requests are without a visible response, in their order, and which field an error must name.
+//! The journal of a Xen ring: a backend that records, is killed between any two calls, and is resumed; and an
+//! overwritten header. The oracle knows the requests without a visible response, their order, and the field that an
+//! error must name.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,19 +12,19 @@ use mqblk_ring::blkif::{RawRequest, RingPosition};
 
 const IDENTITY: u64 = 0x6d71;
 
-/// A request that was recorded.
+/// A recorded request.
 struct Recorded {
     raw: RawRequest,
     slot: JournalSlot,
 }
 
-/// What the ring and its journal hold.
+/// The expected state of the ring and its journal.
 struct State {
     journal: Journal,
     position: RingPosition,
-    /// Without a response, in their order.
+    /// Requests without a response, in order.
     open: Vec<Recorded>,
-    /// With a response that is not visible yet.
+    /// Requests with a response that is not visible yet.
     unpublished: Vec<(u32, Recorded)>,
 }
 
@@ -59,11 +60,11 @@ fn damage(u: &mut Unstructured<'_>, file: &File, entries: u32, published: u32) -
     Ok(())
 }
 
-/// Resumes the journal and checks what is to be replayed.
+/// Resumes the journal and checks the requests to replay.
 fn resume(file: &File, entries: u32, state: State) -> State {
     let State { journal, position, open, unpublished } = state;
     drop(journal);
-    // A response that is not visible is a request again, in its place.
+    // A request with an invisible response is replayed, in its place.
     let mut expected: Vec<u64> = open.iter().map(|recorded| id(&recorded.raw)).collect();
     expected.extend(unpublished.iter().map(|(_, recorded)| id(&recorded.raw)));
     expected.sort_unstable();
@@ -135,7 +136,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
 /// Runs the target.
 ///
 /// # Panics
-/// When the journal breaks its contract.
+/// When the journal violates its contract.
 pub fn target(data: &[u8]) {
     // Input that ends early ends the run.
     let _ = run(&mut Unstructured::new(data));

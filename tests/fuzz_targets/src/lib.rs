@@ -1,5 +1,6 @@
-//! What is fuzzed: each module is a target, a function that turns any bytes into mostly valid input, and an exact oracle for what must come of
-//! it. `cargo fuzz` runs them from `fuzz/`; `tests/replay.rs` replays the committed corpora and runs generated input.
+//! The fuzz targets: each module is a function that turns any bytes into mostly valid input, and an exact oracle for
+//! the outcome. `cargo fuzz` runs them from `fuzz/`; `tests/replay.rs` replays the committed corpora and runs generated
+//! input.
 #![forbid(unsafe_code)]
 
 pub mod admin;
@@ -34,7 +35,7 @@ pub mod xenstore;
 mod xenstore_guest;
 mod xenstore_model;
 
-/// A target: its name, which is that of its folder in `fuzz/corpus`, and its function.
+/// A target: its name, also that of its folder in `fuzz/corpus`, and its function.
 pub type FuzzTarget = (&'static str, fn(&[u8]));
 
 /// All targets.

@@ -1,4 +1,4 @@
-//! The disks that are fuzzed: in memory.
+//! Fuzzed disks in memory.
 
 use std::sync::Arc;
 

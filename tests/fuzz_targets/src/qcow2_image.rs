@@ -1,5 +1,5 @@
-//! A qcow2 image with damaged fields and entries. The oracle: it is refused with an error that names the file, or it holds what is written
-//! to it, changes nothing else, and opens again.
+//! A qcow2 image with damaged fields and entries. The oracle: it is refused with an error that names the file, or it
+//! holds the data written to it, changes nothing else, and opens again.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -95,12 +95,12 @@ fn read_all(worker: &mut TestWorker, size: u64) -> Option<Vec<u8>> {
     (outcome == Outcome::Done(ByteLen(size))).then(|| worker.read_memory(0, size as usize))
 }
 
-/// Writes to an image, and checks that it holds that.
+/// Writes to an image, and checks that it holds the data.
 fn requests(u: &mut Unstructured<'_>, disk: &dyn Disk<UringContext>) -> Result<Option<Vec<u8>>> {
     let size = disk.geometry().size.0.min(SIZE);
     let mut worker = TestWorker::new(disk, 8, FixedBufferUse::Off);
     let Some(mut content) = read_all(&mut worker, size) else {
-        // Compressed clusters whose data is none.
+        // Compressed clusters with invalid data.
         worker.close();
         return Ok(None);
     };
@@ -139,7 +139,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
     for _ in 0..u.int_in_range(0..=4)? {
         damage(u, &mut bytes)?;
     }
-    // In memory: the dirty bit is made durable.
+    // In memory, because the dirty bit is made durable.
     let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file");
     file.as_file().write_all_at(&bytes, 0).expect("an image");
     let read_only = u.ratio(1, 4)?;
@@ -171,8 +171,8 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
 /// Runs one input.
 ///
 /// # Panics
-/// If the oracle finds a difference.
+/// When the oracle finds a difference.
 pub fn target(data: &[u8]) {
-    // Input that ends is no error: what was done so far was checked.
+    // An early end of the input is no error: the previous actions were checked.
     let _ = run(&mut Unstructured::new(data));
 }

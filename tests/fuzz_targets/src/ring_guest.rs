@@ -11,7 +11,7 @@ pub(crate) const RING: u16 = 64;
 pub(crate) const MEMORY: u64 = 0x5_0000;
 const AVAIL: u64 = 0x1000;
 const USED: u64 = 0x2000;
-/// Bytes of the used ring: flags, index, elements, the index that requests kicks.
+/// Bytes of the used ring: flags, index, elements, and the index that requests kicks.
 const USED_BYTES: usize = 6 + 8 * RING as usize;
 
 /// Flags of a descriptor. Source: virtio 1.3 section 2.7.5.
@@ -19,7 +19,7 @@ pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
 pub(crate) const INDIRECT: u16 = 4;
 
-/// A piece of memory that a descriptor names.
+/// A piece of memory in a descriptor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) address: u64,
@@ -57,7 +57,7 @@ pub(crate) fn cut(u: &mut Unstructured<'_>, from: u64, len: usize, writable: boo
 /// A guest with one ring.
 pub(crate) struct RingGuest {
     pub(crate) memory: Arc<GuestMemory>,
-    /// What the memory must hold.
+    /// The expected content of the memory.
     model: Vec<u8>,
     avail: u16,
     used: u16,
@@ -92,7 +92,7 @@ impl RingGuest {
         self.model[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Checks every byte of the memory, but for the device's flags and the index that requests kicks.
+    /// Checks every byte of the memory, except the device's flags and the index that requests kicks.
     pub(crate) fn check(&mut self) {
         let mut found = vec![0; MEMORY as usize];
         self.memory.read(GuestAddress(0), &mut found).expect("mapped");
@@ -110,14 +110,14 @@ impl RingGuest {
         self.put(table + u64::from(index) * 16, &descriptor.bytes());
     }
 
-    /// Returns the next descriptor of the ring's table, in a scattered order. A batch has fewer than there are.
+    /// Returns the next descriptor of the ring's table, in a scattered order. A batch has fewer than the table.
     pub(crate) fn take_descriptor(&mut self) -> u16 {
         self.next_descriptor = self.next_descriptor.wrapping_add(1);
         self.next_descriptor.wrapping_mul(37) % RING
     }
 
-    /// Writes a chain of these pieces: the first `direct` of them in the ring's table, the others in an indirect table at `table`.
-    /// Returns its head.
+    /// Writes a chain of these pieces: the first `direct` of them in the ring's table, the others in an indirect table
+    /// at `table`. Returns its head.
     pub(crate) fn put_chain(&mut self, pieces: &[Piece], direct: usize, table: u64) -> u16 {
         let (here, there) = pieces.split_at(direct.min(pieces.len()));
         let slots = here.len() + usize::from(!there.is_empty());
@@ -127,7 +127,7 @@ impl RingGuest {
             self.put_descriptor(0, slots[at], of_piece(piece, next));
         }
         if !there.is_empty() {
-            // Entries in an order that is not theirs: the first, then the others from the last one on.
+            // Entries out of order: the first, then the others from the last one on.
             let count = there.len() as u16;
             let place = |at: u16| if at == 0 { 0 } else { count - at };
             for (at, piece) in (0..count).zip(there) {
@@ -147,12 +147,12 @@ impl RingGuest {
         self.avail = self.avail.wrapping_add(1);
     }
 
-    /// Publishes what was offered, `ahead` entries more than that.
+    /// Publishes the offered chains, and `ahead` entries more.
     pub(crate) fn publish(&mut self, ahead: u16) {
         self.put(AVAIL + 2, &self.avail.wrapping_add(ahead).to_le_bytes());
     }
 
-    /// Requests a call for the next completion, or none, in both ways that there are.
+    /// Requests a call for the next completion, or none, by both mechanisms.
     pub(crate) fn request_call(&mut self, wanted: bool) {
         self.put(AVAIL, &u16::from(!wanted).to_le_bytes());
         let event = if wanted { self.used } else { self.used.wrapping_sub(1) };

@@ -4,7 +4,7 @@ use arbitrary::{Result, Unstructured};
 
 use crate::scsi_unit::{ScsiUnit, cdb_len};
 
-/// Bytes of a command's own part of a disk.
+/// Bytes of a command's part of a disk.
 pub(crate) const PART: usize = 8192;
 /// Most commands of a batch.
 pub(crate) const BATCH: usize = 4;
@@ -33,7 +33,7 @@ fn put(cdb: &mut [u8], at: usize, len: usize, number: u64) {
     cdb[at..at + len].copy_from_slice(&number.to_be_bytes()[8 - len..]);
 }
 
-/// Returns bytes that repeat after 256, with few values at times, so that comparisons may succeed.
+/// Returns bytes that repeat after 256, at times with few values, so that comparisons may succeed.
 fn content(u: &mut Unstructured<'_>, len: usize) -> Result<Vec<u8>> {
     let (seed, step): (u8, u8) = (u.arbitrary()?, if u.ratio(1, 3)? { 0 } else { u.arbitrary()? });
     let seed = if u.ratio(1, 4)? { 0 } else { seed };
@@ -56,7 +56,7 @@ impl ScsiCommand {
         command
     }
 
-    /// Returns any command. One that is `alone` may also be damaged, or change what others depend on.
+    /// Returns any command. An `alone` one may also be damaged, or change state that others depend on.
     pub(crate) fn any(u: &mut Unstructured<'_>, unit: &ScsiUnit, part: usize, alone: bool) -> Result<ScsiCommand> {
         let mut command = match u.int_in_range(0..=19)? {
             0..=11 => on_blocks(u, unit, part)?,
@@ -118,7 +118,7 @@ fn on_blocks(u: &mut Unstructured<'_>, unit: &ScsiUnit, part: usize) -> Result<S
         (_, 12) => (2, 4, 6, 4),
         _ => (2, 8, 10, 4),
     };
-    // What does not fit is the most that does, which is out of range.
+    // A value that does not fit becomes the largest that does, which is out of range.
     lba = lba.min(if lba_len == 3 { 0x1f_ffff } else { u64::MAX >> (64 - lba_len * 8) });
     count = count.min((1 << (len * 8)) - 1);
     put(&mut command.cdb, lba_at, lba_len, lba);
@@ -215,7 +215,7 @@ fn mode_select(u: &mut Unstructured<'_>) -> Result<ScsiCommand> {
 
 fn start_stop(u: &mut Unstructured<'_>, unit: &ScsiUnit) -> Result<ScsiCommand> {
     let mut command = ScsiCommand::new(0x1b);
-    // A stopped logical unit fails most commands: it is started soon.
+    // A stopped logical unit fails most commands, so it is started soon.
     command.cdb[4] = if unit.stopped { 1 } else { *u.choose(&[0, 1, 1, 1, 4, 2, 0x10, 0xf3])? };
     Ok(command)
 }

@@ -30,7 +30,7 @@ impl Call for CountCalls {
     }
 }
 
-/// Queues that are served.
+/// A served queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queue {
     Control = 0,
@@ -46,7 +46,7 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    /// Creates it, with the sizes of sense data and CDB that the driver chooses.
+    /// Creates it, with the driver's sizes of sense data and CDB.
     pub(crate) fn new(block: usize, sizes: (u32, u32), event_idx: bool) -> Controller {
         let options = ScsiOptions { queues: 1, queue_size: RING, cmd_per_lun: 16, max_transfer: ByteLen(1 << 20) };
         let device = Arc::new(VirtioScsi::new(options));
@@ -81,7 +81,7 @@ impl Controller {
         Controller { worker, device, disks, nexuses, event_idx }
     }
 
-    /// Serves a queue from where its guest is.
+    /// Serves a queue from its guest's position.
     pub(crate) fn attach(&mut self, queue: Queue, guest: &RingGuest, calls: &Arc<AtomicU64>) {
         let plug = PlugOptions::default();
         let slots = self.disks.iter().zip(0..).filter(|_| queue == Queue::Requests);
@@ -119,7 +119,7 @@ impl Controller {
         self.worker.turn();
     }
 
-    /// Executes a command on a logical unit, past the rings, and returns its data.
+    /// Executes a command on a logical unit, without the rings, and returns its data.
     fn ask(&self, at: usize, cdb: &[u8; 16]) -> Vec<u8> {
         let mut buffers = CommandBuffers::default();
         let _answer = self.nexuses[at].begin(&Command { cdb, data_in_len: 255 }, &[][..], &mut buffers);
@@ -134,7 +134,7 @@ impl Controller {
         self.ask(at, &cdb);
     }
 
-    /// Returns the model of a new logical unit. Its limits are those that it reports.
+    /// Returns the model of a new logical unit, with the limits that the unit reports.
     pub(crate) fn model(&self, at: usize) -> ScsiUnit {
         let geometry = self.disks[at].geometry();
         let block = geometry.logical_block.bytes() as usize;

@@ -1,4 +1,5 @@
-//! What a SCSI logical unit must answer to commands that access its medium, and to MODE SELECT. Source: SBC-3 clause 5, under their names.
+//! Expected answers of a SCSI logical unit to commands that access its medium, and to MODE SELECT. Source: SBC-3 clause
+//! 5, by the names of the commands.
 
 use crate::scsi_unit::{Answer, Answers, ExpectedSense, ScsiInput, ScsiUnit, check, field, number, when};
 
@@ -43,7 +44,7 @@ fn list_field(byte: usize) -> Answer {
 }
 
 impl ScsiUnit {
-    /// Executes a command. Without faults, the answer and what is stored count.
+    /// Executes a command. Answer and stored data count only without faults.
     pub(crate) fn medium_command(
         &mut self,
         input: &ScsiInput<'_>,
@@ -86,7 +87,7 @@ impl ScsiUnit {
             _ => {}
         }
         if !faults.is_empty() {
-            // An overrun is an error beside them, if the length is one that counts.
+            // An overrun is an additional error, if the length counts.
             return Answer::Any;
         }
         let (start, len) = (lba as usize * self.block, count as usize * self.block);
@@ -105,7 +106,7 @@ impl ScsiUnit {
         self.transfer(opcode, (start, len), sent, stored)
     }
 
-    /// Executes a command that has no fault.
+    /// Executes a command without a fault.
     fn transfer(
         &self,
         opcode: u8,
@@ -174,7 +175,7 @@ impl ScsiUnit {
         good(list_len)
     }
 
-    /// MODE SELECT of the control mode page, in a list that is right. Source: SPC-4 section 7.5.8.
+    /// MODE SELECT of the control mode page, in a valid list. Source: SPC-4 section 7.5.8.
     fn mode_select(&mut self, input: &ScsiInput<'_>, faults: &mut Answers) -> Answer {
         let cdb = &input.cdb;
         let (list_len, header) = if cdb[0] == 0x15 { (number(&cdb[4..5]), 4) } else { (number(&cdb[7..9]), 8) };

@@ -1,9 +1,9 @@
-//! What a SCSI logical unit must answer to any command, written from the standards' text. Sources: SPC-4 clauses 4.5 and 6, SBC-3 clause 5,
-//! SAM-5 section 5.14.
+//! Expected answers of a SCSI logical unit to any command, written from the standards' text. Sources: SPC-4 clauses 4.5
+//! and 6, SBC-3 clause 5, SAM-5 section 5.14.
 //!
 //! A command with several errors may fail with any of them; one without must succeed, exactly.
 
-/// Sense data that is expected.
+/// Expected sense data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ExpectedSense {
     /// Sense key, ASC, ASCQ.
@@ -43,13 +43,13 @@ impl ExpectedSense {
 /// An answer to a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// GOOD, with the data that is read and the bytes that were transferred.
+    /// GOOD, with the data that was read and the number of transferred bytes.
     Good { data: Vec<u8>, transferred: u64 },
     /// CHECK CONDITION.
     Check(ExpectedSense),
     /// More data than the buffers have.
     Overrun,
-    /// Any that is legal.
+    /// Any legal answer.
     Any,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct ScsiInput<'a> {
 pub(crate) struct ScsiUnit {
     pub(crate) block: usize,
     pub(crate) read_only: bool,
-    /// What the disk must hold.
+    /// The expected content of the disk.
     pub(crate) bytes: Vec<u8>,
     pub(crate) stopped: bool,
     /// SWP and D_SENSE of the control mode page, and WCE = 0 of the caching mode page.
@@ -80,13 +80,13 @@ pub(crate) struct ScsiUnit {
     pub(crate) descriptor_sense: bool,
     /// ASC and ASCQ of the pending unit attentions, in order.
     pub(crate) attentions: Vec<(u8, u8)>,
-    /// INQUIRY data: that of `None` is the standard one, the others are VPD pages.
+    /// INQUIRY data: `None` is the standard data, the others are VPD pages.
     pub(crate) pages: Vec<(Option<u8>, Vec<u8>)>,
     /// READ CAPACITY (16) data.
     pub(crate) capacity: Vec<u8>,
 }
 
-/// What stands in the way of a command.
+/// Faults of a command.
 pub(crate) type Answers = Vec<Answer>;
 
 pub(crate) fn number(bytes: &[u8]) -> u64 {

@@ -1,7 +1,8 @@
-//! A vhost-user conversation: connections, messages in any order, right and wrong, and requests in the rings between them, to a server with a disk
-//! in memory in this process. A model of the protocol knows what each message must lead to: the reply, the acknowledgement, the end of the
-//! connection; which rings are served after it, and from where; every byte of guest memory, of the disk, and the marks of the dirty log. At the
-//! end a good frontend is served, and descriptors, mappings and the budget are as before.
+//! A vhost-user conversation with a server with a disk in memory in this process: connections, messages in any order,
+//! right and wrong, and requests in the rings between them. A model of the protocol knows the outcome of each message:
+//! the reply, the acknowledgement, or the end of the connection; the rings served after it and their positions; every
+//! byte of guest memory and of the disk, and the marks of the dirty log. At the end a good frontend is served, and
+//! descriptors, mappings and the budget are as before.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,14 +20,14 @@ use crate::vhost_user_wire::message as m;
 /// Steps of an input.
 const STEPS: usize = 40;
 
-/// What the fuzzer's bytes make of a frontend.
+/// A frontend scripted by the fuzzer's bytes.
 struct Script<'a, 'b> {
     u: &'a mut Unstructured<'b>,
     machine: Machine,
 }
 
 impl Script<'_, '_> {
-    /// Sends a message: rarely not at all, damaged, or in two parts.
+    /// Sends a message; rarely drops, damages or splits it.
     fn say(&mut self, mut message: AnyMessage) -> Result<()> {
         self.say_load(&mut message, None)
     }
@@ -49,7 +50,7 @@ impl Script<'_, '_> {
         Ok(())
     }
 
-    /// Connects and negotiates, in mostly the usual way.
+    /// Connects and negotiates, mostly in the usual way.
     fn negotiate(&mut self) -> Result<()> {
         self.say(messages::plain(m::SET_OWNER))?;
         self.say(messages::plain(m::GET_FEATURES))?;
@@ -105,7 +106,7 @@ impl Script<'_, '_> {
         }
     }
 
-    /// Sets a queue up, in mostly the usual order.
+    /// Sets up a queue, mostly in the usual order.
     fn start_queue(&mut self, queue: usize) -> Result<()> {
         if self.u.ratio(1, 3)? {
             let size = *self.u.choose(&[RING, RING, 16, 4, 2])?;
@@ -147,7 +148,7 @@ impl Script<'_, '_> {
         Ok(messages::vring_event(request, queue, (!none).then(messages::event)))
     }
 
-    /// Changes one thing of a queue that may run.
+    /// Changes one property of a queue that may run.
     fn change_queue(&mut self, queue: usize) -> Result<()> {
         let message = match self.u.int_in_range(0..=9)? {
             0 => messages::vring(m::SET_VRING_ENABLE, queue, self.u.int_in_range(0..=1)?),
@@ -275,7 +276,7 @@ impl Script<'_, '_> {
                 Ok(())
             }
             _ => {
-                // A frontend that crashes, and comes again.
+                // A frontend that crashes and reconnects.
                 self.machine.close();
                 self.negotiate()?;
                 (0..QUEUES).try_for_each(|queue| self.start_queue(queue))
@@ -296,7 +297,7 @@ fn run(u: &mut Unstructured<'_>) {
     script.machine.finish();
 }
 
-/// Panics of any thread: the server survives one in a message's handling, which ends that connection only.
+/// Panics of any thread: the server survives one in a message's handling, which ends only that connection.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
 fn count_panics() {
@@ -313,9 +314,9 @@ fn count_panics() {
 /// Runs the target.
 ///
 /// # Panics
-/// When the server does not do what the specification says.
+/// When the server violates the specification.
 pub fn target(data: &[u8]) {
-    // Descriptors are counted.
+    // One at a time, because descriptors are counted.
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     count_panics();

@@ -1,4 +1,4 @@
-//! What a frontend passes with its messages: descriptors, the in-flight region, dirty logs.
+//! Files that a frontend passes with its messages: descriptors, the in-flight region, dirty logs.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -22,9 +22,9 @@ pub(crate) enum Fd {
     Region(Rc<InflightFile>),
     Log(Rc<DirtyLogFile>),
     Socket(Rc<OwnedFd>),
-    /// The end of a pipe that is written to.
+    /// The writing end of a pipe.
     PipeIn(Rc<OwnedFd>),
-    /// The end that is read.
+    /// The reading end of a pipe.
     PipeOut(Rc<OwnedFd>),
     /// `/dev/null`.
     Null(Rc<File>),
@@ -79,20 +79,21 @@ impl SharedFile {
     }
 }
 
-/// Bytes after each table of a region that the server made, and what they begin with in the first.
+/// Bytes after each table of a region that the server made, and their beginning in the first.
 const TAIL: u64 = 64;
 const MAGIC: u64 = u64::from_le_bytes(*b"mqblkinf");
 const HEADER_BYTES: u64 = 16;
 const ENTRY_BYTES: u64 = 16;
 
-/// An in-flight region, as the last message has set it. Source: QEMU's `vhost-user.rst`, "Inflight I/O tracking", the split layout.
+/// An in-flight region as set by the last message. Source: QEMU's `vhost-user.rst`, "Inflight I/O tracking", the split
+/// layout.
 #[derive(Clone, Debug)]
 pub(crate) struct InflightFile {
     shared: Rc<SharedFile>,
     pub(crate) size: u64,
     pub(crate) offset: u64,
     pub(crate) queues: u16,
-    /// What the server has recorded of the driver's configuration: `writeback`.
+    /// The driver's configuration as recorded by the server: `writeback`.
     config: Rc<Cell<Option<bool>>>,
 }
 
@@ -103,7 +104,7 @@ impl InflightFile {
         InflightFile { shared, size, offset, queues, config: Rc::default() }.checked()
     }
 
-    /// Makes one that another program may have made.
+    /// Makes a region as another program may make it.
     pub(crate) fn foreign(size: u64, queues: u16) -> InflightFile {
         InflightFile { shared: SharedFile::new(size), size, offset: 0, queues, config: Rc::default() }
     }
@@ -114,7 +115,7 @@ impl InflightFile {
         self
     }
 
-    /// Returns the region as SET_INFLIGHT_FD describes it, if it does so validly.
+    /// Returns the region as described by SET_INFLIGHT_FD, if that is valid.
     pub(crate) fn as_set(&self, size: u64, offset: u64, queues: u16) -> Option<InflightFile> {
         let stride = size / u64::from(queues);
         let whole = stride > 0 && stride.is_multiple_of(8) && stride * u64::from(queues) == size;
@@ -153,7 +154,7 @@ impl InflightFile {
         }
     }
 
-    /// Returns where a queue's table is.
+    /// Returns the offset of a queue's table.
     pub(crate) fn table(&self, queue: usize) -> Option<u64> {
         (queue < usize::from(self.queues)).then(|| self.offset + queue as u64 * self.stride())
     }
@@ -185,7 +186,7 @@ impl InflightFile {
             1 => {}
             _ => return Err(()),
         }
-        // The batch whose publish was interrupted is complete.
+        // The batch of the interrupted publish is complete.
         let (mut done, mut head) = (BTreeSet::new(), last);
         for _ in 0..completed {
             if head >= size {
@@ -198,7 +199,7 @@ impl InflightFile {
         Ok(Some((0..size).filter(marked).collect()))
     }
 
-    /// Waits until the table says that all is published up to `used`.
+    /// Waits until the table shows that all is published up to `used`.
     pub(crate) fn wait_published(&self, table: u64, size: u16, used: u16) {
         wait_until("the in-flight table", || {
             let [version, entries, _, published] = self.header(table);
@@ -207,8 +208,8 @@ impl InflightFile {
         });
     }
 
-    /// Marks chains as a server leaves them that is killed: taken, in this order, and not complete. Returns false if the table is of another
-    /// ring.
+    /// Marks chains as a killed server leaves them: taken, in this order, and not complete. Returns false if the table
+    /// is of another ring.
     pub(crate) fn leave(&self, table: u64, size: u16, used: u16, heads: &[u16]) -> bool {
         let bytes = self.stride() - if self.tail().is_some() { TAIL } else { 0 };
         let [version, entries, last, published] = self.header(table);
@@ -226,7 +227,7 @@ impl InflightFile {
         true
     }
 
-    /// Writes a version that no program has.
+    /// Writes an unknown version.
     pub(crate) fn spoil(&self, table: u64) {
         let [_, entries, last, published] = self.header(table);
         self.put_header(table, [7, entries, last, published]);
@@ -240,7 +241,7 @@ impl InflightFile {
 
 const PAGE: u64 = 4096;
 
-/// A dirty log, as a message has set it.
+/// A dirty log as set by a message.
 #[derive(Clone, Debug)]
 pub(crate) struct DirtyLogFile {
     shared: Rc<SharedFile>,
@@ -257,7 +258,7 @@ impl DirtyLogFile {
         DirtyLogFile { shared: SharedFile::new(len), len, offset: 0, required, allowed }
     }
 
-    /// Returns the log as SET_LOG_BASE describes it, if it does so validly.
+    /// Returns the log as described by SET_LOG_BASE, if that is valid.
     pub(crate) fn as_set(&self, len: u64, offset: u64) -> Option<DirtyLogFile> {
         self.shared.has(offset, len).then(|| DirtyLogFile { len, offset, ..self.clone() })
     }
@@ -273,7 +274,7 @@ impl DirtyLogFile {
         }
     }
 
-    /// Checks the marks. A page is marked just after a completion is visible, so the last ones are waited for.
+    /// Checks the marks. Waits for the last ones, because a page is marked just after a completion is visible.
     pub(crate) fn check(&self) {
         let mut bytes = vec![0; self.shared.len as usize];
         let mut marked = BTreeSet::new();

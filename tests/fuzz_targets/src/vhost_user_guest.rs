@@ -1,5 +1,5 @@
-//! A guest's memory as files that its VMM shares, with a model of every byte, its drivers' ends of the rings, and what a disk makes of the requests in
-//! them.
+//! A guest's memory as files shared by its VMM, with a model of every byte, its drivers' ends of the rings, and the
+//! disk's effects of their requests.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -15,10 +15,11 @@ use crate::virtio_blk_requests::{FLUSH, IN, IOERR, OK, OUT, UNSUPP};
 pub(crate) const QUEUES: usize = 2;
 /// Largest ring.
 pub(crate) const RING: u16 = 32;
-/// Sectors of the disk. A request's own sector depends on its queue and its slot, so that requests in flight together do not touch.
+/// Sectors of the disk. A request's sector depends on its queue and its slot, so that requests in flight do not
+/// overlap.
 pub(crate) const SECTORS: u64 = 32;
 pub(crate) const SECTOR: usize = 512;
-/// Requests that a queue has outstanding.
+/// Most outstanding requests of a queue.
 const SLOTS: u16 = 8;
 /// The guest's files: rings and headers, data, and one that only tables name.
 pub(crate) const FILES: usize = 3;
@@ -69,14 +70,14 @@ impl MemoryTable {
         Some(found.guest + (user - found.user))
     }
 
-    /// Returns where `len` bytes are that lie in one region.
+    /// Returns the place of `len` bytes, if they lie in one region.
     pub(crate) fn place(&self, guest: u64, len: u64) -> Option<Place> {
         let found = self.0.iter().find(|r| guest.checked_sub(r.guest).is_some_and(|at| at < r.size))?;
         let at = guest - found.guest;
         (len <= found.size - at).then_some(Place { file: found.file, at: found.offset + at })
     }
 
-    /// Returns where `len` bytes are, in pieces.
+    /// Returns the places of `len` bytes, in pieces.
     fn pieces(&self, guest: u64, len: u64) -> Option<Vec<(Place, u64)>> {
         let (mut guest, mut left, mut found) = (guest, len, vec![]);
         while left > 0 {
@@ -97,7 +98,7 @@ impl MemoryTable {
     }
 }
 
-/// Where the parts of a ring are.
+/// The places of a ring's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingPlaces {
     pub(crate) desc: Place,
@@ -106,7 +107,8 @@ pub(crate) struct RingPlaces {
 }
 
 impl RingPlaces {
-    /// Finds a ring of `size` entries at these guest addresses. `None` if a part is not in one region or not aligned.
+    /// Finds a ring of `size` entries at these guest addresses. Returns `None` if a part is not in one region or not
+    /// aligned.
     pub(crate) fn find(table: &MemoryTable, [desc, avail, used]: [u64; 3], size: u16) -> Option<RingPlaces> {
         let n = u64::from(size);
         let part = |guest, len, align| table.place(guest, len).filter(|place| place.at.is_multiple_of(align));
@@ -139,14 +141,14 @@ struct Descriptor {
     flags: u16,
 }
 
-/// What the execution of a chain does.
+/// The effects of a chain.
 pub(crate) struct Executed {
     /// Bytes written, of the used element.
     pub(crate) used: u32,
     writes: Vec<(Place, Vec<u8>)>,
     /// Guest addresses and lengths that must be marked in a dirty log.
     pub(crate) dirty: Vec<(u64, u64)>,
-    /// And those that may be.
+    /// Those that may be marked.
     pub(crate) maybe_dirty: Vec<(u64, u64)>,
 }
 
@@ -165,7 +167,7 @@ impl Driver {
         RingPlaces::of_queue(queue, self.layout)
     }
 
-    /// Returns how many requests may be outstanding.
+    /// Returns the largest number of outstanding requests.
     pub(crate) fn slots(&self) -> u16 {
         (self.size / 4).clamp(1, SLOTS)
     }
@@ -175,14 +177,14 @@ impl Driver {
     }
 }
 
-/// A request that a driver makes.
+/// A request of a driver.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlkChoice {
     kind: u32,
     /// `None`: the slot's own.
     sector: Option<u64>,
     pattern: u8,
-    /// The driver wants to be called for it.
+    /// True if the driver wants a call for it.
     call: bool,
 }
 
@@ -205,10 +207,10 @@ impl BlkChoice {
 /// The guest.
 pub(crate) struct Guest {
     files: Vec<GuestFile>,
-    /// What the disk must hold.
+    /// The expected content of the disk.
     pub(crate) disk: Vec<u8>,
     pub(crate) drivers: [Driver; QUEUES],
-    /// Places that a device changes as it likes: event suppression of rings that are or were attached.
+    /// Places that a device may change at any time: event suppression of rings that are or were attached.
     soft: Vec<(Place, u64)>,
 }
 
@@ -260,7 +262,7 @@ impl Guest {
         self.files[at.file].memory.read(GuestAddress(at.at), bytes).expect("mapped");
     }
 
-    /// Returns the ring's indices as the model has them: available, used.
+    /// Returns the ring's indices in the model: available, used.
     pub(crate) fn indices(&self, ring: &RingPlaces) -> (u16, u16) {
         (self.model_u16(after(ring.avail, 2)), self.model_u16(after(ring.used, 2)))
     }
@@ -274,7 +276,7 @@ impl Guest {
         new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
     }
 
-    /// From now on the device may change the ring's event suppression.
+    /// Lets the device change the ring's event suppression from now on.
     pub(crate) fn attached(&mut self, ring: &RingPlaces, size: u16) {
         self.soft.push((ring.used, 2));
         self.soft.push((after(ring.used, 4 + 8 * u64::from(size)), 2));
@@ -285,7 +287,7 @@ impl Guest {
         let mut found = vec![0; FILE_BYTES as usize];
         for (number, file) in self.files.iter_mut().enumerate() {
             file.memory.read(GuestAddress(0), &mut found).expect("mapped");
-            // As this read has found them: the worker may change them at any time.
+            // The content at this read: the worker may change it at any time.
             for (place, len) in self.soft.iter().filter(|(place, _)| place.file == number) {
                 let range = place.at as usize..(place.at + len) as usize;
                 file.model[range.clone()].copy_from_slice(&found[range]);
@@ -297,7 +299,7 @@ impl Guest {
         }
     }
 
-    /// Starts a queue's ring over, in a layout, with a size. The queue is not attached.
+    /// Resets a queue's ring, in a layout, with a size. The queue is not attached.
     pub(crate) fn reset_ring(&mut self, queue: usize, layout: usize, size: u16, start: u16) {
         self.drivers[queue] = Driver { layout, size, avail: start, completed: start };
         let ring = self.drivers[queue].places(queue);
@@ -316,7 +318,7 @@ impl Guest {
         self.put(to.desc, &all);
     }
 
-    /// Stores another available index than the true one.
+    /// Stores a wrong available index.
     pub(crate) fn break_index(&mut self, queue: usize, ahead: u16) {
         let (ring, avail) = (self.drivers[queue].places(queue), self.drivers[queue].avail);
         self.put_index(after(ring.avail, 2), avail.wrapping_add(ahead));
@@ -353,7 +355,7 @@ impl Guest {
             self.put(after(ring.desc, u64::from(at) * 16), &words.concat());
         }
         self.put(after(ring.avail, 4 + 2 * u64::from(driver.avail % driver.size)), &first.to_le_bytes());
-        // A call is requested for the next completion, or not, in both ways that there are.
+        // Requests a call for the next completion, or none, by both mechanisms.
         let used = self.indices(&ring).1;
         self.put(ring.avail, &u16::from(!request.call).to_le_bytes());
         let event = if request.call { used } else { used.wrapping_sub(1) };
@@ -363,8 +365,8 @@ impl Guest {
         self.put_index(after(ring.avail, 2), next);
     }
 
-    /// Returns true if queue `queue` may have its ring here: in its own part of the guest's memory, or in the file that nothing else is in,
-    /// with parts that do not overlap.
+    /// Returns true if queue `queue` may have its ring here: in its own part of the guest's memory, or in the file
+    /// without other contents, with parts that do not overlap.
     pub(crate) fn may_be_ring(&self, ring: &RingPlaces, size: u16, queue: usize) -> bool {
         let n = u64::from(size);
         let own = queue as u64 * 0x2000..queue as u64 * 0x2000 + 0x2000;
@@ -379,8 +381,8 @@ impl Guest {
             && parts.iter().all(|(place, _)| place.file == ring.desc.file)
     }
 
-    /// Returns the heads that an attached queue takes: those to replay, then `count` from the ring. `None` if the device would find one
-    /// that no driver writes.
+    /// Returns the heads that an attached queue takes: those to replay, then `count` from the ring. Returns `None` if
+    /// the device would find one that no driver writes.
     pub(crate) fn heads(&self, attached: &Attached, count: u16) -> Option<Vec<u16>> {
         let (ring, size) = (&attached.places, attached.size);
         let known = |head: &u16| self.chain(ring, size, *head).is_some();
@@ -424,7 +426,7 @@ impl Guest {
         (whole && last.len == 1 && last.flags & WRITE != 0).then_some(found)
     }
 
-    /// Executes a chain as the specification says, but for the writes to the guest's memory.
+    /// Executes a chain by the specification, without the writes to the guest's memory.
     pub(crate) fn execute(&mut self, ring: &RingPlaces, size: u16, head: u16, table: &MemoryTable) -> Executed {
         let chain = self.chain(ring, size, head).expect("a chain that a driver wrote");
         let (header, status) = (chain[0], chain[chain.len() - 1]);
@@ -474,8 +476,8 @@ impl Guest {
         executed
     }
 
-    /// Waits until the ring's used index is `old` plus the number of `expected` elements (head, bytes written), and checks these, which may
-    /// come in any order.
+    /// Waits until the ring's used index is `old` plus the number of `expected` elements (head, bytes written), and
+    /// checks these in any order.
     pub(crate) fn take_used(&mut self, ring: &RingPlaces, size: u16, old: u16, mut expected: Vec<(u16, Executed)>) {
         let new = old.wrapping_add(expected.len() as u16);
         let cell = after(ring.used, 2);

@@ -1,4 +1,4 @@
-//! A server with a disk in memory in this process, a frontend, and the model that knows what both must do.
+//! A server with a disk in memory in this process, a frontend, and the model of both.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -53,7 +53,7 @@ fn start_server() -> (Server, PathBuf) {
     (Server::start(device, options).expect("the socket can be made"), socket)
 }
 
-/// Descriptors of this process, and mappings of memory that frontends share.
+/// Returns the descriptors of this process, and the mappings of memory shared by frontends.
 fn resources() -> (usize, usize) {
     let fds = std::fs::read_dir("/proc/self/fd").expect("procfs").count();
     let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
@@ -69,7 +69,7 @@ pub(crate) struct Machine {
     device: DeviceModel,
     pub(crate) session: Session,
     wire: Option<Wire>,
-    /// A second connection, with a GET_FEATURES that is not answered yet.
+    /// A second connection, with an unanswered GET_FEATURES.
     second: Option<Wire>,
     /// The in-flight region that the frontend keeps.
     pub(crate) region: Option<Rc<InflightFile>>,
@@ -100,7 +100,7 @@ impl Machine {
         self.device.writeback
     }
 
-    /// Returns the connection. A new one is known to be served: the server has ended the one before.
+    /// Returns the connection. A new one is served, because the server has ended the one before.
     fn wire(&mut self) -> &mut Wire {
         if self.wire.is_none() {
             self.wire = Some(Wire::connect(&self.socket));
@@ -121,7 +121,7 @@ impl Machine {
         }
     }
 
-    /// Opens a second connection, and asks a question on it.
+    /// Opens a second connection, and sends a query on it.
     pub(crate) fn connect_second(&mut self) {
         self.sync();
         if self.second.is_none() {
@@ -172,8 +172,8 @@ impl Machine {
         Some(reply)
     }
 
-    /// Sends a message, in two parts if `split` is not 0, and checks everything that comes of it. `load`: what the document of a LOAD says.
-    /// A message whose outcome nobody can know is not sent.
+    /// Sends a message, in two parts if `split` is not 0, and checks all its effects. `load`: the content of a LOAD's
+    /// document. Does not send a message of uncertain outcome.
     pub(crate) fn send(&mut self, message: &AnyMessage, load: Option<bool>, split: usize) {
         self.wire();
         let before = (self.session.clone(), self.device);
@@ -253,7 +253,8 @@ impl Machine {
         self.region = Some(Rc::new(InflightFile::received(fd, [number(0), number(8)], queues)));
     }
 
-    /// Returns false if a queue may do more than one thing now, such as serve entries that no driver has written.
+    /// Returns false if a queue's behaviour is uncertain, for instance because it may serve entries that no driver has
+    /// written.
     fn is_certain(&mut self) -> bool {
         let guest = &self.guest;
         self.session.rings.iter_mut().enumerate().all(|(queue, ring)| {
@@ -270,7 +271,7 @@ impl Machine {
         })
     }
 
-    /// Returns false if a queue's ring is elsewhere than before and has requests there: these are served at the next kick, or sooner.
+    /// Returns false if a queue's ring has moved and has requests there: these are served at the next kick, or sooner.
     fn moved_idle(&self, before: &Session) -> bool {
         self.session.rings.iter().zip(&before.rings).all(|(ring, before)| match (&ring.attached, &before.attached) {
             (Some(now), Some(before)) if now.places != before.places => {
@@ -280,7 +281,7 @@ impl Machine {
         })
     }
 
-    /// Waits for what the queues do now, and checks it.
+    /// Waits for the effects of the queues, and checks them.
     fn settle(&mut self) {
         if self.session.started && self.session.rings.iter().any(|ring| ring.attached.is_some()) {
             let tracked = self.session.region.is_some();
@@ -356,7 +357,7 @@ impl Machine {
             if attached.broken || attached.places != own || attached.size != driver.size {
                 return;
             }
-            // What the server has signalled so far is for no request of these.
+            // Earlier signals of the server are not for these requests.
             attached.call.as_ref().map(mqblk_engine::EventFd::take);
         }
         for request in requests.iter().take(driver.room().into()) {
@@ -370,7 +371,7 @@ impl Machine {
         }
     }
 
-    /// Moves the available index where no driver may.
+    /// Moves the available index to a position that no driver may use.
     pub(crate) fn break_index(&mut self, queue: usize, ahead: u16) {
         self.sync();
         let own = RingPlaces::of_queue(queue, self.guest.drivers[queue].layout);
@@ -382,7 +383,7 @@ impl Machine {
         self.settle();
     }
 
-    /// Starts a ring over. Returns false if the device has it.
+    /// Resets a ring. Returns false if the device uses it.
     pub(crate) fn reset_ring(&mut self, queue: usize, layout: usize, size: u16, start: u16) -> bool {
         self.sync();
         let free = self.session.rings[queue].attached.is_none();
@@ -392,7 +393,7 @@ impl Machine {
         free
     }
 
-    /// Leaves the first `count` outstanding requests of a ring in the in-flight region, as a server that is killed does.
+    /// Leaves the first `count` outstanding requests of a ring in the in-flight region, as a killed server does.
     pub(crate) fn leave_in_flight(&mut self, queue: usize, count: u16) {
         self.sync();
         let (guest, driver) = (&self.guest, self.guest.drivers[queue]);
@@ -421,7 +422,7 @@ impl Machine {
         }
     }
 
-    /// Checks what a device must not have changed.
+    /// Checks state that a device must not have changed.
     pub(crate) fn check(&mut self) {
         self.sync();
         self.guest.check();
@@ -430,7 +431,8 @@ impl Machine {
         }
     }
 
-    /// Ends the conversation: a good frontend is served on the same socket and finds the disk's content, and nothing of the others is left.
+    /// Ends the conversation: a good frontend is served on the same socket and finds the disk's content, and no
+    /// resource of the others is left.
     pub(crate) fn finish(mut self) {
         self.check();
         self.close();
@@ -483,7 +485,7 @@ impl Machine {
     }
 }
 
-/// Returns true if all is read that the server writes to a pipe, and it is a document that says this.
+/// Returns true if everything that the server writes to a pipe is read, and is this document.
 pub(crate) fn is_document(mut pipe: impl std::io::Read + AsFd, writeback: bool) -> bool {
     let mut text = String::new();
     pipe.read_to_string(&mut text).expect("a document");

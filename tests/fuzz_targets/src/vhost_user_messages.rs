@@ -1,4 +1,4 @@
-//! Messages of a frontend that mostly knows what it does.
+//! Messages of a frontend that mostly follows the protocol.
 
 use std::fs::File;
 use std::io::Write;
@@ -22,7 +22,7 @@ const SLOTS: [TableRegion; 4] = [
     TableRegion { file: 2, guest: 0x2_8000, user: 0x7200_0000_0000, offset: 0x1000, size: 0x2000 },
     TableRegion { file: 2, guest: 0x3_0000, user: 0x7300_0000_0000, offset: 0x1234, size: 0x2000 },
 ];
-/// How much further a slot's other guest address is.
+/// Distance to a slot's other guest address.
 const ELSEWHERE: u64 = 0x4_0000;
 
 pub(crate) fn event() -> Fd {
@@ -54,7 +54,7 @@ pub(crate) fn vring_event(request: u32, queue: usize, event: Option<Fd>) -> AnyM
     Message::new(request, longs(&[queue as u64 | none]), event.into_iter().collect())
 }
 
-/// SET_VRING_ADDR, with user addresses of `table`. `log`: the guest address at which the used ring is logged.
+/// Returns SET_VRING_ADDR, with user addresses of `table`. `log`: the guest address at which the used ring is logged.
 pub(crate) fn vring_addresses(queue: usize, ring: &RingPlaces, table: &MemoryTable, log: bool) -> AnyMessage {
     let region = |file| table.regions().iter().find(|r| r.file == file).copied().unwrap_or(SLOTS[file]);
     let user = |place: crate::vhost_user_guest::Place| {
@@ -82,12 +82,12 @@ fn table_message(regions: &[TableRegion]) -> AnyMessage {
     Message::new(m::SET_MEM_TABLE, payload, regions.iter().map(|region| Fd::Guest(region.file)).collect())
 }
 
-/// The usual table.
+/// Returns the usual table.
 pub(crate) fn usual_table() -> AnyMessage {
     table_message(&SLOTS[..2])
 }
 
-/// A region that is mostly one of the slots.
+/// Returns a region that is mostly one of the slots.
 pub(crate) fn any_region(u: &mut Unstructured<'_>) -> Result<TableRegion> {
     let mut region = *u.choose(&SLOTS)?;
     if u.ratio(1, 5)? {
@@ -117,7 +117,7 @@ pub(crate) fn any_table(u: &mut Unstructured<'_>) -> Result<AnyMessage> {
     Ok(table_message(&regions))
 }
 
-/// Features that a frontend accepts.
+/// Returns features that a frontend accepts.
 pub(crate) fn any_features(u: &mut Unstructured<'_>) -> Result<u64> {
     let accepted = match u.int_in_range(0..=15)? {
         0..=7 => FEATURES & !LOG_ALL & !(u64::from(u.arbitrary::<bool>()?) << 29),
@@ -139,7 +139,7 @@ pub(crate) fn any_protocol(u: &mut Unstructured<'_>) -> Result<u64> {
     })
 }
 
-/// SET_LOG_BASE with a log that mostly covers the guest's memory.
+/// Returns SET_LOG_BASE with a log that mostly covers the guest's memory.
 pub(crate) fn any_log(u: &mut Unstructured<'_>) -> Result<AnyMessage> {
     let len = *u.choose(&[16, 16, 16, 64, 4096, 1, 5, 6])?;
     let offset = *u.choose(&[0, 0, 0, 8, 3, u64::MAX])?;
@@ -147,7 +147,7 @@ pub(crate) fn any_log(u: &mut Unstructured<'_>) -> Result<AnyMessage> {
     Ok(Message::new(m::SET_LOG_BASE, longs(&[len, offset]), vec![Fd::Log(Rc::new(log))]))
 }
 
-/// SET_INFLIGHT_FD with this region.
+/// Returns SET_INFLIGHT_FD with this region.
 pub(crate) fn set_region(region: &Rc<InflightFile>) -> AnyMessage {
     let (size, queues) = (region.size, region.queues);
     region_layout(m::SET_INFLIGHT_FD, [size, region.offset], [queues, RING], vec![Fd::Region(Rc::clone(region))])
@@ -174,7 +174,7 @@ pub(crate) fn any_set_region(u: &mut Unstructured<'_>, region: &Rc<InflightFile>
     Ok(message)
 }
 
-/// GET_CONFIG or SET_CONFIG. A write is mostly one of `writeback`.
+/// Returns GET_CONFIG or SET_CONFIG. A write is mostly one of `writeback`.
 pub(crate) fn any_config(u: &mut Unstructured<'_>, writeback: bool) -> Result<AnyMessage> {
     if u.ratio(1, 2)? {
         let (offset, size) = match u.int_in_range(0..=5)? {
@@ -202,13 +202,13 @@ pub(crate) fn any_config(u: &mut Unstructured<'_>, writeback: bool) -> Result<An
     Ok(Message::new(m::SET_CONFIG, [words(&[offset, bytes.len() as u32, flags]), bytes].concat(), vec![]))
 }
 
-/// SET_DEVICE_STATE_FD for a save. Also returns the other end of its pipe.
+/// Returns SET_DEVICE_STATE_FD for a save, and the other end of its pipe.
 pub(crate) fn save() -> (AnyMessage, OwnedFd) {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("a pipe");
     (Message::new(m::SET_DEVICE_STATE_FD, words(&[0, 0]), vec![Fd::PipeIn(Rc::new(write))]), read)
 }
 
-/// SET_DEVICE_STATE_FD for a load. Also returns what its document says; `None` if it is wrong.
+/// Returns SET_DEVICE_STATE_FD for a load, and the content of its document; `None` if it is wrong.
 pub(crate) fn any_load(u: &mut Unstructured<'_>) -> Result<(AnyMessage, Option<bool>)> {
     let writeback: bool = u.arbitrary()?;
     let bytes = SECTORS * SECTOR as u64;
@@ -233,7 +233,7 @@ pub(crate) fn any_load(u: &mut Unstructured<'_>) -> Result<(AnyMessage, Option<b
     Ok((message, good.then_some(writeback)))
 }
 
-/// Any message that is in no other place.
+/// Returns any other message.
 pub(crate) fn any_other(u: &mut Unstructured<'_>) -> Result<AnyMessage> {
     let request = u.int_in_range(0..=46)?;
     Ok(match u.int_in_range(0..=11)? {
@@ -252,11 +252,11 @@ pub(crate) fn any_other(u: &mut Unstructured<'_>) -> Result<AnyMessage> {
     })
 }
 
-/// Makes a message wrong in one way, most likely.
+/// Damages a message, most likely.
 pub(crate) fn damage(u: &mut Unstructured<'_>, message: &mut AnyMessage) -> Result<()> {
     match u.int_in_range(0..=10)? {
         0 => message.flags = message.flags & !3 | *u.choose(&[0, 2, 3])?,
-        // A CHECK_DEVICE_STATE has nothing else that the `vhost` crate checks.
+        // In a CHECK_DEVICE_STATE the `vhost` crate checks nothing else.
         1 if message.request != m::CHECK_DEVICE_STATE => message.flags |= REPLY,
         2 => message.flags |= 1 << u.int_in_range(4..=31)?,
         3 => message.payload.truncate(message.payload.len().saturating_sub(u.int_in_range(1..=8)?)),
@@ -279,7 +279,7 @@ pub(crate) fn damage(u: &mut Unstructured<'_>, message: &mut AnyMessage) -> Resu
     Ok(())
 }
 
-/// Sets the flag that asks for an acknowledgement, or not.
+/// Returns the flags with or without a request for an acknowledgement.
 pub(crate) fn any_flags(u: &mut Unstructured<'_>) -> Result<u32> {
     Ok(if u.ratio(1, 2)? { VERSION | NEED_REPLY } else { VERSION })
 }

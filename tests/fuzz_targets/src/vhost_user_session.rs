@@ -1,5 +1,5 @@
-//! The backend's side of one vhost-user connection as a model: what each message must lead to. Sources: QEMU's `vhost-user.rst`, and where it leaves
-//! a choice, what `docs/security.md` says: a message that is refused ends its connection.
+//! The backend's side of one vhost-user connection as a model: the outcome of each message. Sources: QEMU's
+//! `vhost-user.rst`, and where it leaves a choice, `docs/security.md`: a refused message ends its connection.
 
 use std::rc::Rc;
 
@@ -9,8 +9,9 @@ use crate::vhost_user_files::{DirtyLogFile, Fd, InflightFile};
 use crate::vhost_user_guest::{FILE_BYTES, Guest, MemoryTable, QUEUES, RING, RingPlaces, SECTOR, SECTORS, TableRegion};
 use crate::vhost_user_wire::{Message, NEED_REPLY, VERSION, longs, message as m, words};
 
-/// Feature bits that a disk in memory has: SIZE_MAX, SEG_MAX, BLK_SIZE, FLUSH, TOPOLOGY, CONFIG_WCE, MQ, DISCARD, WRITE_ZEROES (virtio 1.3
-/// section 5.2.3), ANY_LAYOUT, INDIRECT_DESC, EVENT_IDX, VERSION_1 (section 6), and vhost-user's own.
+/// Feature bits of a disk in memory: SIZE_MAX, SEG_MAX, BLK_SIZE, FLUSH, TOPOLOGY, CONFIG_WCE, MQ, DISCARD,
+/// WRITE_ZEROES (virtio 1.3 section 5.2.3), ANY_LAYOUT, INDIRECT_DESC, EVENT_IDX, VERSION_1 (section 6), and
+/// vhost-user's own.
 const BLK_FEATURES: u64 =
     1 << 1 | 1 << 2 | 1 << 6 | FLUSH | 1 << 10 | CONFIG_WCE | 1 << 12 | 1 << 13 | 1 << 14 | 1 << 27 | 1 << 28 | 1 << 32;
 pub(crate) const FEATURES: u64 = BLK_FEATURES | EVENT_IDX | LOG_ALL | PROTOCOL | RING_PACKED;
@@ -46,20 +47,20 @@ const LOG_SPAN: u64 = 8 * 4096;
 /// The byte of the configuration space that a driver may write: `writeback`.
 pub(crate) const WRITEBACK: usize = 32;
 
-/// What a message must lead to.
+/// The outcome of a message.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// Success, which is acknowledged if that is asked for.
+    /// Success, acknowledged on request.
     Done,
     /// This reply.
     Reply(Vec<u8>),
     /// A new in-flight region for this many queues of this size.
     NewRegion(u16, u16),
-    /// An acknowledgement that says no, if one is asked for, and the end of the connection.
+    /// A negative acknowledgement on request, and the end of the connection.
     Refused,
-    /// The end of the connection. A message that cannot be understood may be acknowledged with a no before.
+    /// The end of the connection. A malformed message may get a negative acknowledgement before.
     Malformed,
-    /// The end of the connection without a word: the message has a reply of its own.
+    /// The end of the connection without an acknowledgement: the message has a reply of its own.
     Closed,
 }
 
@@ -107,7 +108,7 @@ pub(crate) struct Attached {
     pub(crate) broken: bool,
     /// Chains to replay.
     pub(crate) replays: Vec<u16>,
-    /// Where the in-flight region has its table.
+    /// Offset of its table in the in-flight region.
     pub(crate) table: Option<u64>,
 }
 
@@ -135,7 +136,7 @@ impl Ring {
 }
 
 impl Ring {
-    /// Kicks on the descriptor that the device watches, or will.
+    /// Kicks on the descriptor that the device watches, or will watch.
     pub(crate) fn kick(&self) {
         let kick = match &self.attached {
             Some(attached) => attached.kick.as_ref(),
@@ -149,14 +150,14 @@ impl Ring {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Transfer {
     Save,
-    /// What the document says of `writeback`; `None`: it is not a document.
+    /// The document's value of `writeback`; `None`: it is not a document.
     Load(Option<bool>),
 }
 
 /// One connection.
 #[derive(Clone, Default)]
 pub(crate) struct Session {
-    /// GET_FEATURES was answered. Before it, a frontend cannot know of protocol features.
+    /// GET_FEATURES was answered. Before that, a frontend cannot know the protocol features.
     asked: bool,
     /// Features that were set, for the rule about SET_VRING_ENABLE.
     acked: u64,
@@ -185,7 +186,7 @@ impl Session {
         self.asked && self.protocol & protocol::REPLY_ACK != 0 && flags & NEED_REPLY != 0
     }
 
-    /// Handles a message. `load`: what the document of a LOAD says. Starts the queues that it completes.
+    /// Handles a message. `load`: the content of a LOAD's document. Starts the queues that the message completes.
     pub(crate) fn handle(
         &mut self,
         message: &Message<Fd>,
@@ -475,7 +476,7 @@ impl Session {
         let file = match &message.fds[..] {
             [] if none => None,
             [file] if !none => Some(file),
-            // More than one counts as none.
+            // More than one descriptor counts as none.
             [_, _, ..] if none => None,
             _ => return Err(Outcome::Malformed),
         };
@@ -646,7 +647,7 @@ impl Session {
     }
 }
 
-/// A payload, whose numbers are read where they are said to be.
+/// A payload with numbers at given offsets.
 #[derive(Clone, Copy)]
 struct Payload<'a>(&'a [u8]);
 

@@ -54,12 +54,12 @@ pub(crate) const VERSION: u32 = 1;
 pub(crate) const REPLY: u32 = 4;
 pub(crate) const NEED_REPLY: u32 = 8;
 
-/// The longest wait for anything that must come.
+/// The longest wait for an expected event.
 pub(crate) const LIMIT: Bound = Bound::seconds(15);
 /// Most descriptors of a message that this end sends.
 pub(crate) const MAX_FDS: usize = 36;
 
-/// Waits until `done`. First without a pause: most of it takes microseconds.
+/// Waits until `done`. Polls first without a pause, because most events take microseconds.
 pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     for turn in 0_u32.. {
@@ -144,10 +144,10 @@ impl Wire {
         true
     }
 
-    /// Receives a reply. `None`: the server has closed the connection.
+    /// Receives a reply. Returns `None` if the server has closed the connection.
     ///
     /// # Panics
-    /// When nothing comes, or half a reply.
+    /// When no reply or half a reply comes.
     pub(crate) fn receive(&mut self) -> Option<Reply> {
         let mut header = [0; 12];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -184,13 +184,13 @@ impl Wire {
         }
     }
 
-    /// Returns true if something has come, or the server has closed the connection.
+    /// Returns true if data has arrived, or the server has closed the connection.
     pub(crate) fn is_readable(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         retry_on_intr(|| poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&now))).expect("a poll") > 0
     }
 
-    /// Checks that the server has closed the connection and said nothing more.
+    /// Checks that the server has closed the connection without further data.
     pub(crate) fn expect_closed(mut self, after: &str) {
         if let Some(reply) = self.receive() {
             panic!("{after}: found {reply:?}, expected the end of the connection");

@@ -1,6 +1,6 @@
-//! A virtio-blk device over a split ring: a disk in memory on a stepped worker, and a guest with chains of any layout, in batches, that stops
-//! and starts the queue between them, and at last breaks the ring's protocol. The oracle is exact: every byte of guest memory, the used
-//! elements, calls, the disk, and of a broken ring the reason.
+//! A virtio-blk device over a split ring: a disk in memory on a stepped worker, and a guest with batches of chains of
+//! any layout. Between them it stops and starts the queue, and at last it violates the ring's protocol. The oracle is
+//! exact: every byte of guest memory, the used elements, calls, the disk, and the reason of a broken ring.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,12 +20,12 @@ use crate::memory_disk::open_memory_disk;
 use crate::ring_guest::{INDIRECT, MEMORY, NEXT, RING, RawDescriptor, RingGuest, WRITE, cut};
 use crate::virtio_blk_requests::{BATCH, BlkRequest, DiskRules, PART, SECTOR, SECTORS, SERIAL};
 
-/// Guest memory of each request: what the device reads, what it writes, and an indirect table.
+/// Guest memory of each request: the part that the device reads, the part that it writes, and an indirect table.
 const ROOM: u64 = 0x1_0000;
 const FIRST: u64 = 0x8000;
 const WRITES: u64 = 0x6000;
 const TABLE: u64 = 0xc000;
-/// Turns in which a batch must be complete. A disk in memory needs one.
+/// Turns within which a batch must be complete. A disk in memory needs one.
 const TURNS: usize = 1000;
 const POISON: u8 = 0xee;
 
@@ -48,7 +48,7 @@ struct Machine {
     calls: Arc<AtomicU64>,
     broken: Arc<Mutex<Vec<String>>>,
     rules: DiskRules,
-    /// What the disk must hold.
+    /// The expected content of the disk.
     model: Vec<u8>,
 }
 
@@ -68,7 +68,7 @@ impl Machine {
         Ok(Machine { worker, queue, device, disk, guest, event_idx, calls, broken, rules, model })
     }
 
-    /// Stops the queue and starts it where it was.
+    /// Stops the queue and restarts it at its position.
     fn restart(&mut self) {
         self.worker.drain(self.queue);
         self.worker.turn();
@@ -140,12 +140,12 @@ impl Machine {
         let mut pieces = cut(u, read, request.readable.len(), false)?;
         let mut status = Some(write + request.room as u64);
         match u.int_in_range(0..=39)? {
-            // No status byte, and nothing else to write.
+            // No status byte, and no other writable memory.
             39 => {
                 request = request.fail_unmapped();
                 status = None;
             }
-            // Data that is not there.
+            // Unmapped data.
             38 => {
                 let address = *u.choose(&[MEMORY, MEMORY - 1, u64::MAX - 1, u64::MAX, 1 << 40])?;
                 let len = u.int_in_range(2..=4096)?;
@@ -160,7 +160,7 @@ impl Machine {
         Ok((request, head, status))
     }
 
-    /// Breaks the protocol in one way. The ring must be given up for that reason, and nothing may be written.
+    /// Violates the protocol in one way. The ring must be retired for that reason, and nothing may be written.
     fn break_ring(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let head = self.guest.take_descriptor();
         let other = self.guest.take_descriptor();
@@ -284,7 +284,7 @@ const _: () = assert!(PART as usize * SECTOR + 64 < (TABLE - WRITES) as usize &&
 /// Runs the target.
 ///
 /// # Panics
-/// When the device does not do what the specification says.
+/// When the device violates the specification.
 pub fn target(data: &[u8]) {
     // Input that ends early ends the run.
     let _ = run(&mut Unstructured::new(data));

@@ -1,10 +1,10 @@
-//! Requests of virtio-blk, mostly valid, and what must come of each. Source: virtio 1.3 section 5.2.6.
+//! Requests of virtio-blk, mostly valid, and the expected outcome of each. Source: virtio 1.3 section 5.2.6.
 
 use arbitrary::{Result, Unstructured};
 
 /// Bytes of a sector.
 pub(crate) const SECTOR: usize = 512;
-/// Sectors of a request's own part of the disk.
+/// Sectors of a request's part of the disk.
 pub(crate) const PART: u64 = 32;
 /// Most requests of a batch.
 pub(crate) const BATCH: usize = 4;
@@ -53,7 +53,7 @@ pub(crate) struct BlkRequest {
     pub(crate) room: usize,
     pub(crate) status: u8,
     pub(crate) used: u32,
-    /// What the device writes from the start of the room.
+    /// Data that the device writes from the start of the room.
     pub(crate) found: Vec<u8>,
     /// The change of the disk: byte offset and new content.
     pub(crate) stored: Vec<(usize, Vec<u8>)>,
@@ -71,12 +71,12 @@ impl BlkRequest {
         format!("header {header:?}, {} bytes out, {} in, status {}", self.readable.len(), self.room, self.status)
     }
 
-    /// Makes it fail: nothing but the status is written.
+    /// Makes it fail: only the status is written.
     pub(crate) fn fail(self, status: u8) -> BlkRequest {
         BlkRequest { status, used: 1, found: vec![], stored: vec![], ..self }
     }
 
-    /// Makes it fail because it names memory that the guest does not have, or has no status byte.
+    /// Makes it fail because of unmapped memory, or without a status byte.
     pub(crate) fn fail_unmapped(self) -> BlkRequest {
         self.fail(IOERR)
     }
@@ -88,7 +88,7 @@ impl BlkRequest {
         BlkRequest { room: len, used: len as u32 + 1, found, ..BlkRequest::new(IN, first, &[]) }
     }
 
-    /// Returns any request on its own part of the disk.
+    /// Returns any request in its own part of the disk.
     pub(crate) fn any(u: &mut Unstructured<'_>, rules: DiskRules, model: &[u8], part: usize) -> Result<BlkRequest> {
         let kind = match u.int_in_range(0..=15)? {
             0..=4 => IN,
@@ -106,7 +106,7 @@ impl BlkRequest {
             FLUSH => BlkRequest::new(kind, 0, &[]),
             _ => BlkRequest::new(kind, 0, &[]).fail(UNSUPP),
         };
-        // A header that ends early.
+        // A truncated header.
         if u.ratio(1, 40)? {
             let mut request = request.fail(IOERR);
             request.readable.truncate(u.int_in_range(0..=15)?);

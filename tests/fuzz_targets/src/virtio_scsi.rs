@@ -1,7 +1,7 @@
-//! A virtio-scsi controller over split rings: three logical units in memory on a stepped worker, and a guest with commands of any layout in
-//! batches, that sends task management functions between them. The oracle is exact for all commands that
-//! access the medium and for what fails before; of a few others the answer only has to be legal. It checks every byte of guest memory, the
-//! used elements, calls and the disks.
+//! A virtio-scsi controller over split rings: three logical units in memory on a stepped worker, and a guest with
+//! batches of commands of any layout, and task management functions between them. The oracle is exact for all commands
+//! that access the medium and for earlier failures; for a few others the answer only has to be legal. It checks every
+//! byte of guest memory, the used elements, calls and the disks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,12 +14,12 @@ use crate::scsi_commands::{BATCH, DISK, PART, ScsiCommand};
 use crate::scsi_controller::{ADDRESSES, Controller, Queue};
 use crate::scsi_unit::{Answer, Expected, ExpectedSense, ScsiInput, ScsiUnit, check, field, number, reply};
 
-/// Guest memory of each command: what the device reads, what it writes, and an indirect table.
+/// Guest memory of each command: the part that the device reads, the part that it writes, and an indirect table.
 const ROOM: u64 = 0x1_0000;
 pub(crate) const FIRST: u64 = 0x8000;
 pub(crate) const WRITES: u64 = 0x6000;
 pub(crate) const TABLE: u64 = 0xc000;
-/// Turns in which a batch must be complete.
+/// Turns within which a batch must be complete.
 pub(crate) const TURNS: usize = 1000;
 pub(crate) const POISON: u8 = 0xee;
 /// Bytes of a request before its CDB, and of a response before its sense data. Source: virtio 1.3 section 5.6.6.1.
@@ -32,7 +32,7 @@ const OVERRUN: u8 = 1;
 pub(crate) const BAD_TARGET: u8 = 3;
 const FAILURE: u8 = 9;
 
-/// Where a `lun` field leads.
+/// The destination of a `lun` field.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
     Unit(usize),
@@ -41,7 +41,7 @@ pub(crate) enum Place {
     BadTarget,
 }
 
-/// What must come of a chain.
+/// The expected outcome of a chain.
 #[derive(Debug)]
 enum Fate {
     /// Nothing is written.
@@ -88,7 +88,7 @@ pub(crate) fn place(u: &mut Unstructured<'_>) -> Result<([u8; 8], Place)> {
     })
 }
 
-/// Returns what REPORT LUNS must answer.
+/// Returns the expected answer to REPORT LUNS.
 fn report_luns(target: u8, input: &ScsiInput<'_>) -> Vec<Answer> {
     let allocation = number(&input.cdb[6..10]);
     let mut faults = vec![];
@@ -106,7 +106,7 @@ fn report_luns(target: u8, input: &ScsiInput<'_>) -> Vec<Answer> {
     vec![reply(data, allocation, input.data_in)]
 }
 
-/// Returns what a target must answer for a LUN without a logical unit.
+/// Returns the expected answer of a target for a LUN without a logical unit.
 fn without_unit(target: u8, input: &ScsiInput<'_>) -> Vec<Answer> {
     let absent = ExpectedSense { code: (5, 0x25, 0), field: None, information: None };
     match input.cdb[0] {
@@ -133,7 +133,7 @@ impl Machine {
         Ok(Machine { controller, guest, control, calls, units, sense_len, cdb_len })
     }
 
-    /// Returns what must come of a command that is well formed. Changes the states of the logical units as it does.
+    /// Returns the expected outcome of a well-formed command. Changes the states of the logical units as it does.
     fn execute(&mut self, place: Place, command: &ScsiCommand) -> Fate {
         let input = ScsiInput { cdb: command.cdb, data_in: command.data_in, data_out: &command.data_out };
         match place {
@@ -171,13 +171,13 @@ impl Machine {
         let mut capacity = RESPONSE + self.sense_len;
         let mut fault = false;
         match u.int_in_range(0..=49)? {
-            // A header that ends early.
+            // A truncated header.
             0 => {
                 header.truncate(u.int_in_range(0..=header.len() - 1)?);
                 command.data_out.clear();
                 fault = true;
             }
-            // A response buffer that ends early.
+            // A truncated response buffer.
             1 => {
                 capacity = u.int_in_range(0..=capacity)?;
                 command.data_in = 0;
@@ -190,7 +190,7 @@ impl Machine {
         self.guest.put(write, &vec![POISON; writable]);
         let mut pieces = cut(u, read, readable.len(), false)?;
         let mut residual = command.data_in + command.data_out.len();
-        // Data that is not there.
+        // Unmapped data.
         if !fault && u.ratio(1, 50)? {
             let address = *u.choose(&[MEMORY, MEMORY - 1, u64::MAX - 1, u64::MAX, 1 << 40])?;
             let len = u.int_in_range(2..=4096)?;
@@ -205,7 +205,7 @@ impl Machine {
         let fate = if capacity < RESPONSE {
             Fate::NoResponse
         } else if fault || both {
-            // The residual tells the lengths of both buffers.
+            // The residual depends on the lengths of both buffers.
             command.data_out.resize(residual - command.data_in, 0);
             Fate::Refused(FAILURE)
         } else {
@@ -249,7 +249,7 @@ impl Machine {
         bytes
     }
 
-    /// Checks a used chain, and takes over what it changes.
+    /// Checks a used chain, and takes over its changes.
     fn check_used(&mut self, laid: &Laid, used: usize) {
         let Laid { fate, command, response, capacity, .. } = laid;
         let buffers = command.data_in + command.data_out.len();
@@ -294,7 +294,7 @@ impl Machine {
         let (sense, residual, status, code) = (word(0), word(4), found[10], found[11]);
         let text = format!("{command:x?}: {found:x?}");
         assert!(residual <= buffers && found[8..10] == [0, 0], "{text}");
-        // Of an overrun nothing is transferred, and nothing is left over.
+        // An overrun transfers nothing and leaves no residual.
         let transferred = if code == OVERRUN { 0 } else { buffers - residual };
         let counted = if command.data_in > 0 { transferred } else { 0 };
         assert_eq!(used, capacity + counted, "{text}");
@@ -322,7 +322,7 @@ fn header(sense: usize, residual: usize, status: u8, code: u8) -> Vec<u8> {
     [&(sense as u32).to_le_bytes()[..], &(residual as u32).to_le_bytes(), &[0, 0, status, code]].concat()
 }
 
-/// Returns the bytes of a response, and the bytes that count as transferred.
+/// Returns the bytes of a response, and the number of transferred bytes.
 fn answered(answer: &Answer, descriptor: bool, buffers: usize, capacity: usize) -> (Vec<u8>, usize) {
     match answer {
         Answer::Good { transferred, .. } => (header(0, buffers - *transferred as usize, 0, OK), *transferred as usize),
@@ -372,7 +372,7 @@ const _: () =
 /// Runs the target.
 ///
 /// # Panics
-/// When the device does not do what the specification says.
+/// When the device violates the specification.
 pub fn target(data: &[u8]) {
     // Input that ends early ends the run.
     let _ = run(&mut Unstructured::new(data));

@@ -57,7 +57,7 @@ impl GuestPages {
         self.shared.refs[page].0
     }
 
-    /// Returns what the bytes from `at` on must be.
+    /// Returns the expected bytes from `at` on.
     pub(crate) fn expected(&self, at: usize, len: usize) -> &[u8] {
         &self.expected[at..at + len]
     }
@@ -72,13 +72,13 @@ impl GuestPages {
         u32::from_le_bytes(self.read(at, 4).try_into().expect("4 bytes"))
     }
 
-    /// The guest writes.
+    /// Writes as the guest.
     pub(crate) fn put(&mut self, at: usize, bytes: &[u8]) {
         self.shared.memory.write(mqblk_memory::GuestAddress(at as u64), bytes).expect("the guest's own pages");
         self.expect(at, bytes);
     }
 
-    /// The host must have written this.
+    /// Expects that the host has written these bytes.
     pub(crate) fn expect(&mut self, at: usize, bytes: &[u8]) {
         self.expected[at..at + bytes.len()].copy_from_slice(bytes);
     }
@@ -88,7 +88,7 @@ impl GuestPages {
         self.check_except(what, 0..0);
     }
 
-    /// Checks every byte but those that the host may write at any time.
+    /// Checks every byte, except those that the host may write at any time.
     pub(crate) fn check_except(&self, what: &str, ignored: Range<usize>) {
         let mut found = self.read(0, self.expected.len());
         found[ignored.clone()].copy_from_slice(&self.expected[ignored]);

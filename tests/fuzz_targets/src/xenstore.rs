@@ -1,7 +1,8 @@
-//! The conversation of a blkif backend with its frontends through xenstore, on a simulated Xen host: a guest writes any keys in any order, a
-//! toolstack makes, changes and removes the device, the domain dies, the backend's process ends and another one goes on. The oracle is the
-//! protocol's (`xenstore_model`): each state, the keys that are offered, the error node, what is mapped, bound and open. While rings are
-//! served some requests run; at the end another guest's disk must work, and nothing may be in use.
+//! The conversation of a blkif backend with its frontends through xenstore, on a simulated Xen host. A guest writes any
+//! keys in any order; a toolstack makes, changes and removes the device; the domain dies; the backend's process ends
+//! and another one goes on. The oracle is the protocol's (`xenstore_model`): each state, the offered keys, the error
+//! node, and the mapped, bound and open resources. While rings are served some requests run; at the end another guest's
+//! disk must work, and nothing may be in use.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -30,7 +31,7 @@ use crate::xenstore_model::{DeviceModel, ErrorNode, GuestResources, MAX_ORDER, M
 const OTHER: DomainId = DomainId(2);
 const DEVID: u32 = 51712;
 const TYPE: &str = "mqblk";
-/// Turns in which the backend must have nothing left to do.
+/// Turns within which the backend must have nothing left to do.
 const TURNS: usize = 60;
 
 /// Writes any bytes to xenstore; the client writes only text.
@@ -52,7 +53,7 @@ struct Conversation {
     opener: Arc<MemoryDisks>,
     engine: Arc<Engine>,
     tool: Xenstore,
-    /// The toolstack's connection for bytes that are no text.
+    /// The toolstack's connection for bytes that are not text.
     raw: UnixStream,
     front: GuestFrontend,
     device: DeviceModel,
@@ -136,7 +137,7 @@ impl Conversation {
         self.tool.remove(&path).expect("the toolstack may");
     }
 
-    /// The toolstack makes the device, if it does not exist.
+    /// Makes the device as the toolstack, if it does not exist.
     fn create(&mut self, read_only: bool) {
         if !self.device.domain_alive || self.device.back.contains_key("state") {
             return;
@@ -161,7 +162,7 @@ impl Conversation {
         self.device.error = ErrorNode::None;
     }
 
-    /// The guest publishes new rings, as it should.
+    /// Publishes valid new rings as the guest.
     fn publish(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let abi = *u.choose(&Abi::ALL)?;
         let queues = if u.arbitrary()? { 1 } else { u.int_in_range(1..=MAX_QUEUES)? };
@@ -178,7 +179,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// One thing that the guest does.
+    /// Performs one action of the guest.
     fn guest_acts(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         if !self.device.domain_alive {
             return Ok(());
@@ -210,7 +211,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// One thing that the toolstack or the host does.
+    /// Performs one action of the toolstack or the host.
     fn host_acts(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let choice = u.int_in_range(0..=13)?;
         let exists = self.device.back.contains_key("state");
@@ -255,7 +256,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Lets the backend do all that it has to, and checks it.
+    /// Lets the backend finish its work, and checks it.
     fn settle(&mut self) {
         let settled = self.backend.as_mut().expect("a backend").settle(TURNS).expect("xenstored runs");
         assert!(settled, "the backend always has something to do: {:?}", self.device);
@@ -320,7 +321,7 @@ impl Conversation {
         }
     }
 
-    /// Checks what the backend uses of the guest.
+    /// Checks the backend's use of the guest's resources.
     fn check_resources(&self) {
         let rings = self.device.rings.as_ref().map(|published| &published.rings[..]).unwrap_or_default();
         let pages: u64 = rings.iter().map(|(grefs, _)| grefs.len() as u64).sum();
@@ -403,7 +404,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
 /// Runs the target.
 ///
 /// # Panics
-/// When the backend does not do what the protocol says.
+/// When the backend violates the protocol.
 pub fn target(data: &[u8]) {
     // Input that ends early ends the run.
     let _ = run(&mut Unstructured::new(data));

@@ -1,4 +1,4 @@
-//! The frontends of the target `xenstore`: their rings and requests, the keys that they write, and the disks that they see.
+//! The frontends of the target `xenstore`: their rings and requests, the keys that they write, and their disks.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -20,16 +20,16 @@ use crate::memory_disk::open_memory_disk;
 use crate::xen_host::{GuestPages, HOST, PAGE};
 use crate::xenstore_model::{GuestResources, MAX_ORDER, MAX_QUEUES};
 
-/// How long a response may take. Nothing waits so long unless it is lost.
+/// Longest wait for a response. Only a lost one takes this long.
 const TIMEOUT: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 pub(crate) const SECTOR: usize = 512;
 /// Sectors of each disk.
 pub(crate) const SECTORS: usize = 64;
 
-/// Opens a disk in memory for each device, and counts those that are open.
+/// Opens a disk in memory for each device, and counts the open ones.
 pub(crate) struct MemoryDisks {
     pub(crate) open: Arc<AtomicUsize>,
-    /// How often one was opened.
+    /// Number of opens.
     pub(crate) opened: AtomicUsize,
     pub(crate) mode: GrantMode,
     pub(crate) indirect_segments: u16,
@@ -93,7 +93,7 @@ pub(crate) struct GuestFrontend {
     abi: Abi,
     pub(crate) queues: Vec<GuestQueue>,
     data: GuestPages,
-    /// What the disk must hold, since it was opened for the `opened`th time.
+    /// The expected content of the disk since the open number `opened`.
     pub(crate) model: Vec<u8>,
     pub(crate) opened: usize,
 }
@@ -104,7 +104,7 @@ impl GuestFrontend {
         GuestFrontend { abi: Abi::X86_64, queues: vec![], data, model: vec![0; SECTORS * SECTOR], opened: 0 }
     }
 
-    /// Replaces the rings. Returns the keys of a frontend that keeps the protocol.
+    /// Replaces the rings. Returns the keys of a frontend that keeps to the protocol.
     pub(crate) fn make_rings(&mut self, xen: &dyn Xen, abi: Abi, queues: u64, order: u64) -> Vec<(String, String)> {
         self.queues.clear();
         self.abi = abi;
@@ -137,7 +137,7 @@ impl GuestFrontend {
         }
     }
 
-    /// Returns true if these are its rings as it means them.
+    /// Returns true if these are its intended rings.
     pub(crate) fn owns(&self, abi: Abi, rings: &[(Vec<u32>, u32)]) -> bool {
         let own = |one: &GuestQueue| {
             let grefs: Vec<_> = (0..one.ring.page_count).map(|page| one.ring.pages.gref(page)).collect();

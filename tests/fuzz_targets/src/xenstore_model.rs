@@ -1,5 +1,5 @@
-//! What a blkif backend must do with what xenstore holds. Written from Xen's `public/io/blkif.h` and `xenbus.h`, and, where these are silent,
-//! from what Linux's xen-blkback does.
+//! The expected reactions of a blkif backend to the content of xenstore. Written from Xen's `public/io/blkif.h` and
+//! `xenbus.h`, and, where these are silent, from the behaviour of Linux's xen-blkback.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ pub(crate) const MAX_QUEUES: u64 = 3;
 /// log2 of the most pages of a ring.
 pub(crate) const MAX_ORDER: u64 = 2;
 
-/// Keys that show what a backend has written.
+/// Keys that show a backend's progress.
 const OFFERED: &str = "multi-queue-max-queues";
 const DESCRIBED: &str = "feature-discard";
 
 /// The keys of a directory.
 pub(crate) type Keys = BTreeMap<String, Vec<u8>>;
 
-/// Returns the decimal number that a key holds, between any white space.
+/// Returns the decimal number in a key, between any white space.
 pub(crate) fn number(value: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(value).ok()?;
     let digits = text.trim_matches([' ', '\t', '\n', '\r', '\x0c', '\0']);
@@ -25,7 +25,7 @@ pub(crate) fn number(value: &[u8]) -> Option<u64> {
     digits.parse().ok().filter(|_| all_digits)
 }
 
-/// Returns a state; 0 if there is none that exists.
+/// Returns a state; 0 if it is invalid.
 pub(crate) fn state(keys: &Keys) -> u64 {
     keys.get("state").and_then(|value| number(value)).filter(|state| *state <= 8).unwrap_or(0)
 }
@@ -38,7 +38,7 @@ pub(crate) struct PublishedRings {
     pub(crate) rings: Vec<(Vec<u32>, u32)>,
 }
 
-/// What the host can use of the guest.
+/// The guest's resources that the host can use.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GuestResources {
     pub(crate) grefs: Vec<u32>,
@@ -71,7 +71,7 @@ fn published(keys: &Keys, resources: &GuestResources, offer: RingOffer) -> Resul
     if abi.is_none() {
         wrong.push("protocol".to_owned());
     }
-    // A feature whose value is no number is not supported, but the value must be text.
+    // A feature whose value is not a number is not supported, but the value must be text.
     if keys.get("feature-persistent").is_some_and(|value| std::str::from_utf8(value).is_err()) {
         wrong.push("feature-persistent".to_owned());
     }
@@ -134,10 +134,10 @@ fn published(keys: &Keys, resources: &GuestResources, offer: RingOffer) -> Resul
     if wrong.is_empty() { Ok(PublishedRings { abi, rings }) } else { Err(wrong) }
 }
 
-/// Where the backend is with a device.
+/// The backend's stage with a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// It knows nothing of it, or waits for the frontend's directory.
+    /// Unknown to the backend, or it waits for the frontend's directory.
     New,
     /// Its disk is open.
     Offered,
@@ -151,7 +151,7 @@ pub(crate) enum Stage {
     Closed,
 }
 
-/// What the error node must hold.
+/// The expected content of the error node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ErrorNode {
     #[default]
@@ -160,21 +160,21 @@ pub(crate) enum ErrorNode {
     Names(Vec<String>),
 }
 
-/// A device as the protocol wants it.
+/// A device by the protocol.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceModel {
     pub(crate) stage: Stage,
-    /// The directories. The backend's own keys are in it only as far as they decide.
+    /// The directories, with only those of the backend's own keys that matter.
     pub(crate) front: Keys,
     pub(crate) back: Keys,
     pub(crate) domain_alive: bool,
     pub(crate) error: ErrorNode,
     pub(crate) rings: Option<PublishedRings>,
-    /// The disk was opened read-only, and whether with discard.
+    /// The open disk, if any.
     pub(crate) opened: Option<OpenedDisk>,
 }
 
-/// How a disk is open.
+/// Properties of an open disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpenedDisk {
     pub(crate) read_only: bool,
@@ -210,7 +210,7 @@ impl DeviceModel {
         self.back.insert("state".to_owned(), state.to_string().into_bytes());
     }
 
-    /// Forgets what was in use.
+    /// Clears the used resources.
     pub(crate) fn release(&mut self) {
         (self.rings, self.opened) = (None, None);
     }
@@ -271,13 +271,13 @@ impl DeviceModel {
         }
     }
 
-    /// Writes what the disk is.
+    /// Writes the properties of the disk.
     fn describe(&mut self) {
         let discard = self.opened.is_some_and(|opened| opened.discard);
         self.back.insert(DESCRIBED.to_owned(), u8::from(discard).to_string().into_bytes());
     }
 
-    /// `stage`: where it is if its rings can be served.
+    /// `stage`: its stage if its rings can be served.
     fn connect(&mut self, stage: Stage, resources: &GuestResources) {
         // An earlier process may have been stopped before it offered anything.
         let all = RingOffer { queues: MAX_QUEUES, order: MAX_ORDER };
@@ -294,7 +294,7 @@ impl DeviceModel {
         }
     }
 
-    /// Does what the backend must do next. Returns false if there is nothing.
+    /// Performs the backend's next action. Returns false if there is none.
     pub(crate) fn step(&mut self, resources: &GuestResources) -> bool {
         if !self.back.contains_key("state") {
             self.release();
@@ -306,7 +306,7 @@ impl DeviceModel {
         let gone = matches!(front, 0 | 6);
         let published = matches!(front, 3 | 4);
         if back == 1 && self.stage != Stage::New {
-            // The toolstack has made the device anew.
+            // The toolstack has recreated the device.
             self.release();
             self.stage = Stage::New;
             return true;
@@ -320,7 +320,7 @@ impl DeviceModel {
         match self.stage {
             Stage::New if back <= 1 && front == 0 => return false,
             Stage::New if matches!(back, 4 | 5) && (published || front == 5) => {
-                // An earlier process has served its rings. Their frontend uses what that process has described.
+                // An earlier process has served its rings. Their frontend uses that process's description.
                 if self.open() {
                     let described = self.back.get(DESCRIBED).is_some_and(|discard| discard == b"1");
                     let opened = self.opened.iter_mut();

@@ -1,4 +1,5 @@
-//! Replays the committed corpora, and runs generated input from a fixed seed. `MQBLK_FUZZ_INPUTS=100000` runs more of it.
+//! Replays the committed corpora, and runs generated input from a fixed seed. `MQBLK_FUZZ_INPUTS` is the number of
+//! generated inputs of a target.
 
 use std::panic::catch_unwind;
 use std::path::Path;

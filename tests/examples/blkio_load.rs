@@ -1,11 +1,13 @@
-//! A load generator that shares no code with this project: requests by the virtio-blk-vhost-user driver of the `blkio` crate (libblkio in
-//! Rust), which makes each request available by itself, as Linux's driver does. For the scripts that compare servers.
+//! A load generator that shares no code with this project: requests by the virtio-blk-vhost-user driver of the `blkio`
+//! crate (libblkio in Rust), which makes each request available by itself, as Linux's driver does. For the scripts that
+//! compare servers.
 //!
-//! `blkio_load SOCKET PID randread|randwrite|read|write BS QUEUES IODEPTH SECONDS WARMUP [KEY[=VALUE]...]`: prints IOPS, and microseconds of CPU
-//! time that the process PID (the server) took for each request. The keys, whose defaults are those of fio's libblkio engine but for `batch`:
+//! `blkio_load SOCKET PID randread|randwrite|read|write BS QUEUES IODEPTH SECONDS WARMUP [KEY[=VALUE]...]`: prints
+//! IOPS, and the microseconds of CPU time per request of the process PID (the server). The keys, with the defaults of
+//! fio's libblkio engine except for `batch`:
 //!
-//! * `batch=N`: completions that are taken at once, each of which is replaced by a new request (64; fio: 1).
-//! * `threads=N`: threads, which share the queues between them (one for each queue). A thread of several queues polls.
+//! * `batch=N`: completions taken at once, each replaced by a new request (64; fio: 1).
+//! * `threads=N`: threads, which share the queues (one for each queue). A thread of several queues polls.
 //! * `poll`: the client polls for completions, and the server never calls it.
 //! * `latency`: also prints the median and the 99th percentile of the latency, in microseconds.
 
@@ -24,10 +26,10 @@ use rand::{RngExt, SeedableRng};
 
 const USAGE: &str = "expected SOCKET PID randread|randwrite|read|write BS QUEUES IODEPTH SECONDS WARMUP [batch=N] [threads=N] [poll] [latency]";
 
-/// Most completions that are taken at once.
+/// Most completions taken at once.
 const MAX_BATCH: usize = 64;
 
-/// What is asked.
+/// The requested load.
 #[derive(Clone, Copy)]
 struct Load {
     random: bool,
@@ -41,7 +43,7 @@ struct Load {
     latency: bool,
 }
 
-/// What a run of the load has measured.
+/// Measurements of a run.
 struct Measured {
     requests: u64,
     cpu_ticks: u64,
@@ -81,7 +83,7 @@ fn main() -> Result<()> {
     load.poll |= threads < queues;
     let mut client = Blkio::new("virtio-blk-vhost-user")?;
     client.set_str("path", socket)?;
-    // A server that serves a read-only disk refuses writes by itself.
+    // The server of a read-only disk itself refuses writes.
     client.set_bool("read-only", !write)?;
     client.connect()?;
     client.set_i32("num-queues", i32::try_from(queues)?)?;
@@ -146,7 +148,7 @@ struct Lane {
     random: SmallRng,
     next: u64,
     in_flight: usize,
-    /// When the request of each slot was made available.
+    /// Time at which the request of each slot was made available.
     begun: Vec<Instant>,
 }
 
@@ -173,7 +175,8 @@ impl Lane {
     }
 }
 
-/// Keeps `load.depth` requests in flight on each of the queues until the end. Returns the latencies of those that were measured, in nanoseconds.
+/// Keeps `load.depth` requests in flight on each of the queues until the end. Returns the measured latencies in
+/// nanoseconds.
 fn drive(
     mut lanes: Vec<Lane>,
     load: Load,
@@ -187,7 +190,7 @@ fn drive(
         lane.in_flight = load.depth;
     }
     let mut room: [MaybeUninit<Completion>; MAX_BATCH] = [const { MaybeUninit::uninit() }; MAX_BATCH];
-    // libblkio sleeps if it is to wait for a completion, also on a queue whose completion descriptor is disabled.
+    // libblkio sleeps to wait for a completion, even on a queue whose completion descriptor is disabled.
     let wait = usize::from(!load.poll);
     while lanes.iter().any(|lane| lane.in_flight > 0) {
         let now = Instant::now();

@@ -1,8 +1,9 @@
 //! Upper bounds of waits in tests.
 //!
-//! A [`Bound`] is written in seconds of the reference machine (an idle one with two CPUs, where a thread wakes in about 10 us and an
-//! emulated guest boots in 5 s). It is multiplied by the [`Slowness`] of this machine, which is measured at the start of a run. A machine
-//! may become slower later: a [`Deadline`] measures again before it passes. An exceeded bound is printed with its factor.
+//! A [`Bound`] is written in seconds of the reference machine (an idle one with two CPUs, where a thread wakes in about
+//! 10 us and an emulated guest boots in 5 s). It is multiplied by the [`Slowness`] of this machine, measured at the
+//! start of a run. A machine may become slower later, so a [`Deadline`] measures again before it passes. An exceeded
+//! bound is printed with its factor.
 #![forbid(unsafe_code)]
 
 mod measure;
@@ -14,13 +15,13 @@ use std::time::{Duration, Instant};
 /// The variable that passes a measured slowness to test programs: see [`Slowness::to_variable`].
 pub const VARIABLE: &str = "MQBLK_TEST_SLOWNESS";
 
-/// The largest factor of a bound. A machine that is slower than that fails.
+/// The largest factor of a bound. A slower machine fails.
 const MOST: f64 = 30.0;
 
 /// Seconds of an emulated boot on the reference machine.
 const REFERENCE_BOOT: f64 = 5.0;
 
-/// Factors by which this machine is slower than the reference machine; 1 is as fast.
+/// Factors of this machine's times over those of the reference machine; 1 is as fast.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slowness {
     /// Time of a computation on all CPUs.
@@ -32,8 +33,8 @@ pub struct Slowness {
 }
 
 impl Slowness {
-    /// Measures the CPU and the waking of threads, in about 0.1 s on the reference machine. A boot is taken to be as slow as the CPU until
-    /// [`record_boot`] is called.
+    /// Measures the CPU and the waking of threads, in about 0.1 s on the reference machine. Assumes that a boot is as
+    /// slow as the CPU until [`record_boot`] is called.
     #[must_use]
     pub fn measured() -> Self {
         let cpu = measure::cpu();
@@ -52,7 +53,7 @@ impl Slowness {
         format!("cpu={:.1},waking={:.1},boot={:.1}", self.cpu, self.waking, self.boot)
     }
 
-    /// Reads the value of [`VARIABLE`]; none if it is malformed.
+    /// Reads the value of [`VARIABLE`]. Returns `None` if it is malformed.
     fn from_variable(text: &str) -> Option<Self> {
         let mut factors = text.split(',');
         let mut factor =
@@ -75,7 +76,7 @@ impl fmt::Display for Slowness {
     }
 }
 
-/// The slowest that this process knows of.
+/// The slowest value measured by this process.
 static KNOWN: OnceLock<Mutex<Slowness>> = OnceLock::new();
 
 fn known(change: impl FnOnce(&mut Slowness)) -> Slowness {
@@ -88,18 +89,18 @@ fn known(change: impl FnOnce(&mut Slowness)) -> Slowness {
     *known
 }
 
-/// Returns the slowness that bounds are multiplied by: measured at the start of the run, and slower if that was found since.
+/// Returns the slowness that multiplies bounds: measured at the start of the run, or a slower one found since.
 #[must_use]
 pub fn slowness() -> Slowness {
     known(|_| {})
 }
 
-/// Records that an emulated guest has booted in `took`: later bounds of this process are multiplied by that, too.
+/// Records that an emulated guest has booted in `took`: this also multiplies later bounds of this process.
 pub fn record_boot(took: Duration) {
     known(|known| known.boot = known.boot.max(took.as_secs_f64() / REFERENCE_BOOT));
 }
 
-/// Measures again, and keeps what is slower than before.
+/// Measures again, and keeps the slower values.
 fn measure_again() {
     let now = Slowness::measured();
     known(|known| *known = known.or_slower(now));
@@ -112,7 +113,7 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// A bound of this many seconds on the reference machine.
+    /// Returns a bound of this many seconds on the reference machine.
     #[must_use]
     pub const fn seconds(seconds: u32) -> Self {
         Self { seconds }
@@ -166,8 +167,8 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// Returns true when the bound is exceeded. When it seems to be, the machine's slowness is measured again, and the wait goes on if it is
-    /// slower than before.
+    /// Returns true when the bound is exceeded. When it seems to be, measures the machine's slowness again, and extends
+    /// the wait if it is slower than before.
     #[must_use]
     pub fn has_passed(&mut self) -> bool {
         if self.begun.elapsed() < self.last {
@@ -178,7 +179,7 @@ impl Deadline {
         self.begun.elapsed() >= self.last
     }
 
-    /// Returns when it passes, unless the machine becomes slower.
+    /// Returns the time at which it passes, unless the machine becomes slower.
     #[must_use]
     pub fn instant(&self) -> Instant {
         self.begun + self.last
@@ -200,7 +201,7 @@ impl Deadline {
 /// Polls `found` until it returns a value; the pauses grow from 20 us to 5 ms.
 ///
 /// # Errors
-/// The exceeded bound, when it does not within `bound`.
+/// The exceeded bound, when there is no value within `bound`.
 pub fn wait_for<T>(bound: Bound, mut found: impl FnMut() -> Option<T>) -> Result<T, Exceeded> {
     let mut deadline = bound.begin();
     let mut pause = Duration::from_micros(20);
@@ -256,7 +257,7 @@ mod tests {
         assert!(cpu > 0.0 && waking > 0.0 && boot > 0.0, "{cpu} {waking} {boot}");
     }
 
-    /// One test, since what it changes belongs to the process.
+    /// One test, because it changes state of the process.
     #[test]
     fn bounds_grow_with_the_slowness_and_say_so() {
         record_boot(Duration::from_secs(15));

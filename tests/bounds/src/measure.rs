@@ -1,4 +1,4 @@
-//! Measures how slow this machine is, by wall clock, so that the load of others counts.
+//! Measures the slowness of this machine by wall clock, so that the load of others counts.
 
 use std::hint::black_box;
 use std::sync::mpsc::channel;
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 /// Seconds that [`cpu`] takes on the reference machine.
 const CPU_SECONDS: f64 = 0.06;
-/// Steps of the computation that take so long there.
+/// Steps of that computation.
 const STEPS: u64 = 30_000_000;
-/// CPUs that are measured at most.
+/// Most CPUs to measure.
 const CPUS: usize = 8;
 
 /// Seconds for a thread to be woken on the reference machine.
 const WAKING_SECONDS: f64 = 10e-6;
-/// Wake-ups that are measured, and the time after which the measurement ends early.
+/// Measured wake-ups, and the time after which the measurement ends early.
 const WAKE_UPS: u32 = 1000;
 const WAKING_AT_MOST: Duration = Duration::from_secs(1);
 
@@ -25,7 +25,7 @@ pub(crate) fn cpu() -> f64 {
         for cpu in 0..cpus {
             scope.spawn(move || {
                 let mut state = black_box(cpu as u64 + 1);
-                // xorshift64: each step needs the one before.
+                // xorshift64: each step depends on the one before.
                 for _ in 0..STEPS {
                     state ^= state << 13;
                     state ^= state >> 7;
@@ -53,7 +53,7 @@ pub(crate) fn waking() -> f64 {
         let start = Instant::now();
         let mut woken = 0;
         while woken < WAKE_UPS && start.elapsed() < WAKING_AT_MOST {
-            // The other thread ends when this one has.
+            // The other thread ends when this one has ended.
             if to_other.send(()).is_err() || from_other.recv().is_err() {
                 break;
             }

@@ -76,7 +76,7 @@ pub(crate) fn serve(requests: u32, batch: u32, mode: ResolvedGrantMode) -> Resul
         pool: PoolScope::PerRing,
         budget: GrantBudget::new(1 << 20, mqblk_core::MappingBudget::of_process()),
         persistent_max: mqblk_blkif::DEFAULT_PERSISTENT_MAX,
-        // Idle pages would be scanned by the clock, every 100 ms; the count must not depend on time.
+        // Without a scan of idle pages by the clock, every 100 ms: the count must not depend on time.
         persistent_idle: Duration::ZERO,
         rings: 1,
     });

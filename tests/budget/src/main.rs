@@ -1,19 +1,22 @@
-//! Serves a fixed number of 4 KiB reads of a `null` disk through a ring (split unless MODE says packed), and nothing else: for callgrind.
+//! Serves a fixed number of 4 KiB reads of a `null` disk through a ring (split unless MODE says packed), and nothing
+//! else: for callgrind.
 //!
 //! ```text
 //! instruction-budget REQUESTS BATCH direct|indirect plain|regions|tracked|merge|packed|packed-tracked|packed-scsi|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map [THREADS]
 //! ```
 //!
-//! With `merge` the reads are scattered over the disk and merging is on: the cost of the search for adjacent requests when there are none.
-//! With `packed` the ring is a packed one. With `tracked` requests in flight are recorded in an in-flight region, as for a VMM that reconnects. With `scsi` the reads are READ(10)
-//! commands to the only logical unit of a controller, with `scsi32` to 32 logical units round-robin. With `persistent`, `bounce`, `copy`
-//! or `map` they come through a blkif ring (and are direct), with grant operations that cost nothing. With `regions` the data lies in another
-//! region of guest memory than the headers.
+//! With `merge` the reads are scattered over the disk and merging is on: the cost of a search for adjacent requests
+//! that finds none. With `packed` the ring is a packed one. With `tracked` requests in flight are recorded in an
+//! in-flight region, as for a VMM that reconnects. With `scsi` the reads are READ(10) commands to the only logical unit
+//! of a controller, with `scsi32` to 32 logical units round-robin. With `persistent`, `bounce`, `copy` or `map` they
+//! come through a blkif ring (and are direct), with grant operations that cost nothing. With `regions` the data lies in
+//! another region of guest memory than the headers.
 //!
-//! One thread runs both sides alternately. The guest's side publishes BATCH requests. The daemon's side is a real worker that is stepped
-//! ([`SteppedWorker`]): the instructions counted are those of pull, admission, submission, reaping, completion and publish, over a
-//! real virtio-blk queue and a real (idle) io_uring. With THREADS, each of that many threads does this, with a worker and a queue of its own of the one device
-//! and its disks: to see which memory several workers write. Nothing sleeps or depends on a clock: two runs execute the same instructions.
+//! One thread runs both sides alternately. The guest's side publishes BATCH requests. The daemon's side is a real
+//! worker that is stepped ([`SteppedWorker`]): the instructions counted are those of pull, admission, submission,
+//! reaping, completion and publish, over a real virtio-blk queue and a real (idle) io_uring. With THREADS, each of that
+//! many threads does this, with a worker and a queue of its own of the one device and its disks: this shows the memory
+//! that several workers write. Nothing sleeps or depends on a clock: two runs execute the same instructions.
 #![forbid(unsafe_code)]
 
 mod blkif;
@@ -75,7 +78,7 @@ impl Call for NoCall {
 
 const USAGE: &str = "usage: instruction-budget REQUESTS BATCH direct|indirect plain|regions|tracked|merge|packed|packed-tracked|packed-scsi|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map [THREADS]";
 
-/// What is served.
+/// The served load.
 #[derive(Clone, Copy)]
 struct Load {
     requests: u32,
@@ -85,7 +88,7 @@ struct Load {
     is_tracked: bool,
     /// Blocks between two reads.
     stride: u64,
-    /// Logical units; none: a virtio-blk disk.
+    /// Logical units; `None`: a virtio-blk disk.
     units: Option<u8>,
 }
 
@@ -140,7 +143,7 @@ fn main() -> Result<(), Failure> {
     }
 }
 
-/// Returns the memory of this many guests, of which each has its data in a region of its own if `is_split`.
+/// Returns the memory of this many guests. Each has its data in a region of its own if `is_split`.
 fn guest_memory(guests: u64, is_split: bool) -> Result<GuestMemory, Failure> {
     let starts = (0..guests).flat_map(|guest| [MEMORY * guest, MEMORY * guest + DATA]);
     let mut bounds: Vec<u64> = starts.filter(|start| is_split || *start == 0).collect();
@@ -152,7 +155,7 @@ fn guest_memory(guests: u64, is_split: bool) -> Result<GuestMemory, Failure> {
     Ok(GuestMemory::new(regions.collect::<Result<_, Failure>>()?)?)
 }
 
-/// Serves the load on each of this many threads, each a worker with a queue of the device and a guest of its own.
+/// Serves the load on each of this many threads. Each has a worker, a queue of the device and a guest.
 fn serve_on_threads<D: VirtioDevice<UringContext>>(
     memory: &Arc<GuestMemory>,
     device: &Arc<D>,
@@ -164,7 +167,7 @@ fn serve_on_threads<D: VirtioDevice<UringContext>>(
     device.set_features(device.features());
     let guests = (0..threads).map(|thread| Guest::new(memory, MEMORY * u64::from(thread), load));
     let guests = guests.collect::<Result<Vec<Guest>, Failure>>()?;
-    // No thread gets memory that another one has returned.
+    // Keeps threads from getting memory that another one has returned.
     let all = Barrier::new(threads.into());
     let serve = |mut guest: Guest, queue: u16| -> Result<(), String> {
         let disks =
@@ -223,7 +226,7 @@ impl Guest {
         Ok(Guest { ring, base, load })
     }
 
-    /// Has the worker serve all requests.
+    /// Makes the worker serve all requests.
     fn run(&mut self, worker: &mut SteppedWorker) -> Result<(), Failure> {
         let (batch, scsi) = (self.load.batch, self.load.units.is_some());
         for round in 0..self.load.requests / u32::from(batch) {

@@ -1,13 +1,13 @@
-//! Measures fio in a real guest whose disks are served by mqblk, by qemu-storage-daemon and by QEMU itself, with the same job file
-//! (`tests/guest/benchmark.fio`) and taking turns. `scripts/guest-benchmarks.sh` prepares the guest and runs it.
+//! Measures fio in a real guest whose disks are served by mqblk, by qemu-storage-daemon and by QEMU itself in turn,
+//! with the same job file (`tests/guest/benchmark.fio`). `scripts/guest-benchmarks.sh` prepares the guest and runs it.
 //!
 //! ```text
 //! guest_bench [--runs N] [--seconds S] [--vcpus N] [--out FOLDER] [--servers NAME,...] [--loads NAME,...] [--poll POLICY]
-//!             [--layouts each,1-thread,1-queue]
+//!    [--layouts each,1-thread,1-queue]
 //! ```
 //!
-//! Without KVM the guest's instructions are emulated: then IOPS are mostly those of the emulator, and the counts (interrupts, kicks and merges
-//! for each request, the daemon's CPU time) are what compares.
+//! Without KVM the guest's instructions are emulated: then IOPS are mostly those of the emulator; compare the counts
+//! (interrupts, kicks and merges per request, the daemon's CPU time).
 
 mod measure;
 mod report;
@@ -25,7 +25,7 @@ const USAGE: &str = "usage: guest_bench [--runs N] [--seconds S] [--vcpus N] [--
 /// Sections of the job file.
 const LOADS: [&str; 5] = ["latency", "random-reads", "random-writes", "sequential-reads", "large-reads"];
 
-/// What was asked for.
+/// The options.
 struct Options {
     runs: usize,
     seconds: u32,

@@ -1,4 +1,4 @@
-//! One load on one disk of a guest: fio's figures, and what was counted beside.
+//! One load on one disk of a guest: fio's results, and counters.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ pub(crate) const IMAGE_MIB: u64 = 512;
 
 const JOB_FILE: &str = include_str!("../../guest/benchmark.fio");
 
-/// The result of a load. What cannot be counted with a server is null.
+/// The result of a load. Counters that a server does not have are null.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) server: String,
@@ -27,22 +27,22 @@ pub(crate) struct Row {
     pub(crate) lat_us_mean: f64,
     pub lat_us_p50: f64,
     pub lat_us_p99: f64,
-    /// Interrupts that the guest took for each request.
+    /// Interrupts of the guest per request.
     pub(crate) interrupts_per_io: f64,
-    /// Exits of the virtual CPUs for each request. Only with KVM.
+    /// Exits of the virtual CPUs per request. Only with KVM.
     pub(crate) exits_per_io: Option<f64>,
-    /// Kicks that arrived at the daemon, and calls that it sent, for each request. Only of mqblk.
+    /// Kicks that arrived at the daemon, and calls that it sent, per request. Only of mqblk.
     pub(crate) kicks_per_io: Option<f64>,
     pub(crate) calls_per_io: Option<f64>,
-    /// Requests that the guest merged into others, and that mqblk did, for each request.
+    /// Requests merged by the guest, and by mqblk, per request.
     pub(crate) guest_merges_per_io: f64,
     pub(crate) server_merges_per_io: Option<f64>,
-    /// CPU time of QEMU and the daemon, and of the daemon alone, for each request.
+    /// CPU time of QEMU and the daemon, and of the daemon alone, per request.
     pub(crate) host_cpu_us_per_io: f64,
     pub(crate) daemon_cpu_us_per_io: Option<f64>,
 }
 
-/// What is counted from the start of a machine on.
+/// Counters since the start of a machine.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     interrupts: u64,
@@ -133,14 +133,14 @@ impl Counts {
 /// Returns the CPU time of a process in microseconds, user and system (proc_pid_stat(5)).
 fn cpu_us(pid: u32) -> Result<f64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name of the program, in parentheses, may hold spaces.
+    // The program's name, in parentheses, may contain spaces.
     let fields: Vec<&str> = text.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
     let ticks = |at: usize| fields.get(at).and_then(|word| word.parse::<f64>().ok()).context("/proc/PID/stat");
     // USER_HZ is 100 on all architectures of Linux that QEMU's guests run on here.
     Ok((ticks(11)? + ticks(12)?) * 10_000.0)
 }
 
-/// Returns how often the virtual CPUs of a QEMU left the guest, by KVM's statistics in debugfs.
+/// Returns the number of exits of a QEMU's virtual CPUs from the guest, by KVM's statistics in debugfs.
 fn kvm_exits(pid: u32) -> Option<u64> {
     let folder = std::fs::read_dir("/sys/kernel/debug/kvm").ok()?;
     let of_process = |name: &str| name.starts_with(&format!("{pid}-"));

@@ -1,4 +1,4 @@
-//! The results: JSON as they come, and tables with ratios at the end.
+//! The results: rows of JSON, and tables with ratios at the end.
 
 use std::path::PathBuf;
 
@@ -38,7 +38,7 @@ impl Report {
         Ok(Report { out: options.out.clone(), machine, is_emulated, rows: Vec::new() })
     }
 
-    /// Adds a row, and writes all that there are to `guest.json` and `guest.md`.
+    /// Adds a row, and writes all rows to `guest.json` and `guest.md`.
     pub(crate) fn add(&mut self, row: Row) -> Result<()> {
         self.rows.push(row);
         let json = serde_json::to_string_pretty(&json!({ "machine": self.machine, "rows": self.rows }))?;
@@ -89,7 +89,7 @@ impl Report {
         let setups: Vec<Setup> = Setup::all().filter(|setup| !of(&setup.name()).is_empty()).collect();
         let iops_of = |setup: Setup| median(&of(&setup.name()), |row| Some(row.iops)).unwrap_or(0.0);
         let Some(first) = setups.first().copied().map(iops_of) else { return String::new() };
-        // The same server with one queue, if it is there.
+        // The same server with one queue, if it was measured.
         let base = |setup: Setup| {
             let without = Setup { layout: Layout::OneQueue, ..setup };
             if setups.contains(&without) { iops_of(without) } else { first }
@@ -129,7 +129,7 @@ impl Report {
     }
 }
 
-/// The standard error of the mean, in percent of it.
+/// Returns the standard error of the mean, in percent of it.
 fn error_cell(values: &[f64]) -> String {
     let count = values.len() as f64;
     if values.len() < 2 {

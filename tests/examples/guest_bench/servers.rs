@@ -1,4 +1,4 @@
-//! Who serves the guest's two disks, and the guest.
+//! The server of the guest's two disks, and the guest.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ pub(crate) enum Server {
     QemuScsi,
 }
 
-/// Where the data is.
+/// The location of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Storage {
     /// Nowhere.
@@ -42,7 +42,8 @@ impl Storage {
     }
 }
 
-/// How many queues a disk has, and threads that serve it (*virtio-blk: multiqueue*, 2016: dataplane and no dataplane, mq and no-mq).
+/// Number of queues of a disk, and of threads that serve it (*virtio-blk: multiqueue*, 2016: dataplane and no
+/// dataplane, mq and no-mq).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
     /// One queue, and so one thread.
@@ -54,7 +55,7 @@ pub(crate) enum Layout {
 }
 
 impl Layout {
-    /// In this order they stand in tables.
+    /// In the order of the tables.
     const ALL: [Layout; 3] = [Layout::OneQueue, Layout::OneThread, Layout::Each];
 
     fn name(self) -> &'static str {
@@ -79,7 +80,7 @@ impl Layout {
     }
 }
 
-/// A server, and how it serves its disks.
+/// A server, and its layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Setup {
     pub(crate) server: Server,
@@ -136,7 +137,7 @@ impl Server {
 }
 
 impl Setup {
-    /// Returns all that there are, in the order of the tables.
+    /// Returns all setups, in the order of the tables.
     pub(crate) fn all() -> impl Iterator<Item = Setup> {
         let setup = |server: Server| Layout::ALL.map(|layout| Setup { server, layout });
         Server::ALL.into_iter().flat_map(setup).filter(|setup| match setup.server {
@@ -147,7 +148,7 @@ impl Setup {
         })
     }
 
-    /// Returns the name in tables: of its server, and of its layout if it is a special one.
+    /// Returns the name in tables: that of its server, and of a special layout.
     pub(crate) fn name(self) -> String {
         match self.layout {
             Layout::Each => self.server.name().to_owned(),
@@ -194,7 +195,8 @@ impl Setup {
         }
     }
 
-    /// Returns QEMU's arguments for its own devices: the layout's iothreads, to which the queues are mapped with iothread-vq-mapping.
+    /// Returns QEMU's arguments for its own devices: the layout's iothreads, mapped to the queues with
+    /// iothread-vq-mapping.
     fn devices(self, image: &Path, vcpus: u16) -> Vec<String> {
         let (queues, iothreads) = (self.layout.queues(vcpus), self.layout.threads(vcpus));
         let mut words: Vec<String> = Vec::new();

@@ -1,8 +1,8 @@
-//! The engine's instruction budget: what a request costs from pull to publish, counted by callgrind, and by stage (`stages.rs`). And the memory that
-//! several workers write (`shared_writes.rs`).
+//! The engine's instruction budget: the cost of a request from pull to publish, counted by callgrind, in total and by
+//! stage (`stages.rs`). And the memory that several workers write (`shared_writes.rs`).
 //!
-//! `MQBLK_RENEW_BUDGET=1` updates the committed numbers after a change that is worth its cost. `MQBLK_BUDGET_PROGRAM` names a release build of
-//! the program to count; without it the test builds one.
+//! `MQBLK_RENEW_BUDGET=1` updates the committed numbers after a change that is worth its cost. `MQBLK_BUDGET_PROGRAM`
+//! is the path of a release build of the program to count; without it the test builds one.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ mod stages;
 
 use stages::{Profile, STAGES, Symbols};
 
-/// How much worse a number may be than the committed one, in percent: the noise of code generation.
+/// Tolerated excess over the committed number in percent: the noise of code generation.
 const TOLERANCE_PERCENT: f64 = 3.0;
 
 const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/budget/committed.toml");
@@ -28,17 +28,17 @@ const HEAD: &str = "# Instructions of a worker for one 4 KiB read of a null disk
 # tests/tests/budget/main.rs, which fails when a change makes a figure worse by more than 3 percent. Another compiler gives other figures: then they are printed and not judged.
 ";
 
-/// How much more a request may cost with in-flight tracking than without, of 32 that are published at once, in instructions.
+/// Most additional instructions of a request with in-flight tracking, of 32 requests published at once.
 const TRACKING: f64 = 45.0;
 
 /// Requests of the shorter of the two runs whose difference is measured, which cancels setup and teardown.
 const REQUESTS: u32 = 3200;
 
-/// How often a number that is over the limit is counted; the least counts. The hash tables of grants have random multipliers: how many
-/// grants collide is luck.
+/// Counts of a number above the limit; the least one decides. The hash tables of grants have random multipliers, so the
+/// number of collisions is random.
 const COUNTS: u32 = 3;
 
-/// Where runs of the program put what they find, and what explains it.
+/// The folder of callgrind's output, and of its explanation.
 struct Callgrind {
     folder: TempDir,
     symbols: Symbols,
@@ -91,7 +91,7 @@ fn program() -> PathBuf {
         workspace.join("target/release/instruction-budget")
     };
     let found = || std::env::var_os(PROGRAM).map_or_else(build, PathBuf::from);
-    // Callgrind names it by its full path.
+    // Callgrind reports its full path.
     BUILT.get_or_init(|| std::fs::canonicalize(found()).expect("the program exists")).clone()
 }
 

@@ -1,5 +1,5 @@
-//! Which memory two workers write while they serve two queues of one device: valgrind's lackey prints each load and store, and its scheduler which
-//! thread runs.
+//! The memory that two workers write while they serve two queues of one device. Valgrind's lackey prints each load and
+//! store, and its scheduler the running thread.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -21,12 +21,12 @@ struct Accesses {
 }
 
 impl Accesses {
-    /// Returns true if the worker stores to it as often as batches are published.
+    /// Returns true if the worker stores to it at least once per published batch.
     fn is_written(&self, worker: usize, batches: u32) -> bool {
         self.stores[worker] >= batches
     }
 
-    /// Returns true if the worker loads it or stores to it as often.
+    /// Returns true if the worker accesses it at least once per published batch.
     fn is_used(&self, worker: usize, batches: u32) -> bool {
         self.loads[worker] + self.stores[worker] >= batches
     }
@@ -73,8 +73,9 @@ fn accesses(mode: &str, requests: u32) -> HashMap<u64, Accesses> {
     lines
 }
 
-/// Lines that each worker accesses for each request or turn, and of these those that several workers access and one of them writes. What is
-/// done once for all that is published at once is done more often than what is done at set-up and at the end.
+/// Checks the cache lines that each worker accesses for each request or turn. Of these, it counts the lines that
+/// several workers access and one of them writes. Accesses once per batch are more frequent than those at set-up and at
+/// the end.
 fn judge(mode: &str, requests: u32) {
     let lines = accesses(mode, requests);
     let batches = requests / BATCH;
@@ -82,7 +83,7 @@ fn judge(mode: &str, requests: u32) {
         lines.values().filter(|line| line.stores[worker] + line.loads[worker] >= least).count()
     };
     for worker in [0, 1] {
-        // Rings and buffers of the guest are other lines for each request.
+        // Rings and buffers of the guest use other lines for each request.
         assert!(of_worker(worker, requests) > 10, "{mode}: worker {worker} has done nothing");
     }
     let mut shared: Vec<(u64, Accesses)> = lines.iter().map(|(at, line)| (*at, *line)).collect();
@@ -108,7 +109,7 @@ fn judge(mode: &str, requests: u32) {
 #[test]
 #[cfg_attr(debug_assertions, ignore = "the program is a release build, as the budget's: cargo test --release")]
 fn workers_write_no_cache_line_in_common() {
-    // Each of 32 units is set up by stores to the same lines.
+    // Stores to the same lines set up each of 32 units.
     for (mode, requests) in [("plain", 800), ("tracked", 800), ("packed", 800), ("scsi32", 3200)] {
         judge(mode, requests);
     }

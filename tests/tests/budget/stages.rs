@@ -1,8 +1,9 @@
-//! Which stage of a turn each instruction belongs to, from callgrind's output and the program's debug information.
+//! Assigns each instruction to a stage of a turn, from callgrind's output and the program's debug information.
 //!
-//! The program is the one that the figures are of: nothing in it marks a stage. Callgrind counts each instruction by its address and by the
-//! chain of functions that were called (`--separate-callers`); the debug information adds the functions that were inlined there. So each
-//! instruction has a stack of functions, of which a few begin a [stage](MARKS). Each is counted once, so the stages add up to the total.
+//! The program is the measured one: nothing in it marks a stage. Callgrind counts each instruction by its address and
+//! by the chain of called functions (`--separate-callers`). The debug information adds the functions inlined there.
+//! Each instruction thus has a stack of functions, of which a few begin a [stage](MARKS). Each is counted once, so the
+//! stages add up to the total.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -12,11 +13,12 @@ use addr2line::Loader;
 /// The stages, in the order of a request.
 pub(crate) const STAGES: [&str; 9] = ["fetch", "parse", "admit", "plug", "submit", "reap", "finish", "publish", "turn"];
 
-/// What is in none of the others: looks at queues and channels, lists, clocks, poll windows.
+/// Instructions of no other stage: checks of queues and channels, lists, clocks, poll windows.
 const TURN: usize = 8;
 
-/// A function that begins a stage: the stage's index, and the function's source file and name. Within `parse` it is any of them; within another
-/// stage none of the first four, so that a request that a completion admits is part of `finish`.
+/// A function that begins a stage: the stage's index, and the function's source file and name. Within `parse`, any of
+/// them begins a stage. Within another stage the first four do not, so that a request admitted by a completion is part
+/// of `finish`.
 const MARKS: [(usize, &str, &str); 26] = [
     (0, "ring/src/split/chain.rs", "fetch"),
     (0, "ring/src/split/chain.rs", "take_lone"),
@@ -56,21 +58,21 @@ fn enter(stage: usize, file: &str, function: &str) -> usize {
     }
 }
 
-/// A function of an object file, with those that called it.
+/// A function of an object file, with its callers.
 type Context = (String, String);
 
-/// Where instructions were counted, or a call was made.
+/// Location of a count or of a call.
 type Place = (Context, u64);
 
 /// A count of callgrind's.
 #[derive(Debug, Default)]
 pub(crate) struct Profile {
     counts: HashMap<Place, u64>,
-    /// From where each function was called, with the instructions of the calls.
+    /// Call sites of each function, with the instructions of the calls.
     callers: HashMap<Context, BTreeMap<Place, u64>>,
 }
 
-/// Options of callgrind's that [`Profile::parse`] needs.
+/// Callgrind options that [`Profile::parse`] needs.
 pub(crate) const OPTIONS: [&str; 4] =
     ["--dump-instr=yes", "--separate-callers=12", "--compress-strings=no", "--compress-pos=no"];
 
@@ -127,11 +129,11 @@ impl Profile {
     }
 }
 
-/// The functions of a program. Each address is looked up once: runs differ in their counts only.
+/// The functions of a program. Each address is resolved once: runs differ only in their counts.
 pub(crate) struct Symbols {
     loader: Loader,
     program: String,
-    /// File and name of the functions at an address, those that are inlined last.
+    /// File and name of the functions at an address, inlined ones last.
     functions: HashMap<u64, Vec<(String, String)>>,
 }
 
@@ -166,12 +168,12 @@ struct Stages<'a> {
 }
 
 impl Stages<'_> {
-    /// Returns the stage in which a function was called: that of the place where it was called for the most instructions.
+    /// Returns the stage in which a function was called for the most instructions.
     fn of_context(&mut self, context: &Context) -> usize {
         if let Some(stage) = self.entered.get(context) {
             return *stage;
         }
-        // A function that calls itself, perhaps through others, is found here.
+        // Ends the search for a function that calls itself, perhaps through others.
         self.entered.insert(context.clone(), TURN);
         let most = self.profile.callers.get(context).and_then(|places| places.iter().max_by_key(|(_, cost)| **cost));
         let stage = most.map_or(TURN, |((caller, address), _)| {

@@ -1,4 +1,4 @@
-//! Measures how slow this machine is and prints the value of `MQBLK_TEST_SLOWNESS` for the test programs.
+//! Measures the slowness of this machine and prints the value of `MQBLK_TEST_SLOWNESS` for the test programs.
 #![forbid(unsafe_code)]
 
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! A real cluster of Ceph, which a test may break: `tests/ceph/cluster.sh`.
+//! A real cluster of Ceph that a test may break: `tests/ceph/cluster.sh`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::hostile::load::{BLOCK, block_fault};
 
-/// The pool that is there.
+/// The cluster's pool.
 pub const POOL: &str = "rbd";
 
 /// A cluster. Its daemons are ended when it is dropped.
@@ -20,7 +20,7 @@ impl CephCluster {
     /// Starts a cluster that takes I/O.
     ///
     /// # Panics
-    /// When it does not start; says what `cluster.sh` has said.
+    /// When it does not start, with the output of `cluster.sh`.
     pub fn start() -> CephCluster {
         let folder = tempfile::Builder::new().prefix("ceph-").tempdir().expect("a folder");
         let cluster = CephCluster { folder };
@@ -50,7 +50,7 @@ impl CephCluster {
         self.try_control(words).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Ends a daemon of the cluster as a crash does: `mon.a`, `osd.0` or `osd.1`.
+    /// Kills a daemon of the cluster: `mon.a`, `osd.0` or `osd.1`.
     ///
     /// # Panics
     /// When it does not end.
@@ -58,7 +58,7 @@ impl CephCluster {
         self.control(&["kill", name]);
     }
 
-    /// Starts again what was ended, and waits until the cluster takes I/O.
+    /// Restarts killed daemons, and waits until the cluster takes I/O.
     ///
     /// # Panics
     /// When it does not.
@@ -71,7 +71,7 @@ impl CephCluster {
         self.folder().join("ceph.conf")
     }
 
-    /// Runs Ceph's program `rbd` and returns what it prints.
+    /// Runs Ceph's program `rbd` and returns its output.
     ///
     /// # Panics
     /// When it fails.
@@ -79,7 +79,7 @@ impl CephCluster {
         self.run("rbd", words)
     }
 
-    /// Runs Ceph's program `ceph` and returns what it prints.
+    /// Runs Ceph's program `ceph` and returns its output.
     ///
     /// # Panics
     /// When it fails.
@@ -110,7 +110,7 @@ impl CephCluster {
         format!("storage=rbd,pool={POOL},image={name},conf={}", self.conf().display())
     }
 
-    /// Reads an image, or a snapshot of it (`image@snapshot`), by Ceph's own program.
+    /// Reads an image, or a snapshot of it (`image@snapshot`), with Ceph's own program.
     ///
     /// # Panics
     /// When it fails.
@@ -121,10 +121,10 @@ impl CephCluster {
         std::fs::read(file).expect("the exported image")
     }
 
-    /// Checks that each block of an image has its generation, as the cluster's own program reads it.
+    /// Checks with the cluster's own program that each block of an image has its generation.
     ///
     /// # Panics
-    /// Names the first block that has not.
+    /// With the first wrong block.
     pub fn check_blocks(&self, name: &str, generations: &[u32]) {
         assert!(generations.iter().any(|generation| *generation > 0), "nothing was written");
         let image = self.export(name);

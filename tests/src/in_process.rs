@@ -21,11 +21,11 @@ pub struct Plan {
     pub disk: Arc<AnyDisk>,
     /// Number of workers.
     pub workers: usize,
-    /// When its queues sleep.
+    /// Its poll policy.
     pub poll: PollPolicy,
-    /// What of its requests is merged.
+    /// Its merge options.
     pub plug: PlugOptions,
-    /// When its guest is called.
+    /// Its call coalescing.
     pub coalesce: Coalesce,
     /// Its error policy and its limits.
     pub health: Arc<DiskHealth>,
@@ -48,7 +48,7 @@ pub fn disk(kind: &str, settings: &[(&str, &str)]) -> Arc<AnyDisk> {
     try_disk(kind, settings).expect("the disk opens")
 }
 
-/// As [`disk`], of one that may be refused.
+/// As [`disk`], for one that may be refused.
 ///
 /// # Errors
 /// The storage's.
@@ -65,12 +65,12 @@ pub fn try_disk(kind: &str, settings: &[(&str, &str)]) -> Result<Arc<AnyDisk>, D
 /// Serves `plan` on the socket of `options`, with its queues.
 ///
 /// # Panics
-/// When that cannot be done.
+/// When that fails.
 pub fn serve(plan: Plan, options: &BlkConnectOptions) -> (Server, Arc<Engine>) {
     serve_device(plan, options, |blk| blk)
 }
 
-/// Serves what `make` makes of the device of `plan`.
+/// Serves the device that `make` makes from that of `plan`.
 ///
 /// # Panics
 /// As [`serve`].
@@ -109,7 +109,7 @@ pub fn serve_device<D: VirtioDevice<UringContext>>(
 }
 
 impl Rig {
-    /// Serves `plan` and connects with the options that `choose` has changed.
+    /// Serves `plan` and connects with the options as changed by `choose`.
     pub fn new(plan: Plan, choose: impl FnOnce(&mut BlkConnectOptions)) -> (Rig, Vec<BlkQueueSet>) {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let mut options = BlkConnectOptions::new(folder.path().join("socket"));
@@ -128,7 +128,7 @@ impl Rig {
         (Rig { device, options, server, engine, _folder }, queues)
     }
 
-    /// Has the workers use limits that were changed.
+    /// Makes the workers use changed limits.
     pub fn disks_changed(&self) {
         self.engine.disks_changed().expect("the workers run");
     }

@@ -1,9 +1,9 @@
 //! The end of a daemon's log, for the output of failed tests.
 
-/// Lines of it.
+/// Number of lines.
 const LINES: usize = 40;
 
-/// Returns the last lines of a log, after those about panics further up.
+/// Returns the last lines of a log, after the lines about panics further up.
 pub fn log_end(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     let (before, end) = lines.split_at(lines.len().saturating_sub(LINES));
@@ -11,7 +11,7 @@ pub fn log_end(log: &str) -> String {
     panics.chain(end).copied().collect::<Vec<_>>().join("\n")
 }
 
-/// Prints the end of a log if this thread's test has failed: with the test's output, which the gate repeats at its end.
+/// Prints the end of a log if this thread's test has failed, as part of the test's output, which CI repeats at its end.
 #[allow(clippy::print_stderr, reason = "the test harness keeps it with the failed test's message")]
 pub fn print_if_failed(log: impl FnOnce() -> String) {
     if std::thread::panicking() {

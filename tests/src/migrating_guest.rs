@@ -90,7 +90,7 @@ pub fn load_device_state(connection: &mut VhostUserSocket, text: &[u8]) -> bool 
     check_device_state(connection)
 }
 
-/// When a VMM loads the state.
+/// The time at which a VMM loads the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadOrder {
     /// Before everything else, as QEMU does.

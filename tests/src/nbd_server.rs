@@ -1,11 +1,11 @@
-//! Servers of the network block device protocol that others have made, as child processes.
+//! Third-party servers of the network block device protocol, as child processes.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::hostile::wait_for;
 
-/// A server. It is killed when it is dropped, and nbdkit also when the thread ends that has started it.
+/// A server. It is killed when dropped; nbdkit also when the thread that started it ends.
 #[derive(Debug)]
 pub struct NbdServer {
     child: Child,
@@ -44,7 +44,7 @@ impl NbdServer {
         wait_for("the NBD server to end", || self.child.try_wait().expect("its state"));
     }
 
-    /// Kills it with what it has in flight.
+    /// Kills it with requests in flight.
     ///
     /// # Panics
     /// When it has ended before.

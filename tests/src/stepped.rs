@@ -1,4 +1,4 @@
-//! What tests that step their workers set up.
+//! Setup of tests that step their workers.
 
 use std::sync::Arc;
 
@@ -14,7 +14,8 @@ pub fn start_workers(count: usize) -> Vec<SteppedWorker> {
     (0..count).map(|_| SteppedWorker::new(options).expect("the host has io_uring")).collect()
 }
 
-/// Returns the options of a queue that is always polled, since nothing wakes a stepped worker. It must not break.
+/// Returns the options of a queue that is always polled, because nothing wakes a stepped worker. The queue must not
+/// break.
 pub fn polled_queue(disks: Vec<QueueDisk>) -> QueueOptions {
     QueueOptions {
         disks,

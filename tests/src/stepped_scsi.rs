@@ -36,7 +36,7 @@ const EVENT: usize = 1;
 /// Feature bits of a controller: VIRTIO_SCSI_F_HOTPLUG and VIRTIO_SCSI_F_CHANGE (virtio 1.3 section 5.6.3).
 const HOTPLUG_AND_CHANGE: u64 = 0b110;
 
-/// The guest polls: calls are dropped.
+/// A guest that polls: calls are dropped.
 struct NoCall;
 
 impl Call for NoCall {
@@ -111,7 +111,7 @@ pub struct SteppedController {
     rings: Vec<GuestRing>,
 }
 
-/// Reservations that are durable before the command which changes them is asked for its first step.
+/// Makes reservations durable before the command that changes them runs its first step.
 struct SavedAtOnce;
 
 impl ReservationStore for SavedAtOnce {
@@ -147,7 +147,8 @@ impl SteppedController {
         SteppedController::with_cdb_size(queues, workers, disks, 32)
     }
 
-    /// Same with another `cdb_size`, as a driver chooses it. Only [`run_chain`](Self::run_chain) can send such commands.
+    /// Same with another `cdb_size`, as a driver chooses it. Only [`run_chain`](Self::run_chain) can send such
+    /// commands.
     pub fn with_cdb_size(
         queues: u16,
         workers: usize,
@@ -216,7 +217,7 @@ impl SteppedController {
         self.workers.len()
     }
 
-    /// Runs one turn of one worker. Returns true if anything happened.
+    /// Runs one turn of one worker. Returns true if it did any work.
     pub fn step(&mut self, worker: usize) -> bool {
         self.workers[worker].turn()
     }
@@ -231,7 +232,7 @@ impl SteppedController {
         }
     }
 
-    /// Stops pulling from a request queue. The queue is detached when nothing of it is in flight.
+    /// Stops pulling from a request queue. The queue is detached when none of its requests is in flight.
     pub fn drain(&mut self, queue: usize) {
         let (worker, attached) = self.attached[FIXED_QUEUES + queue];
         self.workers[worker].drain(attached);
@@ -359,7 +360,7 @@ impl SteppedController {
         self.run_until(|controller| controller.reap(0).pop())
     }
 
-    /// Clears the unit attention that each logical unit starts with.
+    /// Clears the initial unit attention of each logical unit.
     pub fn clear_unit_attentions(&mut self, addresses: &[LunAddress]) {
         for address in addresses {
             while self.run_command(*address, &[0; 6], CommandData::None).status != 0 {}

@@ -1,4 +1,4 @@
-//! Tests of limits that do not hold for root.
+//! Tests of limits that do not bind root.
 
 use std::process::Command;
 
@@ -6,11 +6,11 @@ use rustix::process::{Pid, Resource, Rlimit, geteuid, prlimit};
 
 use crate::hostile::daemon::mqblk_binary;
 
-/// A user who has no other processes.
+/// A user without other processes.
 const USER: &str = "54321";
 
-/// Runs the test `name` of this program again as another user, if this one is root, whom the limit of threads does not bind
-/// (`RLIMIT_NPROC` in setrlimit(2)). Returns true in the test that goes on.
+/// Runs the test `name` of this program again as another user, if this one is root: the limit of threads does not bind
+/// root (`RLIMIT_NPROC` in setrlimit(2)). Returns true in the test that goes on.
 ///
 /// # Panics
 /// When it fails there.
@@ -34,10 +34,10 @@ pub struct NoThreads {
 }
 
 impl NoThreads {
-    /// Takes them from the process.
+    /// Sets the limit of the process.
     ///
     /// # Panics
-    /// When it is gone.
+    /// When the process is gone.
     pub fn of(pid: Pid) -> NoThreads {
         let none = Rlimit { current: Some(0), maximum: None };
         // The hard limit stays, so that the soft one can be raised again.
@@ -49,7 +49,7 @@ impl NoThreads {
 
 impl Drop for NoThreads {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = prlimit(Some(self.pid), Resource::Nproc, self.before);
     }
 }

@@ -37,7 +37,7 @@ pub struct SimulatedHostResources {
 }
 
 impl SimulatedHostResources {
-    /// Returns true if no more is held than `expected`.
+    /// Returns true if the daemon holds no more than `expected`.
     fn is_within(self, expected: SimulatedHostResources) -> bool {
         self.fds <= expected.fds
             && self.threads <= expected.threads
@@ -58,11 +58,11 @@ pub struct SimulatedHost {
 }
 
 impl SimulatedHost {
-    /// Creates a machine with domains 1 and 2, and starts a daemon with these arguments of `mqblk serve`. `FOLDER` in them is a directory
-    /// of the test.
+    /// Creates a machine with domains 1 and 2, and starts a daemon with these arguments of `mqblk serve`. `FOLDER` in
+    /// them is a directory of the test.
     ///
     /// # Panics
-    /// When something does not start.
+    /// When the daemon does not start.
     pub fn start(arguments: &[&str]) -> SimulatedHost {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::create_dir(folder.path().join("xen")).expect("a folder");
@@ -100,7 +100,7 @@ impl SimulatedHost {
         path
     }
 
-    /// Starts the daemon (again), and waits until it serves.
+    /// Starts the daemon, also again, and waits until it serves.
     ///
     /// # Panics
     /// When it does not.
@@ -114,8 +114,8 @@ impl SimulatedHost {
         });
     }
 
-    /// Starts a daemon that takes over from the running one, whose admin socket `admin` in the folder is, with these arguments. Does not
-    /// wait. The running one stays the host's daemon.
+    /// Starts a daemon with these arguments that takes over from the running one through its admin socket `admin` in
+    /// the folder. Does not wait. The running one stays the host's daemon.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -126,7 +126,7 @@ impl SimulatedHost {
         self.command(&arguments).spawn().expect("the daemon")
     }
 
-    /// Makes a process the host's daemon. Returns the one that was.
+    /// Makes a process the host's daemon. Returns the previous one.
     ///
     /// # Panics
     /// When there was none.
@@ -135,7 +135,7 @@ impl SimulatedHost {
         self.daemon.replace(successor).expect("a daemon")
     }
 
-    /// Takes the daemon's process: the host has none then.
+    /// Takes the daemon's process: the host then has none.
     ///
     /// # Panics
     /// When there is none.
@@ -143,7 +143,7 @@ impl SimulatedHost {
         self.daemon.take().expect("a daemon")
     }
 
-    /// Kills the daemon, which may end by itself just now.
+    /// Kills the daemon, which may just end by itself.
     pub fn kill_now(&mut self) {
         if let Some(mut daemon) = self.daemon.take() {
             let _ = daemon.kill();
@@ -160,7 +160,8 @@ impl SimulatedHost {
         command
     }
 
-    /// Has a new daemon take over, whose admin socket `admin` in the folder is, and waits for the end of the old one.
+    /// Makes a new daemon take over through the admin socket `admin` in the folder, and waits for the end of the old
+    /// one.
     ///
     /// # Panics
     /// When one of them fails.
@@ -230,7 +231,7 @@ impl SimulatedHost {
     /// Stops the daemon with SIGTERM, and checks its exit.
     ///
     /// # Panics
-    /// When it does not.
+    /// When it does not end, or fails.
     pub fn stop(&mut self) {
         let mut daemon = self.daemon.take().expect("a daemon");
         kill_process(Pid::from_child(&daemon), Signal::TERM).expect("SIGTERM");
@@ -259,10 +260,10 @@ impl SimulatedHost {
         SimulatedHostResources { fds: count("fd"), threads: count("task"), mappings, ports }
     }
 
-    /// Waits until it holds no more than `expected`.
+    /// Waits until the daemon holds no more than `expected`.
     ///
     /// # Panics
-    /// When they are not in time.
+    /// On timeout.
     pub fn wait_for_resources(&self, expected: SimulatedHostResources, after: &str) {
         let mut until = TIMEOUT.begin();
         let mut last = self.resources();
@@ -333,7 +334,7 @@ impl SimulatedHost {
     /// Waits for a state of the backend.
     ///
     /// # Panics
-    /// When it does not come.
+    /// On timeout.
     pub fn wait_for_backend_state(&self, device: &Vbd, state: XenbusState) {
         let mut store = self.store();
         let mut until = TIMEOUT.begin();
@@ -353,7 +354,7 @@ impl SimulatedHost {
         self.store().read(&path).expect("xenstore")
     }
 
-    /// Runs `mqblk xen` with these arguments, of the program that has simulated machines.
+    /// Runs `mqblk xen` with these arguments, from the program with simulated machines.
     ///
     /// # Panics
     /// When it cannot be run.

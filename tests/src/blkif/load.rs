@@ -1,4 +1,4 @@
-//! A correct guest: it writes through the project's own frontend, and verifies all that it reads.
+//! A correct guest: writes through the project's own frontend, and verifies all reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,7 +22,7 @@ const DEPTH: usize = 8;
 pub struct BlkfrontLoad {
     device: BlkfrontDevice,
     set: BlkfrontQueueSet,
-    /// The generation last written of each block; 0: never.
+    /// Last written generation of each block; 0: never.
     generations: Vec<u32>,
     random: SmallRng,
     /// Blocks verified.
@@ -81,7 +81,7 @@ impl BlkfrontLoad {
         self.run(&jobs);
     }
 
-    /// Reads every block that was ever written.
+    /// Reads every block that was written.
     ///
     /// # Panics
     /// As [`round`](Self::round).

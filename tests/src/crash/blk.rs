@@ -11,7 +11,7 @@ use super::load::DATA_BYTES;
 use super::queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType};
 use crate::hostile::TIMEOUT;
 
-/// The distribution that a load draws request types from.
+/// Distribution of a load's request types.
 pub const REQUEST_MIX: [RequestType; 16] = {
     let mut works = [RequestType::Read; 16];
     let mut at = 7;
@@ -25,7 +25,7 @@ pub const REQUEST_MIX: [RequestType; 16] = {
     works
 };
 
-/// Returns the options with which these tests connect to a socket.
+/// Returns the options for connections of these tests to a socket.
 pub fn connect_options(socket: std::path::PathBuf, queues: u16) -> BlkConnectOptions {
     let mut options = BlkConnectOptions::new(socket);
     options.queues = queues;
@@ -47,12 +47,12 @@ impl BlkQueues {
     /// Connects. Returns the device and its queues.
     ///
     /// # Panics
-    /// When the daemon does not play along.
+    /// When the daemon refuses.
     pub fn connect(options: &BlkConnectOptions) -> (BlkDevice, BlkQueues) {
         let mut device = BlkDevice::connect(options).expect("the disk");
         let set = device.take_queues().pop().expect("one set of queues");
         let info = device.info();
-        // What the device does not have is written instead: not all storage can discard.
+        // Unsupported types become writes: not all storage can discard.
         let request_mix = REQUEST_MIX.map(|request_type| match request_type {
             RequestType::Discard if info.discard.is_none() => RequestType::Write,
             RequestType::WriteZeroes if info.write_zeroes.is_none() => RequestType::Write,

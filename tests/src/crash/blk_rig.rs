@@ -20,14 +20,13 @@ pub struct BlkRig {
     pub daemon: RestartableDaemon,
     /// One for each connection.
     pub devices: Vec<BlkDevice>,
-    /// Connect with packed rings.
+    /// True: connects with packed rings.
     pub packed: bool,
 }
 
 impl BlkRig {
-    /// Starts a daemon with these disks, by id and special settings; `FOLDER` in them is its folder. Each has a raw image of its own there,
-    /// which is its `path` unless it has
-    /// another one, or the base of its overlay `ID.qcow2`.
+    /// Starts a daemon with these disks, by id and special settings; `FOLDER` in them is its folder. Each has its own
+    /// raw image there. The image is its `path`, unless it has another one, or the base of its overlay `ID.qcow2`.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -48,7 +47,7 @@ impl BlkRig {
     /// Connects to a disk.
     ///
     /// # Panics
-    /// When the daemon does not play along.
+    /// When the daemon refuses.
     pub fn connect(&mut self, id: &str) -> BlkQueues {
         let options = connect_options(self.path(&format!("{id}.sock")), 2);
         let options = BlkConnectOptions { packed: self.packed, ..options };
@@ -61,7 +60,7 @@ impl BlkRig {
         self.daemon.folder().join(name)
     }
 
-    /// Returns the content of a disk in the folder, and checks the tables of a qcow2 image: the daemon was stopped.
+    /// Returns the content of a disk in the folder, and checks the tables of a qcow2 image. The daemon must be stopped.
     ///
     /// # Panics
     /// When QEMU's programs find a fault.
@@ -81,10 +80,11 @@ impl BlkRig {
         history.stats
     }
 
-    /// Kills and stops the daemon under loads of these disks, and checks their content, which `content` reads once it has ended.
+    /// Kills and stops the daemon under loads of these disks, and checks their content, read by `content` once the
+    /// daemon has ended.
     ///
     /// # Panics
-    /// When anything is lost, or no kill found a request under way.
+    /// When anything is lost, or no kill found a request in flight.
     pub fn kill_and_stop(
         mut self,
         name: &str,
@@ -138,7 +138,8 @@ impl Victim for BlkRig {
     }
 }
 
-/// Returns the content of the disk in `ID.qcow2`, or in `ID.img`, and checks the tables of a qcow2 image: the daemon was stopped.
+/// Returns the content of the disk in `ID.qcow2`, or in `ID.img`, and checks the tables of a qcow2 image. The daemon
+/// must be stopped.
 ///
 /// # Panics
 /// When QEMU's programs find a fault.
@@ -150,7 +151,7 @@ pub fn disk_content(folder: &Path, id: &str) -> Vec<u8> {
     let exported = folder.join("exported");
     let run = |words: &[&std::ffi::OsStr]| {
         let output = Command::new("qemu-img").args(words).output().expect("qemu-img (apt-get install qemu-utils)");
-        // 3: clusters that nobody names, which a kill may leave.
+        // 3: clusters without a reference, which a kill may leave.
         assert!(matches!(output.status.code(), Some(0 | 3)), "{words:?}: {output:?}");
     };
     run(&["check".as_ref(), qcow2.as_ref()]);

@@ -22,7 +22,8 @@ pub struct RestartableDaemon {
 }
 
 impl RestartableDaemon {
-    /// Starts `mqblk serve` with these arguments. `FOLDER` in them is a directory of the test, with a new image of each of these names.
+    /// Starts `mqblk serve` with these arguments. `FOLDER` in them is a directory of the test, with a new image of each
+    /// of these names.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -32,7 +33,7 @@ impl RestartableDaemon {
         daemon
     }
 
-    /// As [`start`](Self::start), but does not start it: [`spawn`](Self::spawn) does.
+    /// As [`start`](Self::start), without starting the daemon: [`spawn`](Self::spawn) does.
     ///
     /// # Panics
     /// When the images cannot be made.
@@ -77,7 +78,8 @@ impl RestartableDaemon {
         command.spawn().expect("the daemon")
     }
 
-    /// Starts a daemon that takes over from this one, whose admin socket is `admin` in its folder. `arguments` in place of this one's, if given.
+    /// Starts a daemon that takes over from this one through the admin socket `admin` in its folder. `arguments`
+    /// replace this one's, if given.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -86,7 +88,7 @@ impl RestartableDaemon {
         self.spawn_with(arguments.unwrap_or(&self.arguments), &["--takeover", &admin])
     }
 
-    /// Has a new daemon take over, and waits for the end of the old one.
+    /// Makes a new daemon take over, and waits for the end of the old one.
     ///
     /// # Panics
     /// When one of them fails.
@@ -95,7 +97,7 @@ impl RestartableDaemon {
         self.wait_taken_over(successor);
     }
 
-    /// Has a new daemon with these arguments take over.
+    /// Makes a new daemon with these arguments take over.
     ///
     /// # Panics
     /// As [`take_over`](Self::take_over).
@@ -115,10 +117,10 @@ impl RestartableDaemon {
         assert!(status.success(), "the old daemon ended with {status}:\n{}", log_end(&self.log()));
     }
 
-    /// Replaces a text in the arguments of the daemons that are started from now on.
+    /// Replaces a text in the arguments of the daemons started from now on.
     ///
     /// # Panics
-    /// When it is not there.
+    /// When the arguments do not contain it.
     pub fn replace_in_arguments(&mut self, before: &str, after: &str) {
         assert!(self.arguments.iter().any(|argument| argument.contains(before)), "no {before:?}");
         self.arguments.iter_mut().for_each(|argument| *argument = argument.replace(before, after));
@@ -150,7 +152,7 @@ impl RestartableDaemon {
         assert!(status.is_none(), "the daemon ended with {status:?}:\n{}", log_end(&self.log()));
     }
 
-    /// Kills it with SIGKILL.
+    /// Kills the daemon with SIGKILL.
     ///
     /// # Panics
     /// When it had exited by itself, other than after SIGTERM.
@@ -166,10 +168,10 @@ impl RestartableDaemon {
         self.signal(Signal::TERM);
     }
 
-    /// Stops it with SIGTERM, and checks its exit.
+    /// Stops the daemon with SIGTERM, and checks its exit.
     ///
     /// # Panics
-    /// When it does not.
+    /// When it does not end, or fails.
     pub fn stop(&mut self) {
         self.request_stop();
         let mut child = self.child.take().expect("a daemon");

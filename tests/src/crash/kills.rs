@@ -45,14 +45,14 @@ pub trait Victim: Send {
     fn drop_caches(&mut self);
 }
 
-/// How often the backend is killed and stopped.
+/// Number of kills and stops of a backend.
 #[derive(Clone, Copy, Debug)]
 pub struct KillPlan {
     /// SIGKILLs.
     pub kills: u32,
     /// SIGTERMs.
     pub stops: u32,
-    /// Most milliseconds between two of them.
+    /// Longest pause between two of them in milliseconds.
     pub max_pause_ms: u64,
 }
 
@@ -99,7 +99,7 @@ impl<P: DeviceQueues + Send + 'static> RunningLoad<P> {
     /// Starts a load in its thread.
     ///
     /// # Panics
-    /// When there is no thread.
+    /// When no thread can be started.
     pub fn start(name: &str, port: P, history: LoadHistory, seed: u64) -> RunningLoad<P> {
         let shared = Arc::new(LoadControl::default());
         let mut load = CrashLoad::new(name, port, history, &shared, seed);
@@ -135,7 +135,7 @@ impl<P: DeviceQueues + Send + 'static> RunningLoad<P> {
     /// Waits for `more` completions.
     ///
     /// # Panics
-    /// When they do not come, or are wrong.
+    /// On timeout, or when a completion is wrong.
     pub fn wait_completions(&mut self, more: u64) {
         let until = self.completed() + more;
         self.wait_until(|load| load.completed() >= until);
@@ -169,7 +169,7 @@ impl<P: DeviceQueues + Send + 'static> RunningLoad<P> {
     /// Waits for the requests in flight, then ends the load.
     ///
     /// # Panics
-    /// When anything was wrong.
+    /// When the load has failed.
     pub fn finish(self) -> (LoadHistory, P) {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.end()
@@ -178,15 +178,15 @@ impl<P: DeviceQueues + Send + 'static> RunningLoad<P> {
     /// Ends the load with requests in flight, which are never reaped.
     ///
     /// # Panics
-    /// When anything was wrong.
+    /// When the load has failed.
     pub fn die(self) -> (LoadHistory, P) {
         self.shared.die.store(true, Ordering::Relaxed);
         self.end()
     }
 }
 
-/// Kills and stops a backend as `plan` says, at moments derived from `seed`, under loads. Which requests are in flight at these moments is
-/// not reproducible.
+/// Kills and stops a backend by `plan` under loads, at times derived from `seed`. The set of requests in flight at
+/// these times is not reproducible.
 ///
 /// # Panics
 /// When a request is lost, wrong or completed twice.
@@ -202,7 +202,7 @@ pub fn kill_and_stop<V: Victim, P: DeviceQueues + Send + 'static>(
     let mut stats = CrashStats::default();
     let (mut kills, stops) = (0, plan.stops);
     for is_kill in ends {
-        // All of them are at work, and not still finding out what happened: not always.
+        // Usually waits until all loads have completions, so that none is still recovering.
         if random.random_ratio(2, 3) {
             loads.iter_mut().for_each(|load| load.wait_completions(20));
         }
@@ -241,7 +241,7 @@ fn kill_once<V: Victim>(victim: &mut V, random: &mut SmallRng, most: u32) -> u32
         1 | 2 if most > 1 => {
             victim.kill();
             victim.spawn();
-            // While the devices reconnect, or shortly before or after: over many runs each step of it is hit.
+            // During, shortly before or after the reconnect of the devices: over many runs each of its steps is hit.
             let (pid, pause) = (victim.pid(), Duration::from_micros(random.random_range(0..30_000)));
             std::thread::scope(|scope| {
                 scope.spawn(move || {
@@ -260,7 +260,7 @@ fn kill_once<V: Victim>(victim: &mut V, random: &mut SmallRng, most: u32) -> u32
     }
 }
 
-/// Returns the number of replayed requests according to the log.
+/// Returns the number of replayed requests in the log.
 pub fn replayed_requests(log: &str) -> u64 {
     let number = |line: &str, key: &str| -> Option<u64> {
         line.split(key).nth(1)?.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()

@@ -1,4 +1,4 @@
-//! A closed loop of overlapping requests on all queues of a device, which validates every completion.
+//! A closed loop of overlapping requests on all queues of a device. It validates every completion.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,15 +16,16 @@ use super::stats::CrashStats;
 
 /// Requests in flight on each queue.
 pub const DEPTH: usize = 8;
-/// Data buffers of each queue. There are more than requests, so that each is unused for a while after its completion, and then checked.
+/// Data buffers of each queue: more than requests, so that each is unused for a while after its completion, and then
+/// checked.
 const BUFFERS: usize = DEPTH + 4;
 /// Bytes of the largest request.
 pub const MAX_REQUEST_BYTES: usize = 512 << 10;
 /// Bytes of data memory that a queue needs.
 pub const DATA_BYTES: u64 = (BUFFERS * MAX_REQUEST_BYTES) as u64;
-/// Sectors that are read and written at random.
+/// Sectors of random reads and writes.
 pub const SECTORS: u64 = 8192;
-/// Sectors of a disk: after the random area are the counter of COMPARE AND WRITE, and the bits of ORWRITE.
+/// Sectors of a disk: the random area, the counter of COMPARE AND WRITE, and the bits of ORWRITE.
 pub const DISK_SECTORS: u64 = SECTORS + 64;
 const COUNTER: u64 = SECTORS;
 const BITS: u64 = SECTORS + 8;
@@ -37,11 +38,11 @@ const CANARY: u8 = 0xc5;
 pub struct LoadControl {
     /// Completions so far.
     pub completed: AtomicU64,
-    /// No more requests are sent.
+    /// True: sends no more requests.
     pub stop: AtomicBool,
-    /// The driver dies: requests in flight are never reaped.
+    /// True: the driver dies, and requests in flight are never reaped.
     pub die: AtomicBool,
-    /// Requests hang.
+    /// True: requests hang.
     pub hangs: AtomicBool,
 }
 
@@ -61,13 +62,13 @@ struct Slot {
 #[derive(Debug)]
 struct DiskHistory {
     oracle: DiskOracle,
-    /// The last value of the counter that is known.
+    /// Last known value of the counter.
     counter: u64,
     /// Successful COMPARE AND WRITEs.
     compare_writes: u64,
-    /// COMPARE AND WRITEs are not cancelled on this disk.
+    /// True: COMPARE AND WRITEs are not cancelled on this disk.
     never_cancels_compare: bool,
-    /// For each bit: was it sent, and is it known to be set.
+    /// For each bit: true if it was sent, and true if it is known to be set.
     bits: Vec<(bool, bool)>,
 }
 
@@ -161,7 +162,8 @@ impl<P: DeviceQueues> CrashLoad<P> {
         }
     }
 
-    /// Runs until it is stopped and all requests have completed, or until it is told to die. Returns the history and the queues.
+    /// Runs until it is stopped and all requests have completed, or until its driver must die. Returns the history and
+    /// the queues.
     ///
     /// # Panics
     /// When the device is wrong.
@@ -254,7 +256,7 @@ impl<P: DeviceQueues> CrashLoad<P> {
                 true => TaskFunction::Reset,
                 false => TaskFunction::Abort(slot as u32),
             };
-            // Requests that are counted are not cancelled, so that the count stays known.
+            // Counted requests are not cancelled, so that the count stays known.
             if request.request_type != RequestType::CompareAndWrite
                 && (what != TaskFunction::Reset || !self.history.disks[request.disk].never_cancels_compare)
             {
@@ -298,7 +300,7 @@ impl<P: DeviceQueues> CrashLoad<P> {
     fn send_one(&mut self, queue: usize, slot: usize) -> bool {
         let disk = self.random.random_range(0..self.history.disks.len());
         let mut work = self.request_mix[self.random.random_range(0..self.request_mix.len())];
-        // A task management function that takes long may find the next request of the same tag.
+        // A slow task management function may hit the next request of the same tag.
         if work == RequestType::CompareAndWrite
             && (!self.history.disks[disk].never_cancels_compare || self.queues.is_managing())
         {
@@ -318,7 +320,7 @@ impl<P: DeviceQueues> CrashLoad<P> {
             RequestType::CompareAndWrite | RequestType::OrWrite => {}
         }
         if !self.queues.submit(queue, slot as u32, &request) {
-            // The device has not seen it.
+            // The device has not seen the request.
             match work {
                 RequestType::Read | RequestType::Flush => _ = oracle.complete(id),
                 RequestType::CompareAndWrite | RequestType::OrWrite => {}
@@ -333,7 +335,7 @@ impl<P: DeviceQueues> CrashLoad<P> {
         true
     }
 
-    /// Writes a request's data to its buffer. Returns the value that it carries.
+    /// Writes a request's data to its buffer. Returns its value.
     fn prepare(&mut self, slot: usize, id: u64, request: &mut LoadRequest) -> u64 {
         let mut bytes = vec![0xa7; request.sectors() as usize * SECTOR];
         let mut value = 0;
@@ -364,7 +366,7 @@ impl<P: DeviceQueues> CrashLoad<P> {
                 bytes.fill(0);
                 bytes[bit / 8 % SECTOR] = 1 << (bit % 8);
             }
-            // Also the parameter lists of these.
+            // Includes the parameter lists of these.
             RequestType::Discard | RequestType::WriteZeroes | RequestType::Flush => bytes = vec![0; SECTOR],
             RequestType::Read => {}
         }

@@ -1,7 +1,8 @@
-//! A backend that is killed and stopped repeatedly under a verified load: the driver sees nothing but a pause.
+//! A backend that is killed and stopped repeatedly under a verified load: the driver sees only a pause.
 //!
-//! `oracle` models what a disk may hold. `load` keeps the queues of any interface busy and validates every completion. `queues` abstracts
-//! the interfaces (`blk`, `scsi`, `xen`). `blk_rig` has both ends of virtio-blk disks. `daemon` is the restarted `mqblk` binary, `kills` ends it at random moments, `stats` sums up.
+//! `oracle` models the possible contents of a disk. `load` keeps the queues of any interface busy and validates every
+//! completion. `queues` abstracts the interfaces (`blk`, `scsi`, `xen`). `blk_rig` has both ends of virtio-blk disks.
+//! `daemon` is the restarted `mqblk` binary, `kills` ends it at random times, `stats` sums up.
 
 pub mod blk;
 pub mod blk_rig;

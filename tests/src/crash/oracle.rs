@@ -1,8 +1,9 @@
-//! What a disk may hold: for each sector, the writes that a read may return.
+//! The possible contents of a disk: for each sector, the writes that a read may return.
 //!
-//! Time is a count of events: a request is *sent* before the device can see it, and *completed* after the driver has seen its completion. A
-//! read may return write W only if W was sent before the read completed, and if no other write W2 was sent after W completed and completed
-//! before the read was sent. Requests may overlap in any way, and replayed writes are checked like all others.
+//! Time is a count of events: a request is *sent* before the device can see it, and *completed* after the driver has
+//! seen its completion. A read may return write W only if W was sent before the read completed, and if no other write
+//! W2 was sent after W completed and completed before the read was sent. Requests may overlap in any way, and replayed
+//! writes are checked like all others.
 
 use std::collections::HashMap;
 
@@ -14,7 +15,7 @@ pub const SECTOR: usize = SECTOR_BYTES as usize;
 /// Later than all times.
 const NEVER: u64 = u64::MAX;
 
-/// Sectors of a request: the first, and how many.
+/// Sectors of a request: the first one, and their number.
 pub type SectorRange = (u64, u32);
 
 /// Fills a sector with the pattern of write `id`; 0 is the zeroes of discards and writes of zeroes.
@@ -35,7 +36,7 @@ fn pattern_word(id: u64, sector: u64, at: u64) -> u64 {
 /// Returns the write whose pattern fills the whole sector.
 pub fn writer_of(sector: u64, bytes: &[u8]) -> Option<u64> {
     let id = u64::from_le_bytes(*bytes.first_chunk()?);
-    // One comparison of memory: word by word it costs several times as much where little is optimised.
+    // One comparison of memory: in a build with few optimisations, word by word costs several times as much.
     let mut pattern = [0; SECTOR];
     fill(id, sector, &mut pattern);
     (bytes == pattern).then_some(id)
@@ -50,7 +51,7 @@ struct WriteRecord {
     content: u64,
     sent: u64,
     completed: u64,
-    /// The old content is gone when it completes. False for a discard, which may do nothing.
+    /// True: the old content is gone on completion. False for a discard, which may have no effect.
     replaces: bool,
 }
 
@@ -61,18 +62,18 @@ pub enum WriteOutcome {
     Completed,
     /// It was cancelled, perhaps in part.
     Cancelled,
-    /// It has changed nothing.
+    /// It has no effect.
     Refused,
 }
 
-/// The history of a disk's sectors, pruned to what a read can still return.
+/// The history of a disk's sectors, pruned to the writes that a read can still return.
 #[derive(Debug)]
 pub struct DiskOracle {
     now: u64,
     sectors: Vec<Vec<WriteRecord>>,
     /// Send times of the requests in flight.
     in_flight: HashMap<u64, u64>,
-    /// Writes of a driver that died before their completion.
+    /// Writes whose driver died before their completion.
     orphans: Vec<(u64, Vec<SectorRange>)>,
 }
 
@@ -114,7 +115,7 @@ impl DiskOracle {
         now
     }
 
-    /// Records a write of `content` to `ranges`, before it is sent. It may do nothing unless it `replaces`.
+    /// Records a write of `content` to `ranges`, before it is sent. Without `replaces` it may have no effect.
     pub fn send_write(&mut self, request: u64, content: u64, ranges: &[SectorRange], replaces: bool) {
         let sent = self.send(request);
         let entry = WriteRecord { request, content, sent, completed: NEVER, replaces };
@@ -145,8 +146,8 @@ impl DiskOracle {
         });
     }
 
-    /// Records that the driver has died before this write completed. The device ends its work on it before the first completion of the next
-    /// connection.
+    /// Records that the driver died before this write completed. The device ends its work on the write before the first
+    /// completion of the next connection.
     pub fn orphan(&mut self, request: u64, ranges: &[SectorRange]) {
         self.in_flight.remove(&request);
         self.orphans.push((request, ranges.to_vec()));
@@ -165,10 +166,11 @@ impl DiskOracle {
 
     /// Checks that a read with these send and completion times may return these bytes of a sector.
     ///
-    /// A sector has the content of one write, unless one of the writes was in flight: a host's page cache is written while it is read.
+    /// A sector has the content of one write, unless one of the writes was in flight: a host's page cache may be
+    /// written during the read.
     ///
     /// # Errors
-    /// Why it may not.
+    /// The reason why it may not.
     pub fn check_read(&self, sector: u64, bytes: &[u8], (sent, answered): (u64, u64)) -> Result<(), String> {
         let entries = &self.sectors[sector as usize];
         let replaced = |entry: &WriteRecord| {
@@ -201,8 +203,8 @@ impl DiskOracle {
         }
     }
 
-    /// Forgets the other writes that a sector might have held after a read, sent at `sent`, has found this content: cancelled ones that took
-    /// no effect. Does nothing if a write of the sector was in flight during the read.
+    /// Drops the other possible writes of a sector after a read, sent at `sent`, has found this content: cancelled ones
+    /// without effect. Does nothing if a write of the sector was in flight during the read.
     pub fn exclude_others(&mut self, sector: u64, bytes: &[u8], sent: u64) {
         let entries = &mut self.sectors[sector as usize];
         if let Some(found) = writer_of(sector, bytes)
@@ -228,7 +230,7 @@ impl DiskOracle {
     /// Checks the disk's content, with nothing in flight.
     ///
     /// # Errors
-    /// The first sector that is wrong.
+    /// The first wrong sector.
     pub fn check_disk(&mut self, bytes: &[u8]) -> Result<(), String> {
         self.end_orphans();
         let when = (self.tick(), self.tick());

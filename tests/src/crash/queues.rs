@@ -97,7 +97,7 @@ pub trait DeviceQueues {
     fn publish(&mut self);
     /// Appends all completions.
     fn reap(&mut self, done: &mut Vec<(u32, RequestOutcome)>);
-    /// Waits for a call, if something is in flight.
+    /// Waits for a call, if a request is in flight.
     fn wait(&mut self);
     /// Returns a handle that wakes [`wait`](Self::wait).
     fn waker(&mut self) -> Waker;

@@ -15,7 +15,7 @@ use super::load::DATA_BYTES;
 use super::queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType, TaskFunction};
 use crate::hostile::TIMEOUT;
 
-/// The distribution that a load draws request types from.
+/// Distribution of a load's request types.
 pub const REQUEST_MIX: [RequestType; 32] = {
     let mut works = [RequestType::Read; 32];
     let mut at = 13;
@@ -44,7 +44,7 @@ const ABORTED: u8 = 0x40;
 /// MISCOMPARE DURING VERIFY OPERATION.
 const MISCOMPARE: u8 = 0x0e;
 
-/// Returns the options with which these tests connect to a socket.
+/// Returns the options for connections of these tests to a socket.
 pub fn connect_options(socket: std::path::PathBuf, queues: u16) -> ScsiConnectOptions {
     let mut options = ScsiConnectOptions::new(socket);
     options.queues = queues;
@@ -69,7 +69,7 @@ impl ScsiQueues {
     /// Connects, and clears the unit attentions. Returns the device and its queues.
     ///
     /// # Panics
-    /// When the daemon does not play along.
+    /// When the daemon refuses.
     pub fn connect(options: &ScsiConnectOptions) -> (ScsiController, ScsiQueues) {
         let mut device = ScsiController::connect(options).expect("the controller");
         let mut set = device.take_queues().pop().expect("one set of queues");
@@ -84,7 +84,7 @@ impl ScsiQueues {
     }
 }
 
-/// Builds the command for a request. Its parameter list is put at the address of its data.
+/// Builds the command for a request. Writes its parameter list to the address of its data.
 ///
 /// # Panics
 /// When that address is not in `memory`.
@@ -125,7 +125,7 @@ pub fn scsi_command(request: &LoadRequest, to: LunAddress, memory: &GuestMemory)
 /// Maps the completion of a command to its outcome.
 ///
 /// # Panics
-/// When it is an unexpected one.
+/// When it is unexpected.
 pub fn request_outcome(user: u32, ending: CommandOutcome) -> RequestOutcome {
     match ending {
         CommandOutcome::Good => RequestOutcome::Good,

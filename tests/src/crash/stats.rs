@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-/// Prints a line past the capture of the test harness.
+/// Prints a line directly, because the test harness captures output.
 pub fn print_uncaptured(line: &str) {
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
@@ -23,7 +23,7 @@ pub struct CrashStats {
     pub requests: u64,
     /// Sectors read and checked.
     pub sectors: u64,
-    /// Requests that a daemon replayed.
+    /// Requests replayed by a daemon.
     pub replayed: u64,
     /// Requests cancelled by task management.
     pub cancelled: u64,

@@ -10,7 +10,7 @@ use mqblk_memory::{GuestAddress, GuestMemory};
 use super::load::DATA_BYTES;
 use super::queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType};
 
-/// The distribution that a load draws request types from.
+/// Distribution of a load's request types.
 const REQUEST_MIX: [RequestType; 16] = {
     let mut works = [RequestType::Read; 16];
     let mut at = 7;
@@ -34,7 +34,7 @@ impl XenQueues {
     /// Connects. Returns the device and its rings.
     ///
     /// # Panics
-    /// When the daemon does not play along.
+    /// When the daemon refuses.
     pub fn connect(options: &BlkfrontOptions, queues: u16) -> (BlkfrontDevice, XenQueues) {
         let mut options = options.clone();
         options.queues = queues;

@@ -2,8 +2,9 @@
 
 use super::markdown::Block;
 
-/// The commands below the line "Examples:" of what `mqblk ... --help` prints, as blocks of language `sh`, one each. They are indented by two
-/// blanks; what is indented by more explains the one before, unless that ends with a backslash. `page` names the help text.
+/// Returns the commands below the line "Examples:" of the output of `mqblk ... --help`, each as a block of language
+/// `sh`. They are indented by two blanks. A line with a deeper indentation explains the one before, unless that ends
+/// with a backslash. `page` is the name of the help text.
 #[must_use]
 pub fn examples(page: &str, text: &str) -> Vec<Block> {
     let mut found: Vec<Block> = Vec::new();
@@ -52,7 +53,7 @@ mod tests {
         assert!(examples("x", "nothing\n").is_empty());
     }
 
-    /// What the reader would paste is two commands then.
+    /// A reader would paste two commands.
     #[test]
     fn a_command_that_is_wrapped_without_a_backslash_is_cut() {
         let found = examples("x", "Examples:\n  mqblk bench --disk a\n  --iodepth 1\n");

@@ -1,12 +1,12 @@
-//! Whether what documents name is there: links, anchors, and paths of the repository.
+//! Checks that references of documents exist: links, anchors, and paths of the repository.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
 use super::markdown::{Part, anchor, parse};
 
-/// What is wrong with the links and paths of a page: a line for each, with its place. `root` is the repository; `files` are all its files and folders,
-/// relative to it; `page` is one of them.
+/// Returns the broken links and paths of a page, a line with its position for each. `root` is the repository; `files`
+/// are all its files and folders, relative to it; `page` is one of them.
 #[must_use]
 pub fn faults(root: &Path, files: &BTreeSet<PathBuf>, page: &str, text: &str) -> Vec<String> {
     let parts = match parse(page, text) {
@@ -33,10 +33,10 @@ pub fn faults(root: &Path, files: &BTreeSet<PathBuf>, page: &str, text: &str) ->
     faults
 }
 
-/// All files and folders of the repository but those that are built, downloaded or hidden.
+/// Returns all files and folders of the repository except those that are built, downloaded or hidden.
 ///
 /// # Errors
-/// What cannot be read.
+/// When a folder cannot be read.
 pub fn files(root: &Path) -> std::io::Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     let mut folders = vec![PathBuf::new()];
@@ -61,10 +61,10 @@ pub fn files(root: &Path) -> std::io::Result<BTreeSet<PathBuf>> {
     Ok(found)
 }
 
-/// The targets of the Markdown links of a line.
+/// Returns the targets of the Markdown links of a line.
 fn links(line: &str) -> Vec<&str> {
     let outside: Vec<&str> = line.split('`').step_by(2).collect();
-    // A link's text may be code, so only targets inside code are left out.
+    // A link's text may be code, so only targets within code are left out.
     let mut found = Vec::new();
     let mut rest = line;
     while let Some((_, after)) = rest.split_once("](") {
@@ -104,7 +104,7 @@ fn judge_link(root: &Path, files: &BTreeSet<PathBuf>, page: &str, text: &str, li
     (!known).then(|| format!("found a link to {link}, expected a heading of that name in {}", target.display()))
 }
 
-/// A path without `.` and `..`.
+/// Returns a path without `.` and `..`.
 fn normal(path: &Path) -> PathBuf {
     let mut out = PathBuf::new();
     for part in path.components() {
@@ -117,18 +117,19 @@ fn normal(path: &Path) -> PathBuf {
     out
 }
 
-/// What stands between backticks.
+/// Returns the text between backticks.
 fn code_spans(line: &str) -> Vec<&str> {
     line.split('`').skip(1).step_by(2).collect()
 }
 
-/// What is wrong with the words of a piece of code that look like paths of the repository: they begin with one of its folders, or end with `.rs`.
+/// Returns the faults of words in code that look like paths of the repository: they begin with one of its folders, or
+/// end with `.rs`.
 fn paths(files: &BTreeSet<PathBuf>, code: &str) -> Vec<String> {
     let mut wrong = Vec::new();
     for word in code.split(|letter: char| letter.is_whitespace() || "=,;()'\"".contains(letter)) {
         let word = word.trim_end_matches(['.', ':']);
         let word = word.strip_prefix("./").unwrap_or(word);
-        // Not a path, but a pattern, a placeholder, or one with a variable.
+        // A pattern, a placeholder, or a path with a variable.
         if word.starts_with('/') || word.contains(['*', '<', '>', '{', '$', '[', '…']) || word.contains("...") {
             continue;
         }

@@ -1,9 +1,9 @@
-//! The parts of a Markdown page that matter here: headings, code blocks, and the lines that are neither.
+//! The relevant parts of a Markdown page: headings, code blocks, and other lines.
 
-/// What a line of a page is.
+/// A part of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// A heading: how deep, and its text.
+    /// A heading: its level, and its text.
     Heading(usize, String),
     /// A line of text.
     Text(String),
@@ -16,9 +16,9 @@ pub enum Part {
 pub struct Block {
     /// The page, relative to the repository.
     pub page: String,
-    /// The heading of the second level that it stands under; empty before the first.
+    /// The second-level heading above it; empty before the first.
     pub section: String,
-    /// The language that its fence names.
+    /// The language of its fence.
     pub language: String,
     /// The number of its first line of code.
     pub line: usize,
@@ -34,10 +34,10 @@ impl Block {
     }
 }
 
-/// A page as its parts, with the number of the line where each begins.
+/// Returns the parts of a page, each with the number of its first line.
 ///
 /// # Errors
-/// A block that is never closed, with its place.
+/// A block that is never closed, with its position.
 pub fn parse(page: &str, text: &str) -> Result<Vec<(usize, Part)>, String> {
     let mut parts = Vec::new();
     let mut section = String::new();
@@ -54,7 +54,7 @@ pub fn parse(page: &str, text: &str) -> Result<Vec<(usize, Part)>, String> {
                 if line.trim() == "```" {
                     break;
                 }
-                // A block in a list is indented as the list is.
+                // A block in a list has the indentation of the list.
                 let blanks = line.len() - line.trim_start_matches(' ').len();
                 code.push_str(&line[blanks.min(indent)..]);
                 code.push('\n');
@@ -77,7 +77,7 @@ pub fn parse(page: &str, text: &str) -> Result<Vec<(usize, Part)>, String> {
     Ok(parts)
 }
 
-/// The code blocks of a page.
+/// Returns the code blocks of a page.
 ///
 /// # Errors
 /// As [`parse`].
@@ -86,7 +86,7 @@ pub fn blocks(page: &str, text: &str) -> Result<Vec<Block>, String> {
     Ok(parse(page, text)?.into_iter().filter_map(block).collect())
 }
 
-/// What a heading is called in a link, as GitHub makes it.
+/// Returns the anchor of a heading in a link, as GitHub makes it.
 #[must_use]
 pub fn anchor(heading: &str) -> String {
     let mut anchor = String::new();
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!((&*found[0].section, &*found[0].language), ("First part", "sh"));
         assert_eq!(found[0].text, "mqblk serve \\\n  --disk a\n# a comment, no heading\n");
         assert_eq!((found[1].line, &*found[1].text), (15, "found\n  more\n"));
-        // A deeper heading is in the same section.
+        // A deeper heading belongs to the same section.
         assert_eq!((&*found[2].section, &*found[2].language, found[2].line), ("First part", "", 22));
     }
 

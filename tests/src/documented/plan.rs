@@ -1,4 +1,4 @@
-//! What is run, where, and what is not.
+//! The blocks that are run, where they are run, and the exceptions.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::markdown::{self, Block};
 use super::script::{Kind, Script};
 use super::{help, repository};
 
-/// Blocks that are not run: the page, how the block begins, and why.
+/// Blocks that are not run: the page, the beginning of the block, and the reason.
 pub const NOT_RUN: &[(&str, &str, &str)] = &[
     (
         "README.md",
@@ -61,7 +61,8 @@ pub const NOT_RUN: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Blocks of other languages than `sh` that have a line with the command: the page, how the block begins, and why it is none.
+/// Blocks of other languages than `sh` with a line that begins with the command: the page, the beginning of the block,
+/// and the reason why it is not a command.
 pub const SYNOPSES: &[(&str, &str, &str)] = &[
     ("docs/serve.md", "mqblk serve [--disk", "synopsis"),
     ("docs/stat.md", "mqblk stat --socket ADMIN [", "synopsis"),
@@ -76,7 +77,7 @@ pub const SYNOPSES: &[(&str, &str, &str)] = &[
     ("docs/admin.md", "mqblk queue move --socket ADMIN [", "synopsis"),
 ];
 
-/// Pages whose sections stand alone, as they say: a reader ends the servers of one before the next.
+/// Pages with independent sections, as they say: a reader ends the servers of one before the next.
 const SECTIONS_ALONE: [&str; 1] = ["README.md"];
 
 /// The section that puts `mqblk` on the PATH, and its page.
@@ -85,10 +86,10 @@ pub const INSTALL: (&str, &str) = ("README.md", "Install");
 /// The languages that blocks may have. Only those of `sh` are commands; those of `rust` are parts of the sources.
 const LANGUAGES: [&str; 6] = ["sh", "text", "json", "toml", "xml", "rust"];
 
-/// Pages that record a run of `mqblk reproduce`, with the commands that it ran; `tests/tests/daemon/reproduce.rs` runs them.
+/// Pages that record a run of `mqblk reproduce`, with its commands; `tests/tests/daemon/reproduce.rs` runs them.
 const RECORDS: &str = "docs/results/";
 
-/// What help texts there are: `mqblk WORD --help`.
+/// All help texts: `mqblk WORD --help`.
 const HELP: [&str; 19] = [
     "serve",
     "bench",
@@ -111,8 +112,8 @@ const HELP: [&str; 19] = [
     "vhost-user",
 ];
 
-/// What a reader has, and a test must make: the page, how the command begins before which it is made (with a `$`, the whole
-/// command), and with what.
+/// Things that a reader has and a test must make: the page, the beginning of the command before which it is made (with
+/// a `$`, the whole command), and the script.
 const PREPARATIONS: &[(&str, &str, &str)] = &[
     (
         "mqblk serve --help",
@@ -163,7 +164,7 @@ const PREPARATIONS: &[(&str, &str, &str)] = &[
         "mkdir -p /run/mqblk /dev/vg0; truncate -s 10G /srv/vm1.img /dev/vg0/vm2; truncate -s 5G /srv/vm3.img",
     ),
     ("mqblk resize --help", "mqblk resize vm2", "truncate -s 20G /dev/vg0/vm2"),
-    // A file system that is full, and a guest that writes.
+    // A full file system, and a guest that writes.
     (
         "mqblk resume --help",
         "mqblk serve",
@@ -181,17 +182,17 @@ const PREPARATIONS: &[(&str, &str, &str)] = &[
     ("mqblk xen --help", "mqblk serve --xen-watch", "truncate -s 10G /srv/data.img /dev/sdb"),
 ];
 
-/// Two devices of domain 1 that a daemon serves.
+/// Two devices of domain 1, served by a daemon.
 const TWO_DEVICES: &str = "for vdev in xvdb xvdc; do mqblk xen attach --domid 1 --vdev $vdev --wait 0 null:1G; done";
 
-/// The disk `vm1` is stopped, for lack of space.
+/// The disk `vm1` is stopped for lack of space.
 const FULL: &str = "setsid mqblk bench --socket /run/mqblk/vm1.sock --rw write --bs 64k --iodepth 4 --runtime 60 --allow-write >bench.log 2>&1 & \\
                     for try in $(seq 100); do mqblk stat --socket /run/mqblk/admin.sock --json | grep -q '\"state\":\"stopped\"' && exit 0; sleep 0.1; done; exit 1";
 
-/// It stops again.
+/// The disk stops again.
 const STOPPED: &str = "for try in $(seq 100); do mqblk stat --socket /run/mqblk/admin.sock --json | grep -q '\"state\":\"stopped\"' && exit 0; sleep 0.1; done; exit 1";
 
-/// What is made before this block.
+/// Returns the preparations before this block.
 #[must_use]
 pub fn preparations(script: &Script) -> Vec<&'static str> {
     let begins = |before: &str| {
@@ -207,21 +208,21 @@ pub fn preparations(script: &Script) -> Vec<&'static str> {
     PREPARATIONS.iter().filter_map(of).collect()
 }
 
-/// Whether a reader ends all servers between these two blocks, in this order.
+/// Returns true if a reader ends all servers between these two blocks, in this order.
 #[must_use]
 pub fn servers_end_between(before: &Script, after: &Script) -> bool {
     let (before, page) = (&before.block, &after.block.page);
     if SECTIONS_ALONE.contains(&page.as_str()) {
         return before.section != after.block.section;
     }
-    // Of a help text each daemon is an example of its own.
+    // Each daemon of a help text is an example of its own.
     page.starts_with("mqblk ") && after.stays == Some(Kind::Daemon)
 }
 
-/// The pages of the repository, and those that its programs print: name and text.
+/// Returns the pages of the repository, and those that its programs print: name and text.
 ///
 /// # Errors
-/// What cannot be read or run.
+/// When a page cannot be read, or a program cannot be run.
 pub fn pages(daemon: &Path) -> Result<Vec<(String, String)>> {
     let mut pages = documents(&["README.md", "docs"])?;
     pages.retain(|(page, _)| !page.starts_with(RECORDS));
@@ -234,10 +235,10 @@ pub fn pages(daemon: &Path) -> Result<Vec<(String, String)>> {
     Ok(pages)
 }
 
-/// The Markdown files with these names, or in these folders of the repository, and their texts.
+/// Returns the Markdown files with these names, or in these folders of the repository, and their texts.
 ///
 /// # Errors
-/// What cannot be read.
+/// When a file cannot be read.
 pub fn documents(names: &[&str]) -> Result<Vec<(String, String)>> {
     let mut found = Vec::new();
     for name in names {
@@ -257,7 +258,7 @@ pub fn documents(names: &[&str]) -> Result<Vec<(String, String)>> {
     Ok(found)
 }
 
-/// The code blocks of a page.
+/// Returns the code blocks of a page.
 ///
 /// # Errors
 /// A page that cannot be parsed, and a help text without examples.
@@ -270,10 +271,11 @@ pub fn blocks(page: &str, text: &str) -> Result<Vec<Block>> {
     Ok(found)
 }
 
-/// The blocks of a page that are run, in order.
+/// Returns the blocks of a page that are run, in order.
 ///
 /// # Errors
-/// A block that breaks a rule: of a language that is not known, a command in one that is not `sh`, a server amid other commands.
+/// A block that violates a rule: an unknown language, a command in a language other than `sh`, a server amid other
+/// commands.
 pub fn scripts(blocks: &[Block]) -> Result<Vec<Script>> {
     let mut scripts = Vec::new();
     for block in blocks {
@@ -298,14 +300,14 @@ pub fn scripts(blocks: &[Block]) -> Result<Vec<Script>> {
     Ok(scripts)
 }
 
-/// The entry of a list for this block.
+/// Returns the entry of a list for this block.
 #[must_use]
 pub fn listed<'a>(list: &'a [(&str, &str, &str)], block: &Block) -> Option<&'a str> {
     list.iter().find(|(page, begins, _)| *page == block.page && block.text.starts_with(begins)).map(|(.., why)| *why)
 }
 
-/// Of the blocks of a page those that start QEMU, with all others of their sections (of the whole page, where sections do not stand alone); or all
-/// but those. What puts `mqblk` on the PATH is in both.
+/// Returns the blocks of a page that start QEMU, with all others of their sections (of the whole page, if its sections
+/// are not independent), or all except those. The section that puts `mqblk` on the PATH is in both.
 #[must_use]
 pub fn part(scripts: &[Script], with_guests: bool) -> Vec<Script> {
     let same = |one: &Script, other: &Script| {

@@ -1,4 +1,4 @@
-//! A machine of a page's own, as far as its commands can tell.
+//! A private machine of a page, as far as its commands can see.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -13,14 +13,14 @@ use tempfile::TempDir;
 
 use crate::guest::{Accelerator, GuestCache, Vmm};
 
-/// Where the sandbox's folder is seen inside.
+/// The sandbox's folder as seen inside.
 pub(super) const INSIDE: &str = "/media";
 
 /// Domains of the simulated Xen besides domain 0; documents attach disks to some of them.
 const DOMAINS: std::ops::RangeInclusive<u16> = 1..=4;
 
-/// Makes the namespaces a machine: $1 is its folder, $2 the binary under test, $3 the folder with guests or nothing, $4 whether there is KVM.
-/// What it prints is the process that the namespaces are entered by.
+/// Makes the namespaces a machine: $1 is its folder, $2 the binary under test, $3 the folder with guests or nothing, $4
+/// tells if there is KVM. Prints the id of the process that owns the namespaces.
 const SETUP: &str = r#"
 set -eu
 read -r pid _ </proc/self/stat
@@ -59,14 +59,14 @@ echo "ready $pid"
 exec sleep infinity
 "#;
 
-/// What bash does first in each script: it ends at the first command that fails, and says which one it was.
+/// The head of each bash script: it ends at the first failing command, and reports it.
 const STRICT: &str = r#"unset BASH_ENV
 set -eE -o pipefail
 trap 'documented_code=$?; echo "${0#/media/scripts/*/}:$LINENO: found exit code $documented_code, expected 0: $BASH_COMMAND" >&2' ERR
 "#;
 
-/// `mqblk` as the machine's user finds it. The machine's Xen is a simulated one, and a benchmark takes less time than it does of itself; what
-/// the command line says is never changed, only what it leaves to defaults. DAEMON is replaced.
+/// `mqblk` as seen by the machine's user. The machine's Xen is simulated, and a benchmark is shorter than by default.
+/// Only defaults are changed, never options on the command line. DAEMON is replaced.
 const MQBLK: &str = r#"#!/bin/bash
 [ -x DAEMON ] || { echo "mqblk: command not found: it is not installed yet" >&2; exit 127; }
 given() { local word; for word in "${words[@]}"; do [[ $word != "$1" && $word != "$1="* ]] || return 0; done; return 1; }
@@ -96,19 +96,19 @@ esac
 exec DAEMON "$@" "${more[@]}"
 "#;
 
-/// What QEMU boots inside.
+/// The guests that QEMU boots inside.
 #[derive(Clone, Debug)]
 pub struct Guests {
-    /// Which QEMU.
+    /// The QEMU.
     pub vmm: Vmm,
-    /// Its guest.
+    /// The boot files of its guest.
     pub cache: GuestCache,
-    /// Whether /dev/kvm is there to be tried.
+    /// The accelerator; KVM: /dev/kvm is passed into the sandbox.
     pub accelerator: Accelerator,
 }
 
 impl Guests {
-    /// The guest of this QEMU, with KVM if it boots with it.
+    /// Selects the guest of this QEMU, with KVM if it boots with it.
     ///
     /// # Errors
     /// When the cache is not prepared.
@@ -119,8 +119,8 @@ impl Guests {
     }
 }
 
-/// Namespaces with private folders /tmp, /run, /srv, /var/lib, /etc and /usr/local/bin, devices, network and processes; and a simulated Xen. The
-/// working directory is private too. All that runs there is killed when this is dropped.
+/// Namespaces with private folders /tmp, /run, /srv, /var/lib, /etc and /usr/local/bin, devices, network and processes,
+/// and a simulated Xen. The working directory is private too. All processes there are killed when this is dropped.
 pub struct Sandbox {
     folder: TempDir,
     init: Child,
@@ -131,11 +131,11 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// A new machine where `daemon`, which has simulated machines of Xen, is what `mqblk` runs; if `install` says so only once a command has put it into /usr/local/bin. The
-    /// working directory has it in target/release.
+    /// Creates a machine where `mqblk` runs `daemon`, which has simulated machines of Xen. With `install`, `mqblk`
+    /// exists only once a command has put it into /usr/local/bin. The working directory has it in target/release.
     ///
     /// # Errors
-    /// When something is missing that this needs, which is named.
+    /// When a prerequisite is missing, with its name.
     pub fn new(daemon: &Path, install: bool, guests: Option<Guests>) -> Result<Sandbox> {
         for program in ["unshare", "nsenter", "setpriv", "setsid", "mount", "ip", "socat", "script"] {
             let found = ["/usr/bin", "/bin", "/usr/sbin", "/sbin"]
@@ -168,19 +168,19 @@ impl Sandbox {
         Ok(Sandbox { folder, init, pid, user, machine, guests })
     }
 
-    /// The machine's Xen.
+    /// Returns the machine's Xen.
     #[must_use]
     pub fn xen(&self) -> &Machine {
         &self.machine
     }
 
-    /// What QEMU boots here.
+    /// Returns the guests that QEMU boots here.
     #[must_use]
     pub fn guests(&self) -> Option<&Guests> {
         self.guests.as_ref()
     }
 
-    /// Where a file of the machine is for this process.
+    /// Returns the path of a file of the machine for this process.
     #[must_use]
     pub fn outside(&self, path: &str) -> PathBuf {
         let place = self.folder.path();
@@ -193,14 +193,14 @@ impl Sandbox {
         }
     }
 
-    /// A process in these namespaces that every other one there descends from.
+    /// Returns the process in these namespaces that every other one there descends from.
     pub(super) fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// A command that runs the script of this name in a terminal of its own, with this variable `GUEST`.
+    /// Returns a command that runs the script of this name in a terminal of its own, with this variable `GUEST`.
     pub(super) fn bash(&self, script: &str, guest: &str) -> Command {
-        // A shell that starts the tests in the background ignores SIGINT, and so would all that they start.
+        // A shell that starts the tests in the background ignores SIGINT, and all its children inherit that.
         let mut command = Command::new("env");
         command.args([
             "--default-signal=INT",
@@ -221,7 +221,7 @@ impl Sandbox {
             _ => "",
         };
         let path = format!("PATH=/media/bin:{qemu}/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
-        // A shell that starts the tests in the background ignores SIGINT, and so would all that they start.
+        // A shell that starts the tests in the background ignores SIGINT, and all its children inherit that.
         command.args([
             "--",
             "setsid",
@@ -241,13 +241,13 @@ impl Sandbox {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        // The processes inside end with the first of them, which ends with this one.
+        // The processes inside end with the first of them, and that one with this process.
         let _ = self.init.kill();
         let _ = self.init.wait();
     }
 }
 
-/// Makes the namespaces; the process that holds them, and the first one inside.
+/// Makes the namespaces. Returns the process that holds them, and the first one inside.
 fn enter(place: &Path, daemon: &Path, user: bool, guests: Option<&Guests>) -> Result<(Child, u32)> {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--", "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child=KILL"]);

@@ -1,8 +1,8 @@
-//! What a block does: some commands that end, and perhaps at last one that runs until Ctrl-C.
+//! The commands of a block: some that end, and perhaps a last one that runs until Ctrl-C.
 
 use super::markdown::Block;
 
-/// The admin socket of a daemon that is not told where, for root and for others of these tests.
+/// The default admin socket of a daemon, for root and for others of these tests.
 const DEFAULT_ADMIN: &str = "/run/mqblk/admin.sock";
 
 /// A command that runs until Ctrl-C.
@@ -16,22 +16,22 @@ pub enum Kind {
     Watch,
 }
 
-/// A block that was understood.
+/// A parsed block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Script {
     /// The block.
     pub block: Block,
     /// Its commands, each with the number of its first line, without comments. A command of several lines is one.
     pub commands: Vec<(usize, String)>,
-    /// What its last command is, if that runs until Ctrl-C.
+    /// The kind of its last command, if that runs until Ctrl-C.
     pub stays: Option<Kind>,
 }
 
 impl Script {
-    /// Understands a block.
+    /// Parses a block.
     ///
     /// # Errors
-    /// When there is a command that runs until Ctrl-C and is not the last one, or one in the background, which nobody would end.
+    /// When a command that runs until Ctrl-C is not the last one, or runs in the background, where nobody would end it.
     pub fn of(block: &Block) -> Result<Script, String> {
         let commands = commands(block);
         let mut stays = None;
@@ -56,13 +56,13 @@ impl Script {
         Ok(Script { block: block.clone(), commands, stays })
     }
 
-    /// The last command.
+    /// Returns the last command.
     #[must_use]
     pub fn last(&self) -> &str {
         self.commands.last().map_or("", |(_, command)| command)
     }
 
-    /// The sockets that its last command makes, if that is a daemon.
+    /// Returns the sockets that its last command makes, if that is a daemon.
     #[must_use]
     pub fn sockets(&self) -> Vec<String> {
         if self.stays != Some(Kind::Daemon) {
@@ -90,12 +90,12 @@ impl Script {
     }
 }
 
-/// The commands of a block.
+/// Returns the commands of a block.
 fn commands(block: &Block) -> Vec<(usize, String)> {
     let mut all: Vec<(usize, String)> = Vec::new();
     let mut open = false;
     for (index, line) in block.text.lines().enumerate() {
-        // A comment begins a line, or stands after a blank.
+        // A comment begins a line, or follows a blank.
         let code = line.split_once(" #").map_or(line, |(code, _)| code).trim();
         if code.is_empty() || code.starts_with('#') {
             continue;
@@ -116,7 +116,7 @@ fn commands(block: &Block) -> Vec<(usize, String)> {
     all
 }
 
-/// What a command is, if it runs until Ctrl-C.
+/// Returns the kind of a command, if it runs until Ctrl-C.
 fn kind(command: &str) -> Option<Kind> {
     let words: Vec<&str> = command.split_whitespace().collect();
     let has = |option: &str| words.iter().any(|word| word.split('=').next() == Some(option));

@@ -1,4 +1,4 @@
-//! Blocks, one after another, as a reader types them.
+//! Runs blocks, one after another, as a reader types them.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -15,22 +15,22 @@ use super::terminal::Terminal;
 use super::visitor::Visitor;
 use super::xen_guests::XenGuests;
 
-/// For commands that end.
+/// Limit for commands that end.
 const BLOCK_WITHIN: Bound = Bound::seconds(180);
-/// For a server to serve, and to end after Ctrl-C.
+/// Limit for a server to serve, and to end after Ctrl-C.
 const SERVER_WITHIN: Bound = Bound::seconds(30);
-/// A daemon serves when it has logged nothing for so long.
+/// A daemon serves when it has logged nothing for this time.
 const QUIET: Duration = Duration::from_millis(100);
-/// So long a report is watched.
+/// Time for which a report is watched.
 const WATCHED: Duration = Duration::from_millis(1500);
 
-/// Says that a daemon serves something.
+/// Log lines of a daemon that serves.
 const SERVES: [&str; 3] = ["listening", "admin socket", "xen backend"];
 
-/// Says that a daemon has nothing left to serve.
+/// Log line of a daemon that has handed over everything.
 const HANDED_OVER: &str = "handed over; this process ends";
 
-/// A block in whose terminal something still runs.
+/// A block with a running command in its terminal.
 struct Open {
     script: Script,
     terminal: Terminal,
@@ -47,17 +47,18 @@ pub struct Session {
 }
 
 impl Session {
-    /// On this machine.
+    /// Creates a session on this machine.
     #[must_use]
     pub fn new(sandbox: Sandbox) -> Session {
         Session { xen_guests: None, open: Vec::new(), sandbox, terminals: 0 }
     }
 
-    /// Runs a block, after its [preparations](super::plan). If it ends with a command that runs until Ctrl-C this waits until that serves.
+    /// Runs a block, after its [preparations](super::plan). If it ends with a command that runs until Ctrl-C, waits
+    /// until that serves.
     ///
     /// # Errors
-    /// When a command fails, does not end, or ends although it should not; with page, line, command and output. Also when something that
-    /// runs in another terminal has ended.
+    /// When a command fails, does not end, or ends although it should not; with page, line, command and output. Also
+    /// when a command in another terminal has ended.
     pub fn run(&mut self, script: &Script) -> Result<()> {
         if self.xen_guests.is_none() && script.block.text.contains("domid") {
             self.xen_guests = Some(XenGuests::start(&self.sandbox.outside("/media/xen"))?);
@@ -74,11 +75,11 @@ impl Session {
     fn run_one(&mut self, script: &Script) -> Result<()> {
         let number = self.terminals;
         self.terminals += 1;
-        // A file of its own, since bash reads on in it while its command runs.
+        // A file per run, because bash reads on in it while its command runs.
         let name = format!("{number}/{}", script.block.page.replace(['(', ')', ':'], ""));
         let file = self.sandbox.outside(&format!("{INSIDE}/scripts/{name}"));
         fs::create_dir_all(file.parent().context("a file lies in a folder")?)?;
-        // Lines have the numbers that they have on the page.
+        // Lines keep their numbers of the page.
         fs::write(&file, "\n".repeat(script.block.line - 1) + &script.block.text)?;
         let guest = self.sandbox.guests().map(|guests| Visitor::options(&self.sandbox, guests, number)).transpose()?;
         let mut terminal = Terminal::open(&self.sandbox, number, &name, guest.as_deref().unwrap_or_default())?;
@@ -95,12 +96,12 @@ impl Session {
         self.all_run()
     }
 
-    /// Whether all that should still run does.
+    /// Checks that all commands which should still run do.
     fn all_run(&mut self) -> Result<()> {
         for mut open in std::mem::take(&mut self.open) {
             match open.terminal.ended()? {
                 None => self.open.push(open),
-                // Another one of the page has taken over.
+                // Another daemon of the page has taken over.
                 Some(status) if status.success() && open.terminal.output().contains(HANDED_OVER) => {}
                 Some(status) => bail!(
                     "found the end of this ({status}), expected it to run until Ctrl-C:\n{}",
@@ -111,7 +112,7 @@ impl Session {
         Ok(())
     }
 
-    /// The guest of the QEMU that was started as this one, from 0, of those that run.
+    /// Returns the guest of the running QEMU number `number`, from 0 in the order of their starts.
     ///
     /// # Errors
     /// When there are fewer.
@@ -120,7 +121,7 @@ impl Session {
         all.nth(number).with_context(|| format!("the page starts no QEMU number {number}"))
     }
 
-    /// The guest of QEMU number `from` has gone to number `to`.
+    /// Marks that the guest of QEMU number `from` has migrated to number `to`.
     ///
     /// # Errors
     /// When there are fewer.
@@ -135,13 +136,13 @@ impl Session {
     /// Presses Ctrl-C in all terminals, the last one first, and waits for their ends.
     ///
     /// # Errors
-    /// When something does not end, or fails.
+    /// When a command does not end, or fails.
     pub fn interrupt(&mut self) -> Result<()> {
         self.all_run()?;
         while let Some(mut open) = self.open.pop() {
             open.terminal.interrupt()?;
             let result = open.terminal.wait(SERVER_WITHIN).and_then(|status| {
-                // A program that has no part of its own in Ctrl-C may die of it.
+                // A program without a handler may die of Ctrl-C.
                 let died = open.script.stays == Some(Kind::Watch)
                     && (status.signal() == Some(2) || status.code() == Some(130));
                 ensure!(status.success() || died, "after Ctrl-C: found {status}, expected exit code 0");
@@ -153,7 +154,7 @@ impl Session {
     }
 }
 
-/// What a reader of the error needs to know.
+/// Returns the details for an error: the output of the terminals.
 fn told<'a>(script: &Script, terminal: &Terminal, others: impl IntoIterator<Item = &'a Terminal>) -> String {
     let mut text = format!(
         "{}: in this block\n{}its terminal shows\n{}",
@@ -174,7 +175,7 @@ fn indented(text: &str) -> String {
     text.lines().map(|line| format!("    {line}\n")).collect()
 }
 
-/// Commands that end, all with exit code 0. A JSON-RPC error is an error too, although `socat` does not know of it.
+/// Waits for commands that end, all with exit code 0. A JSON-RPC error is an error too, although `socat` ignores it.
 fn ends(terminal: &mut Terminal) -> Result<()> {
     let status = terminal.wait(BLOCK_WITHIN)?;
     ensure!(status.success(), "found {status}, expected exit code 0");
@@ -186,7 +187,7 @@ fn ends(terminal: &mut Terminal) -> Result<()> {
     error.map_or(Ok(()), |error| bail!("found an error of the admin socket, expected a result: {error}"))
 }
 
-/// A daemon that is there when its sockets are, and its log has come to rest.
+/// Waits until a daemon serves: its sockets exist, and it logs no more.
 fn serves(sandbox: &Sandbox, terminal: &mut Terminal, script: &Script) -> Result<()> {
     let sockets: Vec<_> = script.sockets().iter().map(|socket| sandbox.outside(socket)).collect();
     let mut last = (0, Instant::now());

@@ -1,4 +1,4 @@
-//! A terminal in a sandbox in which a block runs.
+//! A terminal in a sandbox that runs a block.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -13,14 +13,14 @@ use super::sandbox::Sandbox;
 
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// A block that runs.
+/// A running block.
 pub(super) struct Terminal {
     child: Child,
     output: PathBuf,
 }
 
 impl Terminal {
-    /// Starts the script of this name, which is terminal `number` of the sandbox.
+    /// Starts the script of this name in terminal `number` of the sandbox.
     pub(super) fn open(sandbox: &Sandbox, number: usize, script: &str, guest: &str) -> Result<Terminal> {
         let output = sandbox.outside(&format!("/media/output-{number}"));
         let file = File::create(&output)?;
@@ -29,17 +29,17 @@ impl Terminal {
         Ok(Terminal { child: command.spawn().context("cannot run setpriv (package util-linux)")?, output })
     }
 
-    /// What it shows so far.
+    /// Returns its output so far.
     pub(super) fn output(&self) -> String {
         fs::read(&self.output).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
-    /// How it ended, if it has.
+    /// Returns its exit status, if it has ended.
     pub(super) fn ended(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
 
-    /// Waits for its end; an error after `limit`.
+    /// Waits for its end. Fails after `limit`.
     pub(super) fn wait(&mut self, limit: Bound) -> Result<ExitStatus> {
         let mut deadline = limit.begin();
         loop {
@@ -53,7 +53,7 @@ impl Terminal {
         }
     }
 
-    /// Waits until `ready`; an error after `limit` or when it ends.
+    /// Waits until `ready`. Fails after `limit` or when it ends.
     pub(super) fn until(&mut self, limit: Bound, mut ready: impl FnMut(&str) -> bool) -> Result<()> {
         let mut deadline = limit.begin();
         while !ready(&self.output()) {
@@ -68,7 +68,7 @@ impl Terminal {
         Ok(())
     }
 
-    /// Presses Ctrl-C, unless what runs has just ended: [`wait`](Self::wait) says how.
+    /// Presses Ctrl-C, unless the command has just ended: then [`wait`](Self::wait) returns its status.
     pub(super) fn interrupt(&self) -> Result<()> {
         let id = self.child.id();
         // The terminal's session is that of the only child of the process that entered the namespaces.
@@ -83,7 +83,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // What runs in it ends with its sandbox.
+        // Commands in it end with its sandbox.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -9,24 +9,25 @@ use super::terminal::Terminal;
 use crate::guest::agent::Agent;
 use crate::guest::{GuestKernel, KERNEL_PARAMETERS, ScriptOutput, Shell};
 
-/// For QEMU to open its sockets.
+/// Limit for QEMU to open its sockets.
 const QEMU_WITHIN: Bound = Bound::seconds(30);
-/// For the guest to boot; an emulated one on an idle host needs a few seconds.
+/// Limit for the guest to boot; an emulated one on an idle host needs a few seconds.
 const BOOT_WITHIN: Bound = Bound::seconds(90);
 
-/// A guest, asked by its agent.
+/// A guest, queried through its agent.
 pub struct Visitor {
     agent: Agent,
 }
 
 impl Visitor {
-    /// What documents call `$GUEST`: the options of the guest's own, here a kernel with an initramfs, and the port of its agent.
+    /// Returns the value of `$GUEST` in documents: the options of the guest, here a kernel with an initramfs, and the
+    /// port of its agent.
     pub(super) fn options(sandbox: &Sandbox, guests: &Guests, number: usize) -> Result<String> {
         let folder = match guests.vmm.kernel() {
             GuestKernel::System => "/media/guest",
             GuestKernel::Trixie => "/media/guest/trixie",
         };
-        // In a file, since the kernel's parameters have blanks, and $GUEST is split at them.
+        // In a file, because the kernel's parameters have blanks, and $GUEST is split at them.
         let config = format!("/media/guest-{number}.cfg");
         let machine = format!(
             "[machine]\n  kernel = \"{folder}/vmlinux\"\n  initrd = \"{folder}/initramfs.cpio\"\n  append = \"{KERNEL_PARAMETERS}\"\n"
@@ -39,7 +40,7 @@ impl Visitor {
         ))
     }
 
-    /// Waits until the guest is up; of one that is to come from elsewhere until QEMU awaits it.
+    /// Waits until the guest is ready. Waits for an incoming guest until QEMU awaits it.
     pub(super) fn arrive(
         sandbox: &Sandbox,
         terminal: &mut Terminal,
@@ -65,7 +66,7 @@ impl Visitor {
         Ok(Visitor { agent })
     }
 
-    /// The guest that was at `other` is here now.
+    /// Takes over the guest that was at `other`.
     pub(super) fn follow(&mut self, other: &Self) {
         self.agent.continue_script_numbers_of(&other.agent);
     }
@@ -77,13 +78,13 @@ impl Shell for Visitor {
     }
 }
 
-/// The port at which a QEMU with this command line awaits a guest.
+/// Returns the port at which a QEMU with this command line awaits a guest.
 fn incoming_port(command: &str) -> Option<u16> {
     let mut words = command.split_whitespace().skip_while(|word| *word != "-incoming");
     words.nth(1)?.strip_prefix("tcp:")?.rsplit(':').next()?.parse().ok()
 }
 
-/// Whether somebody listens at the TCP port in the network whose /proc/PID/net this is.
+/// Returns true if a process listens at the TCP port in the network of this /proc/PID/net.
 fn listens(net: &str, port: u16) -> bool {
     let wanted = format!(":{port:04X}");
     ["tcp", "tcp6"].iter().any(|table| {

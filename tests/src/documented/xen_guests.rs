@@ -1,4 +1,4 @@
-//! Guests of a simulated Xen that have a driver: whatever disk a toolstack gives them, they connect, and let go when asked to.
+//! Guests of a simulated Xen with a driver: they connect any disk from a toolstack, and release it when asked to.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use mqblk_xen_simulation::connect;
 /// The disks that documents attach.
 const DISKS: [(u16, &str); 4] = [(3, "xvda"), (3, "xvdb"), (4, "xvda"), (4, "xvdb")];
 
-/// How often they look whether they are to end, and for a new disk.
+/// Interval of the checks for the end and for a new disk.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// The drivers; they end when this is dropped.
+/// The drivers. They end when this is dropped.
 pub(super) struct XenGuests {
     end: Arc<AtomicBool>,
     drivers: Vec<JoinHandle<()>>,
 }
 
 impl XenGuests {
-    /// Drivers on the machine in this folder.
+    /// Starts drivers on the machine in this folder.
     pub(super) fn start(folder: &Path) -> Result<XenGuests> {
         let end = Arc::new(AtomicBool::new(false));
         let mut drivers = Vec::new();
@@ -40,7 +40,7 @@ impl XenGuests {
     }
 }
 
-/// What fails is the toolstack's or the daemon's, and the documents' commands say so.
+/// Errors are those of the toolstack or the daemon, and the documents' commands report them.
 fn drive(options: &BlkfrontOptions, end: &AtomicBool) {
     while !end.load(Ordering::Relaxed) {
         let Ok(mut device) = BlkfrontDevice::connect(options) else {
@@ -57,7 +57,7 @@ fn drive(options: &BlkfrontOptions, end: &AtomicBool) {
                 Err(_) => break,
             }
         }
-        // Without a stop it waits for nobody: the daemon may be gone.
+        // Dropping it without a stop does not wait: the daemon may be gone.
     }
 }
 

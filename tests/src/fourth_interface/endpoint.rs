@@ -14,7 +14,7 @@ static QUEUES: Key = Key::number("queues", 1, 16).default("2").about("connection
 /// The keys.
 pub(super) const KEYS: &[&Key] = &[&SOCKET, &QUEUES, &QUEUE_MAP];
 
-/// Where a disk is reached.
+/// The address of a disk.
 #[derive(Clone)]
 pub(super) struct LineEndpoint {
     /// The socket.

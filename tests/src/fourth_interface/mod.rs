@@ -1,7 +1,8 @@
-//! A fourth guest interface, which proves that an interface is one folder and one line: this folder, and the line in `bin/mqblk_lines.rs`.
+//! A fourth guest interface. It proves that an interface is one folder and one line: this folder, and the line in
+//! `bin/mqblk_lines.rs`.
 //!
-//! "Guests" send lines to a Unix socket: `read OFFSET LENGTH`, `write OFFSET LENGTH` with the data after it, `flush`. Each connection uses a
-//! queue of the engine.
+//! "Guests" send lines to a Unix socket: `read OFFSET LENGTH`, `write OFFSET LENGTH` with the data after it, `flush`.
+//! Each connection uses a queue of the engine.
 
 mod endpoint;
 mod queue;
@@ -131,7 +132,7 @@ impl ConfiguredInterface for LineConfig {
     }
 }
 
-/// A served disk: its position, what to flush at the end, and the device.
+/// A served disk: its position, its id and the device to flush at the end, and its server.
 type ListedDisk = (ListPosition, (String, Arc<AnyDisk>), Arc<ServedDisk<LineServer>>);
 
 struct ServedLines {

@@ -9,10 +9,10 @@ use mqblk_core::{
 use mqblk_engine::{EventFd, UringContext};
 use mqblk_memory::{Buffer, GuestAddress, GuestMemory, MemoryShare};
 
-/// Requests that a queue takes at most.
+/// Most requests of a queue.
 const DEPTH: u16 = 16;
 
-/// A request: where, how long, and the data of a write.
+/// A request: offset, length, and the data of a write.
 pub(super) struct LineRequest {
     pub op: Op,
     pub offset: u64,
@@ -20,7 +20,7 @@ pub(super) struct LineRequest {
     pub data: Vec<u8>,
 }
 
-/// The completion of a request: the data of a read, or why it failed.
+/// The completion of a request: the data of a read, or the error.
 pub(super) type LineCompletion = Result<Vec<u8>, String>;
 
 #[derive(Default)]
@@ -50,7 +50,7 @@ impl LineRing {
         self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Submits a request and waits for its completion. `None` if the queue is closed.
+    /// Submits a request and waits for its completion. Returns `None` if the queue is closed.
     pub(super) fn call(&self, request: LineRequest) -> Option<LineCompletion> {
         let mut shared = self.lock();
         if shared.closed {
@@ -90,7 +90,7 @@ impl LineQueue {
     }
 }
 
-/// What the engine keeps of a request: its operation and its length.
+/// A request in flight: its operation and its length.
 pub(super) type LineToken = (Op, u32);
 
 impl GuestQueue for LineQueue {

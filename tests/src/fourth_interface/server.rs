@@ -21,7 +21,7 @@ use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use super::endpoint::LineEndpoint;
 use super::queue::{LineQueue, LineRequest, LineRing};
 
-/// How long a stop waits for requests.
+/// Longest wait of a stop for requests.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A served disk.
@@ -146,7 +146,7 @@ impl SizeUsers for Users<'_> {
 
     fn refresh(&mut self) {
         for handle in self.0.handles.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            // A worker that is gone serves nobody.
+            // A worker that has ended serves nothing.
             let _ = handle.refresh_disk(DiskSlot::FIRST);
         }
     }
@@ -164,7 +164,7 @@ impl DiskExport for LineServer {
         Ok(ResizeOutcome { resized, guest })
     }
 
-    /// Clients come and go with each command.
+    /// Clients connect for each command.
     fn is_connected(&self) -> bool {
         false
     }

@@ -58,8 +58,8 @@ pub struct LoopbackDaemonResources {
 }
 
 impl LoopbackDaemonResources {
-    /// Returns true if the daemon holds nothing that `expected` has not. It may hold less: `expected` may have been seen while a thread ended,
-    /// or before it had its name.
+    /// Returns true if the daemon holds nothing beyond `expected`. It may hold less: `expected` may date from a time
+    /// when a thread was ending, or had no name yet.
     fn is_within(&self, expected: &LoopbackDaemonResources) -> bool {
         let number = |of: &[String], name: &String| of.iter().filter(|other| *other == name).count();
         let within = |now: &[String], all: &[String]| now.iter().all(|name| number(now, name) <= number(all, name));
@@ -89,7 +89,7 @@ impl LoopbackDaemon {
         command.args(["serve", "--workers", "1", "--xen", xen, "--xen-watch", DEVICE_TYPE]);
         command.arg("--xen-state").arg(folder.join("journals"));
         command.arg("--admin").arg(folder.join(ADMIN_SOCKET));
-        // The sandbox knows the files of a real Xen only, and folders that exist.
+        // The sandbox has only the files of a real Xen, and existing folders.
         if Path::new(xen).is_absolute() {
             std::fs::create_dir_all(folder.join("journals"))?;
             command.args(["--sandbox", "on", "--sandbox-allow", &format!("{}:{xen}", folder.display())]);
@@ -164,7 +164,7 @@ impl LoopbackDaemon {
     /// Waits until it holds no more than `expected`.
     ///
     /// # Errors
-    /// When they are not in time.
+    /// On timeout.
     pub fn wait_for_resources(&self, expected: &LoopbackDaemonResources) -> Result<()> {
         let mut last = None;
         wait_for("the daemon lets go", || {
@@ -187,7 +187,7 @@ impl LoopbackDaemon {
     /// Stops it with SIGTERM, and checks its exit.
     ///
     /// # Errors
-    /// When it does not.
+    /// When it does not end, or fails.
     pub fn stop(mut self) -> Result<()> {
         kill_process(Pid::from_child(&self.child), Signal::TERM)?;
         let status = wait_for("the daemon's end", || Ok(self.child.try_wait()?))?;

@@ -1,4 +1,4 @@
-//! The fixture: a Xen, the daemon with its disks, the hostile domain, and a good disk beside the others.
+//! The fixture: a Xen, the daemon with its disks, the hostile domain, and a good disk.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -38,7 +38,7 @@ pub struct LoopbackDisk {
     pub id: &'static str,
     /// Its keys; `IMAGE` is a file of [`SECTORS`] sectors.
     settings: &'static str,
-    /// Its frontend must support persistent grants to reach the code that the disk is for.
+    /// True: the frontend must support persistent grants to reach the code that the disk is for.
     pub persistent: bool,
 }
 
@@ -116,7 +116,7 @@ impl LoopbackFixture {
         )
     }
 
-    /// Starts the daemon `program` in the first domain of the Xen that this runs on.
+    /// Starts the daemon `program` in the first domain of this host's Xen.
     ///
     /// # Errors
     /// When there is no Xen, or something cannot be started.
@@ -199,7 +199,7 @@ impl LoopbackFixture {
     /// Returns a new device for a disk and a domain, not created yet.
     ///
     /// # Errors
-    /// When there were too many.
+    /// When there are too many.
     pub fn vbd(&self, disk: LoopbackDisk, front: DomainId) -> Result<Vbd> {
         let number = self.devices.get();
         self.devices.set(number + 1);
@@ -300,7 +300,7 @@ impl LoopbackFixture {
     /// Runs one scenario, then checks that the daemon runs, the good disk is served, and no resources leaked.
     ///
     /// # Errors
-    /// What was wrong.
+    /// The first failed check.
     pub fn run(&mut self, scenario: &Scenario) -> Result<()> {
         self.run_checked(scenario).with_context(|| format!("the daemon's log ends:\n{}", self.daemon_log()))
     }
@@ -326,7 +326,7 @@ impl LoopbackFixture {
     /// Stops everything. Returns the number of verified blocks of the good disk.
     ///
     /// # Errors
-    /// What was wrong.
+    /// The first failed check.
     pub fn finish(mut self) -> Result<u64> {
         let verified = self.neighbour.take().context("a neighbour")?.finish(&*self.tool)?;
         self.daemon.take().context("a daemon")?.stop()?;

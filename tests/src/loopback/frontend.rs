@@ -1,4 +1,4 @@
-//! A hostile frontend: a device that the toolstack creates for it, its rings, and its xenstore keys.
+//! A hostile frontend: its device, its rings, and its xenstore keys.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::pages::GrantedPages;
 use super::request::response_operation;
 use super::{QUIET_TIME, TIMEOUT, wait_for};
 
-/// How a frontend connects.
+/// Options of a frontend's connection.
 #[derive(Clone, Copy, Debug)]
 pub struct FrontendConfig {
     /// Layout of its requests.
@@ -63,7 +63,7 @@ impl LoopbackRing {
         u32::from_le_bytes(self.read(at, 4).try_into().expect("4 bytes"))
     }
 
-    /// Puts a request on the ring, and notifies the backend in any case.
+    /// Puts a request on the ring, and always notifies the backend.
     ///
     /// # Errors
     /// When the ring is full.
@@ -105,7 +105,7 @@ impl LoopbackRing {
         Ok(())
     }
 
-    /// Runs a request on a ring where nothing is in flight, and checks every byte of the response's entry. Returns the status.
+    /// Runs a request on an idle ring, and checks every byte of the response's entry. Returns the status.
     ///
     /// # Errors
     /// When none comes or one of its bytes is wrong.
@@ -130,7 +130,7 @@ impl LoopbackRing {
         );
         let known = [status::OKAY, status::ERROR, status::NOT_SUPPORTED];
         ensure!(known.contains(&response.status), "found {response:?}, expected one of the statuses {known:?}");
-        // The padding is zero, and the rest of the entry is unchanged: nothing of the backend's memory leaks.
+        // The padding is zero, and the rest of the entry is unchanged: no memory of the backend leaks.
         let [low, high] = response.status.to_le_bytes();
         let mut expected = raw.bytes()[..entry].to_vec();
         expected[..8].copy_from_slice(&id.to_le_bytes());
@@ -223,8 +223,8 @@ impl LoopbackFrontend {
         self.front.connect(&keys).with_context(|| format!("connecting {config:?} to {}", self.vbd.backend_path()))
     }
 
-    /// Writes the keys one by one, outside of a transaction, then Initialised. Returns the backend's next state: it connects, or fails the
-    /// device.
+    /// Writes the keys one by one, without a transaction, then Initialised. Returns the backend's next state: it
+    /// connects, or fails the device.
     ///
     /// # Errors
     /// When it does neither.
@@ -252,7 +252,7 @@ impl LoopbackFrontend {
         Ok(())
     }
 
-    /// Starts again after [`close`](Self::close) or an error, and connects with new rings.
+    /// Restarts after [`close`](Self::close) or an error, and connects with new rings.
     ///
     /// # Errors
     /// When the backend does not follow.
@@ -313,7 +313,7 @@ impl LoopbackFrontend {
         self.remove()
     }
 
-    /// Removes both directories through the toolstack, whatever their state.
+    /// Removes both directories through the toolstack, in any state.
     ///
     /// # Errors
     /// When xenstore fails, or a part of the device reappears.

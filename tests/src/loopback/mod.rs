@@ -21,13 +21,13 @@ use mqblk_test_bounds::Bound;
 /// Timeout of every wait. An emulated machine is slow.
 pub const TIMEOUT: Bound = Bound::seconds(40);
 
-/// How long a test waits for an event that must not happen.
+/// Time that a test waits for an event that must not happen.
 pub const QUIET_TIME: Duration = Duration::from_millis(60);
 
 /// Polls `found` until it returns a value.
 ///
 /// # Errors
-/// What `found` fails with, or a timeout after [`TIMEOUT`].
+/// The error of `found`, or a timeout after [`TIMEOUT`].
 pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     mqblk_test_bounds::wait_for(TIMEOUT, || found().transpose()).with_context(|| what.to_owned())?
 }

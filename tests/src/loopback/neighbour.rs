@@ -1,5 +1,5 @@
-//! The good disk beside the others, on the same worker: its client continuously writes through the project's own driver, and verifies all
-//! that it reads.
+//! The good disk, on the same worker as the others: its client continuously writes through the project's own driver,
+//! and verifies all reads.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl LoopbackNeighbour {
     pub fn start(front: &Arc<dyn Xen>, tool: &dyn Xen, vbd: Vbd) -> Result<LoopbackNeighbour> {
         vbd.create(&mut tool.store()?)?;
         let mut options = BlkfrontOptions::new(Arc::clone(front), vbd.devid);
-        // A host may have no more than a thousand pages to grant.
+        // A host may have only a thousand pages to grant.
         (options.ring_order, options.indirect_segments) = (Some(0), 0);
         (options.connect_timeout, options.reply_timeout) = (TIMEOUT.time(), TIMEOUT.time());
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -82,7 +82,7 @@ impl LoopbackNeighbour {
     /// Stops the client and removes the device through the toolstack. Returns the number of verified blocks.
     ///
     /// # Errors
-    /// What was wrong.
+    /// The client's failure.
     pub fn finish(mut self, tool: &dyn Xen) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
         let verified = self.end()?;

@@ -30,7 +30,7 @@ impl GrantedPages {
     /// Returns the grant reference of a page.
     ///
     /// # Panics
-    /// When there is no such page; so do the other methods.
+    /// When there is no such page, as the other methods.
     pub fn gref(&self, page: usize) -> GrantRef {
         self.0.refs[page]
     }
@@ -67,7 +67,7 @@ impl GrantedPages {
         self.read(page, 0, PAGE)
     }
 
-    /// Returns true if a page holds nothing but this byte.
+    /// Returns true if a page holds only this byte.
     pub fn is_filled(&self, page: usize, byte: u8) -> bool {
         self.page(page).iter().all(|found| *found == byte)
     }

@@ -72,8 +72,8 @@ impl DiskChannel<UringContext> for LogChannel {
             self.record(context, &request);
             one.push(request);
             if self.inner.submit(context, &mut one, finished) == 0 {
-                // The entry stays, without a completion: the write may or may not be on the disk. It is recorded again when it is
-                // resubmitted.
+                // The entry stays, without a completion: the write may or may not be on the disk. It is recorded again
+                // when it is resubmitted.
                 self.in_flight.truncate(recorded);
                 batch.insert(0, one.remove(0));
                 break;

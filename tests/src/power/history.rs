@@ -1,4 +1,4 @@
-//! The writes of a driver, what their completions guarantee, and whether an image fulfils it.
+//! The writes of a driver, the guarantees of their completions, and the check of an image against them.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ struct RecordedWrite {
     sent: Position,
     /// Completion, as a step of the driver.
     completed: Option<u64>,
-    /// The position from which on it must be on the image.
+    /// The first position at which it must be on the image.
     durable: Option<Position>,
 }
 
@@ -28,12 +28,12 @@ pub struct WriteHistory {
     writes: Vec<RecordedWrite>,
     sectors: BTreeMap<u64, Vec<usize>>,
     step: u64,
-    /// Pattern of all sectors at first; 0 for zeroes.
+    /// Initial pattern of all sectors; 0 for zeroes.
     initial: u64,
 }
 
 impl WriteHistory {
-    /// Creates the history of a disk whose sectors all have this stamp at first.
+    /// Creates the history of a disk whose sectors initially have this stamp.
     pub fn of_disk_with(stamp: u64) -> WriteHistory {
         WriteHistory { initial: stamp, ..WriteHistory::default() }
     }
@@ -79,7 +79,8 @@ impl WriteHistory {
         }
     }
 
-    /// Returns the sectors of an image after a cut with wrong content: older than guaranteed, newer than sent, or never written there.
+    /// Returns the sectors of an image after a cut with wrong content: older than guaranteed, newer than sent, or never
+    /// written there.
     pub fn faults(&self, image: &[u8], cut: Position) -> Vec<String> {
         let mut faults = vec![];
         for (&sector, ids) in &self.sectors {

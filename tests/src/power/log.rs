@@ -1,4 +1,4 @@
-//! What reached storage, in order, and what remains of it after a power cut.
+//! The requests that reached storage, in order, and the content that remains after a power cut.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +11,7 @@ pub const SECTOR: usize = 512;
 /// A position in the log: the number of events before it.
 pub type Position = usize;
 
-/// How the disk keeps its guarantees. The faulty models show that the tests detect a loss.
+/// The disk's handling of its guarantees. The faulty models show that the tests detect a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheModel {
     /// Flushes and durable writes are effective.
@@ -94,7 +94,7 @@ impl PowerLog {
         }
     }
 
-    /// Records a text, for example what a guest has acknowledged.
+    /// Records a text, for example a guest's acknowledgement.
     pub fn mark(&self, text: &str) {
         self.push(Event::Mark(text.to_owned()));
     }
@@ -124,7 +124,7 @@ impl PowerLog {
         let mut image = vec![0; size];
         let events = self.events();
         let events = &events[..at];
-        // The last flush that completed by then: it covers what had completed before it was sent.
+        // The last flush that completed by then. It covers all writes that completed before it was sent.
         let by = if let CacheModel::IgnoresFlushFrom(from) = cache { at.min(from) } else { at };
         let flushed = events.iter().rposition(
             |event| matches!(event, Event::Flush { volume: of, answered: Some(end) } if *of == volume && *end < by),
@@ -165,7 +165,7 @@ impl PowerLog {
 mod tests {
     use super::*;
 
-    /// Returns which of the writes are on some image, and which on all, of many cuts at the end.
+    /// Returns for each write if some image has it, and if all have it, of many cuts at the end.
     fn fates(log: &PowerLog, cache: CacheModel) -> (Vec<bool>, Vec<bool>) {
         let (mut some, mut all) = (vec![false; 4], vec![true; 4]);
         for seed in 0..200 {

@@ -42,7 +42,7 @@ pub struct PowerMount {
 struct Disks {
     volumes: Arc<Volumes>,
     gate: Arc<IoGate>,
-    /// Direct I/O continues after the death of the process that requested it, like that of a block device.
+    /// True: direct I/O continues after the death of the process that requested it, like that of a block device.
     outlives: bool,
 }
 
@@ -130,7 +130,7 @@ impl PowerMount {
         self.gate.lock().shut = true;
     }
 
-    /// Executes those that arrive from now on. Held ones stay held.
+    /// Executes reads and writes that arrive from now on. Held ones stay held.
     pub fn stop_holding(&self) {
         self.gate.lock().shut = false;
     }
@@ -153,7 +153,7 @@ impl PowerMount {
     }
 }
 
-/// Unmounts what killed test runs have left.
+/// Unmounts the mounts that killed test runs have left.
 fn remove_dead_mounts() {
     let base = std::env::temp_dir();
     for entry in std::fs::read_dir(&base).into_iter().flatten().flatten() {
@@ -174,7 +174,7 @@ impl Drop for PowerMount {
     fn drop(&mut self) {
         self.stop_holding();
         self.release_held();
-        // The next run unmounts what stays mounted.
+        // The next run unmounts it if this fails.
         let _ = self.session.take().map(BackgroundSession::umount_and_join);
     }
 }

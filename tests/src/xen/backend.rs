@@ -30,7 +30,7 @@ impl BackendProgram {
         }
     }
 
-    /// Boots a host whose dom0 has what this backend needs.
+    /// Boots a host whose dom0 has the prerequisites of this backend.
     ///
     /// # Errors
     /// As [`XenHostBuilder::boot`].
@@ -112,7 +112,7 @@ impl XenBackend {
         domain.wait_disk(name)
     }
 
-    /// Attaches a disk as [`XenBackend::attach`] does, read-only.
+    /// Attaches a disk read-only, as [`XenBackend::attach`].
     ///
     /// # Errors
     /// As [`XenBackend::attach`].

@@ -18,7 +18,7 @@ pub struct BlkfrontParameters {
     pub max_ring_page_order: u8,
     /// Most segments of an indirect request.
     pub max_indirect_segments: u16,
-    /// Offers persistent grants.
+    /// True: offers persistent grants.
     pub persistent: bool,
 }
 

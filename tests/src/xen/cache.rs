@@ -1,4 +1,4 @@
-//! The boot files that `tests/xen/prepare.sh` has prepared.
+//! The boot files made by `tests/xen/prepare.sh`.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::guest::cache::repository;
 
-/// The manifest's first line; `prepare.sh` writes the same.
+/// The manifest's first line, as `prepare.sh` writes it.
 const FORMAT: &str = "mqblk-xen 1";
 
 /// The directory with the hypervisor, dom0's kernel and dom0's initramfs.
@@ -19,7 +19,7 @@ impl XenCache {
     /// Opens the directory named by `MQBLK_XEN_CACHE`, else `.cache/xen` in the repository.
     ///
     /// # Errors
-    /// When the directory is missing, or was prepared by another version of the script.
+    /// When the directory is missing, or another version of the script prepared it.
     pub fn open() -> Result<Self> {
         let folder = match std::env::var_os("MQBLK_XEN_CACHE") {
             Some(folder) => PathBuf::from(folder),

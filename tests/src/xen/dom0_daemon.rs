@@ -61,7 +61,7 @@ impl Dom0Daemon {
         self.end(host, "KILL", 137)
     }
 
-    /// Ends it by SIGTERM, which must lead to exit code 0.
+    /// Ends the daemon by SIGTERM. It must exit with 0.
     ///
     /// # Errors
     /// When it has ended before, stays, or exits with another code.
@@ -80,7 +80,7 @@ impl Dom0Daemon {
         Ok(())
     }
 
-    /// Starts it again after [`Dom0Daemon::kill`], with the same arguments.
+    /// Restarts it after [`Dom0Daemon::kill`], with the same arguments.
     ///
     /// # Errors
     /// As [`Dom0Daemon::serve`].

@@ -13,7 +13,7 @@ use crate::guest::{SCRIPT_TIMEOUT, ScriptOutput, Shell};
 /// Timeout from xl to the agent's first line; an idle machine needs 4 seconds.
 const BOOT_TIMEOUT: Bound = Bound::seconds(120);
 
-/// Kernel parameters; the last line only makes an emulated boot faster.
+/// Kernel parameters. The last line only speeds up an emulated boot.
 const KERNEL_PARAMETERS: &str = "console=hvc0 quiet panic=0 \
      mitigations=off nokaslr cryptomgr.notests random.trust_cpu=on";
 
@@ -68,11 +68,12 @@ pub struct Domain {
 }
 
 impl Domain {
-    /// Creates the guest through the toolstack, and waits until its agent is ready. A guest that does not boot is destroyed and created once
-    /// more: it has no disk yet, and its kernel hangs now and then while it starts its second emulated CPU on a busy host.
+    /// Creates the guest through the toolstack, and waits until its agent is ready. Destroys and recreates a guest once
+    /// if it does not boot: it has no disk yet, and its kernel hangs now and then while it starts its second emulated
+    /// CPU on a busy host.
     ///
     /// # Errors
-    /// xl's, or a guest that does not come up in time twice.
+    /// xl's, or a guest that is not ready in time twice.
     pub fn create(host: &mut XenHost, config: &DomainConfig) -> Result<Self> {
         let name = &config.name;
         let text = config.text();
@@ -80,10 +81,10 @@ impl Domain {
         Self::wait_for_or_create(host, name)
     }
 
-    /// Waits for a guest that boots; once more for another one in its place, if it does not come up.
+    /// Waits for a booting guest. Replaces it once if it is not ready in time.
     fn wait_for_or_create(host: &mut XenHost, name: &str) -> Result<Self> {
         Self::wait_for(host, name).or_else(|error| {
-            // Past the test harness, which would hold it back: the log tells how often it happens.
+            // Directly to stderr, because the test harness withholds output: the log shows how often it happens.
             writeln!(std::io::stderr(), "{error:#}; the guest '{name}' is created again")?;
             host.must(&format!("xl destroy {name}; xl create /run/{name}.cfg"))?;
             Self::wait_for(host, name)
@@ -150,7 +151,8 @@ impl Domain {
         self.wait_gone(host)
     }
 
-    /// Reboots the guest: xl replaces its domain with one of the same name. Only disks that were attached through xl are attached again.
+    /// Reboots the guest: xl replaces its domain with one of the same name. Only disks attached through xl are attached
+    /// again.
     ///
     /// # Errors
     /// When the domain stays, or no new one appears.

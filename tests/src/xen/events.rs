@@ -1,4 +1,4 @@
-//! Counters of what a backend does, from outside: calls of dom0's kernel functions, and events.
+//! Counters of a backend's activity, from outside: calls of dom0's kernel functions, and events.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::host::XenHost;
 use crate::guest::Shell;
 
 const TRACING: &str = "/sys/kernel/tracing";
-/// Whether kprobes become jumps (Documentation/trace/kprobes.rst).
+/// Setting that turns kprobes into jumps (Documentation/trace/kprobes.rst).
 const OPTIMIZATION: &str = "/proc/sys/debug/kprobes-optimization";
 const SYMBOLS: &str = "/tmp/probed-symbols";
 
@@ -37,14 +37,15 @@ pub struct KernelProbes {
 }
 
 impl KernelProbes {
-    /// Starts counting the calls of these functions. A function that the kernel lacks counts as never called: its module is not loaded.
+    /// Starts counting the calls of these functions. A function that the kernel lacks, because its module is not
+    /// loaded, counts as never called.
     ///
     /// # Errors
-    /// When the kernel refuses a probe of a function that it has.
+    /// When the kernel refuses a probe of an existing function.
     pub fn start(host: &mut XenHost, probes: &[KernelProbe]) -> Result<Self> {
         let functions: Vec<&str> = probes.iter().map(|probe| probe.function).collect();
-        // The symbols are read once: an emulated dom0 takes seconds for all of them. Jumps instead of breakpoints would have the kernel stop all
-        // CPUs again a moment later.
+        // The symbols are read once: an emulated dom0 takes seconds for all of them. Jumps instead of breakpoints would
+        // make the kernel stop all CPUs once more a moment later.
         let mut script = format!(
             "set -e; [ -e {TRACING}/kprobe_events ] || mount -t tracefs tracefs {TRACING}\ncd {TRACING}
              [ ! -e {OPTIMIZATION} ] || echo 0 >{OPTIMIZATION}

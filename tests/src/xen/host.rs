@@ -38,7 +38,8 @@ pub(super) const MAX_DOMAINS: usize = 4;
 const XEN_PARAMETERS: &str =
     "console=com1 com1=115200,8n1 sched=credit dom0_vcpus_pin spec-ctrl=eager-fpu bootscrub=no";
 
-/// dom0's kernel parameters: the console shows warnings, with their traces. The last line only makes an emulated boot faster.
+/// dom0's kernel parameters: the console shows warnings, with their traces. The last line only speeds up an emulated
+/// boot.
 const KERNEL_PARAMETERS: &str = "console=hvc0 loglevel=5 panic=0 \
      mitigations=off nokaslr cryptomgr.notests random.trust_cpu=on no_timer_check";
 
@@ -81,17 +82,17 @@ impl XenHostBuilder {
         self
     }
 
-    /// Starts QEMU and waits until dom0's agent is ready; the toolstack is up by then. A machine that does not boot is started once more:
-    /// nothing of mqblk runs in it yet.
+    /// Starts QEMU and waits until dom0's agent is ready; the toolstack is ready by then. Restarts a machine once if it
+    /// does not boot: no part of mqblk runs in it yet.
     ///
     /// # Errors
-    /// When the cache is not prepared, QEMU fails, or dom0 does not come up in time twice; with its console.
+    /// When the cache is not prepared, QEMU fails, or dom0 is not ready in time twice; with its console.
     pub fn boot(self) -> Result<XenHost> {
         let mut host = self.power_on()?;
         match host.wait_ready() {
             Ok(()) => Ok(host),
             Err(error) => {
-                // Past the test harness, which would hold it back: the log tells how often it happens.
+                // Directly to stderr, because the test harness withholds output: the log shows how often it happens.
                 writeln!(std::io::stderr(), "{error:#}; the machine is started again")?;
                 drop(host);
                 let mut host = self.power_on()?;

@@ -1,4 +1,5 @@
-//! Image files in dom0's memory, each behind a loop device. The device's counters and the file's holes show what reached it.
+//! Image files in dom0's memory, each behind a loop device. The device's counters and the file's holes show the
+//! requests that reached it.
 
 use anyhow::{Context, Result};
 
@@ -64,8 +65,8 @@ impl Dom0Image {
         host.must(&format!("truncate -s {mib}M {} && losetup -c {}", self.path, self.device)).map(drop)
     }
 
-    /// Limits the daemons started from now on to this many writes per second to it, by the kernel's block throttling. Their requests wait in
-    /// the kernel, so a killed daemon has requests in flight.
+    /// Limits the daemons started from now on to this many writes per second to the image, by the kernel's block
+    /// throttling. Their requests wait in the kernel, so a killed daemon has requests in flight.
     ///
     /// # Errors
     /// When the kernel has no such control group.
@@ -93,7 +94,7 @@ impl Dom0Image {
         Ok(host.must(&format!("stat -c %b {}", self.path))?.parse::<u64>()? * ST_BLOCKS_UNIT)
     }
 
-    /// Returns a checksum of `count` MiB from MiB `from` on: SHA-256, of which an emulated CPU does some 10 MiB/s.
+    /// Returns the SHA-256 checksum of `count` MiB from MiB `from` on; an emulated CPU does about 10 MiB/s.
     ///
     /// # Errors
     /// As [`Shell::must`].

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::guest::program_disk::libraries;
 
-/// Writes `archive`: the cpio archive `base`, then one with `programs` in /sbin by these names, and the shared libraries that they need.
-/// The kernel unpacks both in order.
+/// Writes `archive`: the cpio archive `base`, then one with `programs` in /sbin by these names, and their shared
+/// libraries. The kernel unpacks both in order.
 pub(crate) fn with_programs(base: &Path, programs: &[(String, PathBuf)], archive: &Path) -> Result<()> {
     let root = tempfile::Builder::new().prefix("mqblk-overlay-").tempdir()?;
     let place = |path: &str| -> Result<PathBuf> {

@@ -1,4 +1,4 @@
-//! Disks of the kernel's backend, xen-blkback: for validation of the tests, and for comparison with ours.
+//! Disks of the kernel's backend, xen-blkback, to validate the tests and to compare with ours.
 
 use anyhow::{Context, Result};
 

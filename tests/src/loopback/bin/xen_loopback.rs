@@ -1,7 +1,8 @@
 //! Hostile frontends in the first domain of a real Xen, against a daemon in the same domain.
 //!
-//! `xen_loopback MQBLK [NAME...]` runs the scenarios whose names contain one of the words (all, without words) against the program `MQBLK`,
-//! as root. Prints a line for each, `PASS`, or `FAIL` and why; the exit code is 1 if any has failed.
+//! `xen_loopback MQBLK [NAME...]` runs the scenarios whose names contain one of the words (all, without words) against
+//! the program `MQBLK`, as root. Prints a line for each, `PASS`, or `FAIL` with the reason; the exit code is 1 if any
+//! has failed.
 #![forbid(unsafe_code)]
 
 use std::io::Write as _;

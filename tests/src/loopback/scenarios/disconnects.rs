@@ -38,7 +38,7 @@ pub(super) fn directories_removed(fixture: &mut LoopbackFixture) -> Result<()> {
                 guest.front.store().remove(&path)?;
                 wait_for("the backend closes", || Ok((guest.backend_state()? == XenbusState::Closed).then_some(())))?;
             }
-            // Only the state.
+            // Only the state changes.
             2 => {
                 guest.front.remove("state")?;
                 wait_for("the backend closes", || Ok((guest.backend_state()? == XenbusState::Closed).then_some(())))?;
@@ -49,7 +49,7 @@ pub(super) fn directories_removed(fixture: &mut LoopbackFixture) -> Result<()> {
         guest.remove()?;
         drop(data);
         fixture.check_neighbour()?;
-        // Its storage is free again when its last request has completed.
+        // The storage is released when its last request has completed.
         drop(guest);
         fixture.wait_until_idle()?;
         let mut next = fixture.attach(disk, CONFIG)?;
@@ -126,7 +126,7 @@ pub(super) fn refused_mappings(fixture: &mut LoopbackFixture) -> Result<()> {
         check_all_rings(&mut guest, &data).with_context(|| disk.id)?;
         machine.fail_next_maps(0);
         check_all_rings(&mut guest, &data).with_context(|| disk.id)?;
-        // Nor copied: this request fails, the next one succeeds.
+        // The copy fails too: this request fails, the next one succeeds.
         for refused in [-1, -2, -3, -8, -10, -12, -13] {
             let status = mqblk_memory::GrantStatus(refused);
             ensure!(machine.set_copy_failure(HOSTILE_DOMAIN, data.gref(0), status), "no such grant");

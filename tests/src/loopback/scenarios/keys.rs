@@ -13,7 +13,7 @@ use super::rings::{check_all_rings, frontend_keys};
 use crate::loopback::fixture::{DEFAULT_DISK, LoopbackFixture};
 use crate::loopback::frontend::{FrontendConfig, LoopbackFrontend};
 
-/// Keys (the value `None`: removed), and what the error must name.
+/// Keys (`None`: removed), and the name that the error must contain.
 type InvalidKeys = (&'static [(&'static str, Option<&'static str>)], &'static str);
 
 /// For a frontend with two rings of one page, whose other keys are valid.
@@ -117,7 +117,7 @@ pub(super) fn malformed_keys(fixture: &mut LoopbackFixture) -> Result<()> {
 fn remove_all(guest: &mut LoopbackFrontend, changes: &[(&str, Option<&str>)]) -> Result<()> {
     for (key, value) in changes {
         if value.is_some() {
-            // With the directory that it may have created.
+            // With the directory that the frontend may have created.
             guest.front.remove(key.split('/').next().unwrap_or(key))?;
         }
     }
@@ -179,7 +179,7 @@ pub(super) fn keys_rewritten_while_connected(fixture: &mut LoopbackFixture) -> R
     let data = guest.pages(2)?;
     let stop = Arc::new(AtomicBool::new(false));
     let writer = rewriter(&guest, &stop)?;
-    // A connected device stays connected, whatever the keys say, and whatever connected state is written.
+    // A connected device stays connected, regardless of the keys and of the connected state that is written.
     let mut worked = Ok(());
     for turn in 0..fixture.repetitions(60) {
         let state = if turn % 2 == 0 { XenbusState::Initialised } else { XenbusState::Connected };

@@ -1,5 +1,5 @@
-//! Attacks of hostile frontends, with their expected results. No scenario may leak resources: the daemon's are compared before and after
-//! it, and the good disk is served all the while.
+//! Attacks of hostile frontends, with their expected results. No scenario may leak resources: the daemon's are compared
+//! before and after it, and the good disk is served throughout.
 
 mod disconnects;
 mod fuzz;

@@ -231,7 +231,7 @@ pub(super) fn to_a_read_only_disk(fixture: &mut LoopbackFixture) -> Result<()> {
 pub(super) fn misaligned(fixture: &mut LoopbackFixture) -> Result<()> {
     let mut bench = Bench::new(fixture, BLOCKS_4K, Abi::X86_64)?;
     let info = bench.guest.front.info()?;
-    // Sizes are in 512-byte sectors, whatever the block size.
+    // Sizes are in 512-byte sectors, regardless of the block size.
     ensure!((info.block_size.bytes(), info.capacity.0) == (4096, SECTORS), "{info:?}");
     let page = bench.data.gref(0);
     for op in [READ, WRITE, operation::FLUSH_DISKCACHE, operation::WRITE_BARRIER] {
@@ -315,7 +315,7 @@ pub(super) fn bad_grants(fixture: &mut LoopbackFixture) -> Result<()> {
             bench.data.fill_all(IN_PAGES);
             bench.check_valid_read().with_context(|| name)?;
         }
-        // Data can be taken from a read-only page, but not put there.
+        // A read-only page can be the source of data, but not its destination.
         let page = whole_page(read_only.gref(0));
         bench.expect_status("a read to a page that may not be written", &transfer(READ, 8, &[page]), status::ERROR)?;
         ensure!(read_only.is_filled(0, IN_PAGES), "a page that must not be written was");
@@ -370,7 +370,7 @@ pub(super) fn tables_that_are_data(fixture: &mut LoopbackFixture) -> Result<()> 
         let mut bench = Bench::new(fixture, disk, Abi::X86_64)?;
         let guard = bench.guest.pages(1)?;
         guard.fill(0, IN_PAGES);
-        // The data that is read over the indirect page names the guard page, which the request does not.
+        // The data read over the indirect page names the guard page. The request does not.
         let evil = segment_table(&[whole_page(guard.gref(0)); 512]);
         fixture.set_content(disk, &evil.repeat(SECTORS as usize * SECTOR / PAGE))?;
         let all: Vec<Segment> = (0..24)
@@ -385,7 +385,7 @@ pub(super) fn tables_that_are_data(fixture: &mut LoopbackFixture) -> Result<()> 
             let read = (0..12).all(|page| bench.data.page(page) == evil);
             ensure!(read && guard.is_filled(0, IN_PAGES), "{}: other pages than the request's were written", disk.id);
         }
-        // The other direction: the indirect page is what is written.
+        // The other direction: the indirect page itself is written to the disk.
         bench.tables.write(0, 0, &segment_table(&all));
         let response_status = bench.guest.rings[0].run(&indirect(WRITE, 4096, &[bench.tables.gref(0)], 24))?;
         let expected = bench.tables.page(0);

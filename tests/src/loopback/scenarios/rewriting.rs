@@ -1,5 +1,5 @@
-//! Double fetches: a guest's CPU continuously rewrites what the backend reads, at full speed. Each rewritten word has a few versions; the
-//! backend may see any mixture of them, and must not do what no mixture requests.
+//! Double fetches: a guest's CPU continuously rewrites the memory that the backend reads. Each rewritten word has a few
+//! versions; the backend may see any mixture of them, and must do nothing that no mixture requests.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl Rewriter {
         Rewriter { stop, stores, thread: Some(thread) }
     }
 
-    /// Stops it, and checks that it has stored something.
+    /// Stops it, and checks that it has stored anything.
     fn finish(mut self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().context("a running thread")?;
@@ -78,7 +78,7 @@ fn page_byte(page: usize) -> u8 {
     0x80 + page as u8
 }
 
-/// A frontend with the pages that may be reached.
+/// A frontend with its reachable pages.
 struct RewritingFixture {
     guest: LoopbackFrontend,
     /// [`NAMED`] pages that requests name, then [`GUARDS`].
@@ -103,8 +103,9 @@ impl RewritingFixture {
         all.map(segment_words).collect()
     }
 
-    /// Fills the ring repeatedly with one of the requests; each gets one response. Runs at least `count` times, and until one request has
-    /// succeeded and one has failed: else the rewriting had no effect, or no request was valid.
+    /// Fills the ring repeatedly with one of the requests; each gets one response. Runs at least `count` times, and
+    /// until one request has succeeded and one has failed: otherwise the rewriting had no effect, or no request was
+    /// valid.
     fn rounds(&mut self, count: u32, requests: &[RawRequest]) -> Result<()> {
         let ring = &mut self.guest.rings[0];
         let (mut done, mut refused) = (0_u64, 0_u64);
@@ -131,8 +132,8 @@ impl RewritingFixture {
         Ok(())
     }
 
-    /// Checks that only what some version names was written to the disk: from pages that a version names, at sectors where a version
-    /// begins. `longest` is the length of the longest mixture in sectors.
+    /// Checks the writes to the disk: they are from pages that a version names, to sectors where a version begins.
+    /// `longest` is the length of the longest mixture in sectors.
     fn check_written(self, fixture: &LoopbackFixture, longest: u64) -> Result<()> {
         for page in NAMED..self.data.count() {
             ensure!(self.data.is_filled(page, page_byte(page)), "a page that no version names was written");
@@ -210,7 +211,7 @@ pub(super) fn tables(fixture: &mut LoopbackFixture) -> Result<()> {
             let (right, all) = (&versions[..NAMED + 1], &versions[..]);
             let mut targets: Vec<Target> = vec![];
             for at in 0..SEGMENTS {
-                // Nearly all are valid, or no request with that many segments would ever be.
+                // Nearly all are valid; otherwise no request with this many segments would be.
                 let from: Vec<_> = if at == 17 { right.repeat(2) } else { right.to_vec() };
                 let from = if at == 17 { [&from[..], all].concat() } else { from };
                 targets.push((2 * at, from.iter().map(|words| words[0]).collect()));

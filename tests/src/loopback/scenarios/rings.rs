@@ -132,7 +132,7 @@ pub(super) fn scribbled_indices(fixture: &mut LoopbackFixture) -> Result<()> {
         });
         let worked = (0..fixture.repetitions(400)).try_for_each(|turn| {
             data.fill(0, turn as u8);
-            // The backend notifies in any case, and does not wait for events.
+            // The backend always notifies, and does not wait for events.
             let sector = u64::from(turn) * 8 % SECTORS;
             for (operation, page) in [(operation::WRITE, 0), (operation::READ, 1)] {
                 let request = transfer(operation, sector, &[whole_page(data.gref(page))]);
@@ -306,7 +306,7 @@ pub(super) fn shared_page(fixture: &mut LoopbackFixture) -> Result<()> {
     guest.detach()
 }
 
-/// Returns the keys of a correct frontend, to be written by other scenarios.
+/// Returns the keys of a correct frontend, for other scenarios.
 pub(super) fn frontend_keys(guest: &LoopbackFrontend, abi: Abi) -> Vec<(String, String)> {
     RawFrontend::ring_keys(abi, true, &guest.rings.iter().map(|ring| &ring.raw).collect::<Vec<_>>())
 }

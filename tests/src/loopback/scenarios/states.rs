@@ -26,7 +26,7 @@ fn write_states(guest: &mut LoopbackFrontend, count: u32, seed: u64) -> Result<(
         let value = match random.random_range(0..40) {
             38 => "".to_owned(),
             39 => "-1".to_owned(),
-            // The states of a connection are more likely.
+            // States of a connection are more likely.
             30..38 => random.random_range(0..12).to_string(),
             other => [1, 3, 4, 5, 6][other % 5].to_string(),
         };
@@ -37,8 +37,8 @@ fn write_states(guest: &mut LoopbackFrontend, count: u32, seed: u64) -> Result<(
 
 /// Closes from any state, and waits for the backend's Closed.
 ///
-/// The first Closed that is seen can be the answer to an earlier flip, while the daemon still acts on a state that it read before. One
-/// more cycle proves that the daemon has read the last state: InitWait and then Closed again.
+/// The first Closed may answer an earlier flip, while the daemon still acts on a state that it read before. One more
+/// cycle proves that the daemon has read the last state: InitWait and then Closed again.
 fn close_and_wait(guest: &mut LoopbackFrontend) -> Result<()> {
     for (front, back) in [
         (XenbusState::Closed, XenbusState::Closed),

@@ -197,7 +197,7 @@ pub(super) fn discards(fixture: &mut LoopbackFixture) -> Result<()> {
     let end = SECTORS;
     for (sector, sectors, flag, expected) in [
         (8, 8, 0, status::OKAY),
-        // A secure discard that is not offered is executed as a normal one.
+        // A secure discard that the device does not offer is executed as a normal one.
         (24, 8, DISCARD_SECURE, status::OKAY),
         (end - 8, 8, 0xfe, status::OKAY),
         (0, 0, 0, status::OKAY),

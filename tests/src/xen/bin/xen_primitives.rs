@@ -25,7 +25,7 @@ const NO_GRANT: GrantRef = GrantRef(30_000);
 /// Timeout of an expected event. An emulated CPU may need milliseconds.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long the test waits for an event that must not come.
+/// Time that the test waits for an event that must not come.
 const QUIET_TIME: Duration = Duration::from_millis(300);
 
 /// A group of checks.
@@ -90,7 +90,7 @@ fn transactions(xen: &Arc<dyn Xen>) {
             tries += 1;
             let seen: u32 = transaction.read("/test/counter")?.unwrap_or_default().parse().expect("a number");
             if tries <= 3 {
-                // A concurrent write of what was read: EAGAIN at the commit.
+                // A concurrent write of a node that was read: EAGAIN at the commit.
                 other.write("/test/counter", &(seen + 10).to_string())?;
             }
             transaction.write("/test/counter", &(seen + 1).to_string())?;
@@ -305,7 +305,7 @@ fn events(xen: &Arc<dyn Xen>) {
     assert!(!event_comes(&front, QUIET_TIME), "its own event");
     back.channel.take();
     assert!(!event_comes(&back, QUIET_TIME), "it was taken");
-    // Masked until it is unmasked; an event that came meanwhile is delivered then.
+    // Masked until it is unmasked; an event in between is delivered then.
     front.channel.notify();
     assert!(!event_comes(&back, QUIET_TIME), "an event of a masked port");
     back.channel.unmask();

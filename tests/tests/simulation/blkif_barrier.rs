@@ -1,8 +1,8 @@
-//! Write barriers of a Xen disk with several rings, as the storage sees them: rings are served by several workers in any order, the
-//! storage is slow and completes out of order, rings close and break during barriers. For every barrier:
+//! Write barriers of a Xen disk with several rings, as the storage sees them. Several workers serve the rings in any
+//! order, the storage is slow and completes out of order, and rings close and break during barriers. For every barrier:
 //!
-//! * requests published before it, on its own ring or on another ring without a barrier before them there, have completed before it
-//!   begins;
+//! * requests published before it, on its own ring or on another ring without a barrier before them there, have
+//!   completed before it begins;
 //! * no other request is at the storage while it is written and flushed, and its response comes after that;
 //! * requests behind it on its ring, and requests published on any ring after its response, begin later;
 //! * no request waits for ever.
@@ -30,7 +30,7 @@ const SECTOR: u64 = mqblk_core::units::SECTOR_BYTES;
 /// Most requests of the guest on a ring; each writes one sector of its own page.
 const SLOTS: u32 = 24;
 
-/// When a request was at the storage, in steps of its log.
+/// Times at which a request was at the storage, in steps of its log.
 #[derive(Clone, Copy, Debug)]
 struct Stay {
     began: usize,
@@ -156,15 +156,15 @@ enum Work {
     Barrier,
 }
 
-/// A request. Its identifier, which rises, is also the sector that it writes.
+/// A request. Its identifier, which increases, is also the sector that it writes.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     ring: usize,
     slot: u32,
     work: Work,
-    /// When the backend could first see it, in steps of the guest and of the storage.
+    /// The first time that the backend could see it, in steps of the guest and of the storage.
     shown: Option<(u64, usize)>,
-    /// When the guest saw the response, in steps of the storage.
+    /// The time at which the guest saw the response, in steps of the storage.
     completed: Option<usize>,
 }
 
@@ -180,7 +180,7 @@ struct Barriers {
     free: Vec<Vec<u32>>,
     /// Rings that are neither closed nor broken.
     open: Vec<bool>,
-    /// When rings were lost, in steps of the storage: requests on them are not carried out.
+    /// Times at which rings were lost, in steps of the storage: requests on them are not executed.
     gone: Vec<usize>,
     barriers: u32,
     counts: Counts,
@@ -299,7 +299,7 @@ impl Barriers {
         assert!(broken.iter().all(|ring| !self.open[*ring]), "a good ring is broken");
     }
 
-    /// Returns true if a request has a response, or was on a ring that is lost.
+    /// Returns true if a request has a response, or was on a lost ring.
     fn is_over(&self, sent: &Sent) -> bool {
         sent.completed.is_some() || !self.open[sent.ring]
     }
@@ -351,12 +351,12 @@ impl Barriers {
     fn comes_before(&self, id: u64, sent: &Sent, barrier_id: u64, barrier: &Sent, barriers: &[(u64, Sent)]) -> bool {
         let (Some((shown, _)), Some((barrier_shown, _))) = (sent.shown, barrier.shown) else { return false };
         let own = |other: &&(u64, Sent)| other.0 != barrier_id && other.1.ring == sent.ring && other.0 < id;
-        // A barrier that was complete when this one was published delays nothing.
+        // A barrier that completed before this one was published delays nothing.
         let holds = |other: &(u64, Sent)| match (other.1.completed, barrier.shown) {
             (Some(completed), Some((_, at))) => completed > at,
             _ => true,
         };
-        // Barriers of several rings are carried out in the order in which they were pulled.
+        // Barriers of several rings are executed in the order in which they were pulled.
         let plain = sent.work != Work::Barrier;
         plain && shown < barrier_shown && self.open[sent.ring] && !barriers.iter().filter(own).any(holds)
     }

@@ -1,6 +1,6 @@
-//! Barriers between rings whose workers sleep: every ring has a guest of its own, which sleeps too until its requests are complete. No
-//! wakeup is lost, of a guest, of a worker, or of a ring that waits for a barrier of another. Every wait is bounded: a request without a
-//! response in time fails the test.
+//! Barriers between rings whose workers sleep: every ring has its own guest, which also sleeps until its requests are
+//! complete. No wakeup is lost, of a guest, of a worker, or of a ring that waits for a barrier of another. Every wait
+//! is bounded: a request without a response in time fails the test.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

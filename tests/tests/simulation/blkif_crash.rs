@@ -1,9 +1,10 @@
-//! A Xen guest that verifies its data while its backend is killed, again and again: between turns, and within them, wherever the backend
-//! accesses the guest's pages, its event channel, another worker or the storage. Each time another backend resumes the rings and replays
-//! the journals. The storage completes out of order, rings are served by several workers, and whatever happens:
+//! A Xen guest that verifies its data while its backend is killed repeatedly: between turns, and within them, wherever
+//! the backend accesses the guest's pages, its event channel, another worker or the storage. Each time another backend
+//! resumes the rings and replays the journals. The storage completes out of order, and several workers serve the rings.
+//! Always:
 //!
 //! * every request gets exactly one response;
-//! * what was written stays written, and is read back, to the byte;
+//! * written data stays, and is read back, to the byte;
 //! * when a barrier has its response, so has every request that was published on any ring before it.
 //!
 //! `MQBLK_BLKIF_SEEDS=600` runs more seeds, `MQBLK_BLKIF_SEED=7` one.
@@ -55,7 +56,7 @@ struct Sent {
     pieces: Vec<Piece>,
     /// The operation of its response.
     operation: u8,
-    /// When the backend could first see it.
+    /// The first step in which the backend could see it.
     shown: u64,
 }
 
@@ -63,7 +64,7 @@ struct Sent {
 const NOT_SHOWN: u64 = u64::MAX;
 
 impl Sent {
-    /// Its sectors of the disk.
+    /// Returns its sectors of the disk.
     fn range(&self) -> [SectorRange; 1] {
         [(self.sector, self.pieces.iter().map(|(_, segment)| sectors_of(segment)).sum())]
     }
@@ -83,7 +84,7 @@ struct KilledBackends {
     random: SmallRng,
     world: World,
     host: Option<Host>,
-    /// By identifier, which increases.
+    /// Keyed by identifier, which increases.
     sent: HashMap<u64, Sent>,
     next: u64,
     time: u64,
@@ -195,7 +196,7 @@ impl KilledBackends {
         self.sent.insert(id, sent);
     }
 
-    /// Fills the request's pages: with the data of a write, or with data that is never written for a read.
+    /// Fills the request's pages: with the data of a write, or, for a read, with data that is never written.
     fn fill(&self, id: u64, sent: &Sent) {
         let mut bytes = contents(id, &sent.range());
         if !sent.writes() {
@@ -252,7 +253,7 @@ impl KilledBackends {
         barriers
     }
 
-    /// Checks a barrier that has its response, as those in `completed` have: every request before it must have one.
+    /// Checks a completed barrier, like those in `completed`: every request before it must have a response.
     fn check_barrier(&self, barrier: u64, sent: &Sent, completed: &[(u64, Sent)]) {
         let earlier = self.sent.iter().filter(|(id, other)| match other.ring == sent.ring {
             true => **id < barrier,
@@ -286,7 +287,7 @@ impl KilledBackends {
     }
 
     fn start_backend(&mut self) {
-        // The next backend may be killed here, too.
+        // The next backend may also be killed here.
         while self.host.is_none() {
             if self.random.random_ratio(1, 6) {
                 self.world.kill.arm(self.random.random_range(0..8));
@@ -308,7 +309,7 @@ impl KilledBackends {
         }
     }
 
-    /// Checks that all data that was reported as written is on the disk.
+    /// Checks that all data reported as written is on the disk.
     fn check_disk(&mut self) {
         let pages = (PAGE / SECTOR) as usize;
         for first in (0..SECTORS).step_by(pages) {
@@ -349,10 +350,10 @@ impl Simulation for KilledBackends {
             }
             990..998 => self.world.kill.arm(self.random.random_range(0..60)),
             _ => {
-                // Orderly stop: the next backend has nothing to replay, only what is on the rings.
+                // After an orderly stop the next backend has nothing to replay, only requests on the rings.
                 self.reap();
                 let drained = self.host.as_mut().is_some_and(Host::drain);
-                // A barrier that was pulled is carried out; requests on other rings are left to the next backend.
+                // A pulled barrier is executed; requests on other rings are left to the next backend.
                 self.take_responses();
                 self.counts.clean += u64::from(drained);
                 self.replace_backend();

@@ -1,13 +1,13 @@
-//! Cancellation together with everything else: a stepped worker serves queues of several disks that merge, take few requests at a time,
-//! complete late, out of order or with errors, and are opened and closed; and at random times the queues cancel some of the requests in
-//! flight. Whatever happens:
+//! Cancellation together with everything else. A stepped worker serves queues of several disks that merge, take few
+//! requests at a time, complete late, out of order or with errors, and are opened and closed. At random times the
+//! queues cancel some of the requests in flight. Always:
 //!
 //! * every request finishes exactly once, with its own buffer, and no buffer is leaked;
-//! * only requests that were chosen, or that were for a disk being closed, are aborted;
-//! * a block holds the data last written to it, or that of a request that was aborted or failed.
+//! * only chosen requests, or those for a disk being closed, are aborted;
+//! * a block holds the data last written to it, or that of an aborted or failed request.
 //!
-//! A second run has disks that stop when a request fails, or repeat it: then only requests fail that were resumed with `report`, and
-//! nothing is parked in the end.
+//! A second run has disks that stop when a request fails, or repeat it. Then only requests resumed with `report` fail,
+//! and nothing is parked at the end.
 //!
 //! `MQBLK_CANCEL_SEEDS=600` runs more seeds, `MQBLK_CANCEL_SEED=7` one.
 
@@ -55,9 +55,9 @@ counters! {
 struct Cancelling {
     /// Disks stop, or retry.
     stops: bool,
-    /// Requests up to this one, for each disk, may have been failed by a resume with `report`.
+    /// A resume with `report` may have failed requests up to this one, for each disk.
     reported: [u64; MOST_DISKS],
-    /// Requests of each queue up to this one for a stopped disk may have been aborted when it was closed.
+    /// The close of a stopped disk may have aborted requests of each queue up to this one.
     taken: [[u64; MOST_DISKS]; QUEUES],
     random: SmallRng,
     worker: SteppedWorker,
@@ -73,7 +73,7 @@ struct Cancelling {
 
 /// Opens disks with different behaviour.
 fn open(seed: u64, stops: bool, random: &mut SmallRng, folder: &Path, stinginess: &Stinginess) -> Vec<QueueDisk> {
-    // A permanent failure cannot be repeated with success, and retry delays grow.
+    // A permanent failure never succeeds when repeated, and retry delays grow.
     let bad = if stops { "8K+4K:EIO*5/60K+4K:ENOSPC*20" } else { "8K+4K:EIO" };
     let bad_read = if stops { "100K+2K:EIO*5" } else { "100K+2K:EIO" };
     let size = (BLOCKS * BLOCK).to_string();

@@ -29,7 +29,7 @@ impl KillSwitch {
         Arc::new(KillSwitch { points_left: AtomicU32::new(KillSwitch::NEVER) })
     }
 
-    /// Kills the backend at the kill point after `moments` more.
+    /// Kills the backend after `moments` more kill points.
     pub(crate) fn arm(&self, moments: u32) {
         self.points_left.store(moments, Ordering::Relaxed);
     }

@@ -1,5 +1,5 @@
-//! 64 workers, more than the machines that the tests run on have CPUs: every queue of one disk is served alike, a queue that is idle waits for no busy
-//! one, and queues move between workers under load, whatever the order in which the workers run.
+//! 64 workers, more than the test machines have CPUs. Every queue of one disk is served alike, an idle queue waits for
+//! no busy one, and queues move between workers under load, for any order of the workers' turns.
 //!
 //! `MQBLK_WORKERS_SEEDS=100` runs more seeds, `MQBLK_WORKERS_SEED=7` one.
 
@@ -19,12 +19,12 @@ use crate::harness::storage::{open_disk, queue_disk};
 const WORKERS: usize = 64;
 const QUEUES: usize = 2 * WORKERS;
 const SECTORS: u64 = 1 << 16;
-/// Requests that a busy guest has in flight.
+/// Requests in flight of a busy guest.
 const BUSY: usize = 12;
 const ROUNDS: u32 = 60;
 
 counters! {
-    /// What a run has covered.
+    /// Coverage of a run.
     struct Counts {
         submitted,
         completed,
@@ -33,11 +33,11 @@ counters! {
     }
 }
 
-/// A queue: its guest, and where it is.
+/// A queue: its guest, and its worker.
 struct Queue {
     guest: ScriptedGuest,
     worker: usize,
-    /// It is drained, and goes there next.
+    /// The queue drains, and goes there next.
     target: Option<usize>,
     in_flight: usize,
     completed: u64,
@@ -81,7 +81,7 @@ impl Host {
         queue.guest.attach(&mut self.workers[queue.worker], disks, random, false);
     }
 
-    /// Has a guest read a sector.
+    /// Makes a guest read a sector.
     fn read(&mut self, at: usize) {
         let sector = self.random.random_range(0..SECTORS);
         let request = GuestRequest::new(self.counts.submitted + 1, 0, Op::Read, vec![(sector, 1)]);
@@ -142,7 +142,7 @@ impl Host {
     }
 }
 
-/// All guests keep as many requests in flight: none gets much less done than another.
+/// All guests keep the same number of requests in flight: none completes much less than another.
 #[test]
 fn all_queues_of_a_disk_are_served_alike() {
     let counts = run_seeds("WORKERS", 0..4, |seed| {
@@ -155,7 +155,7 @@ fn all_queues_of_a_disk_are_served_alike() {
         }
         let served = host.queues.iter().map(|queue| queue.completed);
         let (least, most) = (served.clone().min().unwrap_or(0), served.max().unwrap_or(0));
-        // A queue has 1 to 16 requests pulled in a turn, as the seed says.
+        // A turn pulls 1 to 16 requests of a queue, depending on the seed.
         assert!(2 * least > most, "a queue completed {least} requests, another {most}");
         host.settle();
         host.counts
@@ -163,7 +163,8 @@ fn all_queues_of_a_disk_are_served_alike() {
     assert!(counts.is_none_or(|counts| counts.completed > 4 * u64::from(ROUNDS) * QUEUES as u64), "not trivial");
 }
 
-/// Half of the queues have as much in flight as they may; a request of one that was idle is complete after two turns of its worker.
+/// Half of the queues have as much in flight as allowed. A request of an idle one completes within two turns of its
+/// worker.
 #[test]
 fn an_idle_queue_does_not_wait_for_busy_ones() {
     let counts = run_seeds("WORKERS", 0..4, |seed| {
@@ -186,7 +187,8 @@ fn an_idle_queue_does_not_wait_for_busy_ones() {
     assert!(counts.is_none_or(|counts| counts.alone == 4 * u64::from(ROUNDS)), "not trivial");
 }
 
-/// Queues are drained and attached to other workers, many of them to the same one, while all are busy: each request completes once.
+/// Queues are drained and attached to other workers, many of them to the same one, while all are busy: each request
+/// completes once.
 #[test]
 fn queues_move_between_workers_under_load() {
     let counts = run_seeds("WORKERS", 0..4, |seed| {

@@ -1,6 +1,6 @@
-//! Plug and merge together with everything else: a stepped worker serves several queues of one disk that takes few requests at a time,
-//! completes out of order and has bad sectors, while queues are drained and attached again. Exactly the requests with a bad sector fail,
-//! all data is where it belongs, and every request completes once.
+//! Plug and merge together with everything else. A stepped worker serves several queues of one disk that takes few
+//! requests at a time, completes out of order and has bad sectors, while queues are drained and reattached. Exactly the
+//! requests with a bad sector fail, all data is where it belongs, and every request completes once.
 //!
 //! `MQBLK_MERGE_SEEDS=600` runs more seeds, `MQBLK_MERGE_SEED=7` one.
 
@@ -104,7 +104,7 @@ impl Merging {
             worker: SteppedWorker::new(UringOptions { submissions: 8, in_flight: 64, files: 1, buffers: 1 }).unwrap(),
             disk: stinginess.disk(inner, limits, LONGEST),
             guests: (0..QUEUES).map(|_| ScriptedGuest::new()).collect(),
-            // Sometimes with requests that overlap.
+            // Sometimes with overlapping requests.
             model: DiskModel::new(BLOCKS, seed % 4 == 3),
             bad,
             stinginess,

@@ -1,5 +1,5 @@
-//! Chains of SCSI commands in every layout and of every content: the effect of a command does not depend on how its bytes are spread over
-//! descriptors, and any bytes of a guest lead to one completion, inside the chain.
+//! Chains of SCSI commands in every layout and of every content. The effect of a command does not depend on the layout
+//! of its bytes in descriptors, and any bytes of a guest lead to one completion, inside the chain.
 
 use std::sync::Arc;
 
@@ -131,8 +131,8 @@ fn any_bytes_of_a_guest_lead_to_one_completion() {
             }
             assert_eq!(written == 0, writable < 12, "seed {seed}: an answer for whom there is room");
         }
-        // The queue still works. PERSISTENT RESERVE OUT and the like may have been among the bytes, so a command that always succeeds is
-        // sent.
+        // The queue still works. The bytes may have included PERSISTENT RESERVE OUT and the like, so a command that
+        // always succeeds is sent.
         let inquiry = controller.run_command(PLACE, &[0x12, 0, 0, 0, 36, 0], CommandData::In(36));
         assert_eq!((inquiry.response, inquiry.status), (0, 0));
     }

@@ -1,5 +1,5 @@
-//! A SCSI controller over the real engine, stepped: commands reach their disks and end with the exact status; task management functions
-//! abort commands before they complete; events report changes.
+//! A SCSI controller over the real engine, stepped: commands reach their disks and end with the exact status, task
+//! management functions abort commands before they complete, and events report changes.
 
 use std::sync::Arc;
 
@@ -101,7 +101,7 @@ fn commands_of_several_steps() {
     let miss = controller.run_command(at, &caw, CommandData::Out(&both(0, 8)));
     assert_eq!((miss.status, miss.sense_code()), (CHECK, (0xe, 0x1d, 0)));
     assert_eq!(controller.run_command(at, &read(9, 1), CommandData::In(BLOCK)).data, [7; BLOCK]);
-    // WRITE SAME of a pattern, over more than the private memory holds at once; VERIFY of it, byte by byte.
+    // WRITE SAME of a pattern larger than the private memory; VERIFY of it, byte by byte.
     let same = [0x41, 0, 0, 0, 0, 16, 0, 1, 0, 0];
     assert!(good(&controller.run_command(at, &same, CommandData::Out(&[0x5a; BLOCK]))));
     let verify = [0x2f, 0x02, 0, 0, 0, 16, 0, 0, 100, 0];
@@ -110,7 +110,7 @@ fn commands_of_several_steps() {
     wrong[99 * BLOCK + 3] = 0;
     let miss = controller.run_command(at, &verify, CommandData::Out(&wrong));
     assert_eq!((miss.status, miss.sense_code()), (CHECK, (0xe, 0x1d, 0)));
-    // All at once: more steps than the private memory is enough for.
+    // All at once: more steps than the private memory has room for.
     for id in 0..12 {
         controller.submit(0, at, id, &verify, CommandData::Out(&[0x5a; 100 * BLOCK]));
     }
@@ -126,19 +126,19 @@ fn commands_of_several_steps() {
 fn a_command_of_several_steps_that_ends_in_its_pull_is_answered() {
     let at = place(0, 0);
     let mut controller = controller(1, 1, &[(at, ram())]);
-    // PERSISTENT RESERVE OUT, REGISTER with APTPL: its state is saved before its first step is asked for.
+    // PERSISTENT RESERVE OUT, REGISTER with APTPL: its state is saved before its first step runs.
     let register = [0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0];
     let mut keys = [0; 24];
     (keys[15], keys[20]) = (7, 1);
     for _ in 0..2 {
         let answer = controller.run_command(at, &register, CommandData::Out(&keys));
         assert_eq!((answer.response, answer.status, answer.residual), (OK, GOOD, 0));
-        // The next one is by the key that is registered now.
+        // The next one uses the registered key.
         keys[7] = 7;
     }
 }
 
-/// Task management functions by their subtype, which of the commands below they match, and the responses of those.
+/// Task management functions by their subtype, the commands below that they match, and the responses of those.
 const FUNCTIONS: [(u32, [bool; 4], u8); 5] = [
     // ABORT TASK, ABORT TASK SET, CLEAR TASK SET, I_T NEXUS RESET, LOGICAL UNIT RESET.
     (0, [true, false, false, false], ABORTED),
@@ -190,7 +190,7 @@ fn a_command_that_is_not_pulled_yet_is_aborted_too_and_never_reaches_the_disk() 
     // The control queue and queue 0 are worker 0's; queue 1 is worker 1's.
     (0..10).for_each(|_| _ = controller.step(0));
     assert!(controller.reap_control().is_empty(), "queue 1 has not reported");
-    // The wake arrives with the end of a turn; the command is there before the next turn.
+    // The wake arrives with the end of a turn, the command before the next turn.
     controller.step(1);
     controller.submit(1, at, 77, &write(3, 1), CommandData::Out(&[9; BLOCK]));
     controller.step(1);
@@ -222,7 +222,7 @@ fn queries_find_commands_and_abort_nothing() {
     assert_eq!(ask(&mut controller, 0, place(0, 1), 5), INCORRECT_LUN);
     assert_eq!(ask(&mut controller, 0, place(1, 0), 5), BAD_TARGET);
     assert!(controller.reap(0).is_empty());
-    // A request for asynchronous notifications, and one that is too short.
+    // A request for asynchronous notifications, and a truncated one.
     controller.submit_control(1, &[&[1, 0, 0, 0][..], &at.encode(), &[2, 0, 0, 0]].concat(), 5);
     assert_eq!(controller.run_until(|controller| controller.reap_control().pop()).1, [0, 0, 0, 0, 0]);
     controller.submit_control(1, &[0; 23], 1);
@@ -237,7 +237,7 @@ fn units_are_added_and_removed_with_events() {
     let nexus = more.login("guest", 1).unwrap();
     // The same disk at another address.
     controller.device.map(place(0, 2), DiskSlot(0), nexus).unwrap();
-    // LUNs below 256 are addressed as in REPORT LUNS: Linux uses those bytes as they are.
+    // LUNs below 256 are addressed as in REPORT LUNS: Linux uses those bytes unchanged.
     let event = |kind: u32, lun: u8, reason: u32| {
         [&kind.to_le_bytes()[..], &[1, 0, 0, lun, 0, 0, 0, 0], &reason.to_le_bytes()].concat()
     };
@@ -250,7 +250,7 @@ fn units_are_added_and_removed_with_events() {
     controller.device.notify_resized(at);
     (0..4).for_each(|_| _ = controller.step(0));
     assert_eq!(controller.take_events(), [event(3, 0, 0x092a)]);
-    // The removal waits for the worker, which is stepped here: so it runs on a thread.
+    // The removal waits for the worker, which is stepped here, so it runs on a thread.
     let device = Arc::clone(&controller.device);
     let removal = std::thread::spawn(move || device.unmap(place(0, 2)));
     let told = controller.run_until(|controller| Some(controller.take_events()).filter(|events| !events.is_empty()));

@@ -1,10 +1,11 @@
-//! Task management under a seeded simulation: commands on several queues and workers, task management functions at random times, workers
-//! that run their turns in any order, disks that are slow, complete out of order and merge. Whatever happens:
+//! Task management under a seeded simulation: commands on several queues and workers, task management functions at
+//! random times, workers that run their turns in any order, disks that are slow, complete out of order and merge.
+//! Always:
 //!
 //! * every command completes exactly once;
 //! * when a function completes, every command that it matched has completed, visibly, on its own queue;
 //! * only commands that a function matched are aborted, and with that function's response;
-//! * written data stays: an aborted command has written all, nothing or a part of its own blocks.
+//! * written data stays: an aborted command has written all, none or a part of its own blocks.
 //!
 //! `MQBLK_TMF_SEEDS=600` runs more seeds, `MQBLK_TMF_SEED=7` one.
 
@@ -48,11 +49,11 @@ struct Sent {
     queue: usize,
     place: LunAddress,
     work: Work,
-    /// None of a flush.
+    /// Empty for a flush.
     ranges: Vec<SectorRange>,
     /// A comparison with a block of several possible contents.
     is_unsure: bool,
-    /// Matching functions that were sent while it was in flight, or that were not complete when it was sent.
+    /// Matching functions sent while it was in flight, or not complete when it was sent.
     matched_by: Vec<u64>,
     completed: bool,
 }
@@ -171,7 +172,7 @@ impl TaskManagement {
         }
         let is_unsure = held.len() > 1;
         let sent = Sent { queue, place, work, ranges, is_unsure, matched_by: vec![], completed: false };
-        // A function in flight may match later commands, too.
+        // A function in flight may match later commands too.
         let matched_by = self.functions.iter().filter(|(_, function)| function.means(id, &sent));
         let matched_by = matched_by.map(|(number, _)| *number).collect();
         self.commands.insert(id, Sent { matched_by, ..sent });
@@ -232,7 +233,7 @@ impl TaskManagement {
             let ended = response.response != 0;
             if ended {
                 self.counts.ended += 1;
-                // A function that was complete before cannot have aborted it now.
+                // A function that completed before cannot have aborted it now.
                 let by = sent.matched_by.iter().filter_map(|number| {
                     let now = answered_now.filter(|(now, _)| now == number).map(|(_, function)| function);
                     functions.get(number).copied().or(now)

@@ -1,15 +1,17 @@
-//! A virtio guest that verifies its data while its backend is killed, again and again: between turns, and within them, between two requests
-//! of a pull, before and after a submission, a completion, a finish and a publish; sometimes with other workers that live on for a while.
-//! Each time another backend resumes the rings and replays the in-flight tables. The storage completes out of order and in parts, requests
-//! overlap, are merged, have several steps, and are cancelled. Whatever happens:
+//! A virtio guest that verifies its data while its backend is killed repeatedly: between turns, and within them,
+//! between two requests of a pull, before and after a submission, a completion, a finish and a publish, sometimes with
+//! other workers that survive for a while. Each time another backend resumes the rings and replays the in-flight
+//! tables. The storage completes out of order and in parts. Requests overlap, are merged, have several steps, and are
+//! cancelled. Always:
 //!
 //! * every request completes exactly once;
-//! * a read returns what the order of requests and completions allows, to the sector, and so does the disk in the end;
+//! * a read returns data that the order of requests and completions allows, to the sector, and so does the disk at the
+//!   end;
 //! * nothing changes a sector after the last request for it has completed;
-//! * as many COMPARE AND WRITEs of a counter succeed as it counts.
+//! * the number of successful COMPARE AND WRITEs of a counter is its value.
 //!
-//! `MQBLK_VIRTIO_CRASH_SEEDS=600` runs more seeds, `MQBLK_VIRTIO_CRASH_SEED=7` one. `ring/src/split/inflight/tests.rs` tests kills between
-//! two stores of a table, and `packed` beside it.
+//! `MQBLK_VIRTIO_CRASH_SEEDS=600` runs more seeds, `MQBLK_VIRTIO_CRASH_SEED=7` one. `ring/src/split/inflight/tests.rs`
+//! and the tests of `packed` beside it test kills between two stores of a table.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -40,7 +42,7 @@ const STEPS: u64 = 6000;
 /// One of these has detected a critical section that was left before its completion was visible.
 const SEEDS: Range<u64> = 100..124;
 
-/// What a run has covered: the load's figures, the world's, the storage's, and the channels'.
+/// Coverage of a run: counters of the load, the world, the storage, and the channels.
 type Covered = ((CrashStats, Counts), (StoreCounts, ChannelCounts));
 
 /// The run of one seed.
@@ -148,11 +150,11 @@ fn killed_controller(format: RingFormat) {
 /// Set in the process that counts its descriptors.
 const COUNTS: &str = "MQBLK_COUNT_DESCRIPTORS";
 
-/// Each backend that is killed has workers, and each worker descriptors.
+/// Each killed backend has workers, and each worker has descriptors.
 #[test]
 fn a_killed_backend_leaves_no_descriptors_behind() {
     if std::env::var_os(COUNTS).is_none() {
-        // Other tests of this process open and close some at the same time.
+        // Other tests of this process open and close descriptors at the same time.
         let mut alone = Command::new(std::env::current_exe().expect("this program's path"));
         let name = "virtio_crash::a_killed_backend_leaves_no_descriptors_behind";
         let output = alone.args(["--exact", name, "--nocapture"]).env(COUNTS, "1").output().expect("this program");
@@ -166,7 +168,7 @@ fn a_killed_backend_leaves_no_descriptors_behind() {
         let ((_, block_device), _) = run_block_device(seed, RingFormat::Packed);
         [controller, block_device].iter().map(|counts| counts.kills + counts.kills_in_midst).sum::<u64>()
     };
-    // The first one opens what the process keeps.
+    // The first run opens descriptors that the process keeps.
     run_both(SEEDS.start);
     let before = open();
     let kills: u64 = (SEEDS.start + 1..SEEDS.start + 6).map(run_both).sum();

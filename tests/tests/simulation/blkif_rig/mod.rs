@@ -1,5 +1,5 @@
-//! A Xen guest's disk whose backend can be killed: a domain with rings, and stepped workers over real queues and a real engine. The state
-//! that survives the backend is in [`World`], the backend's own in [`Host`].
+//! A Xen guest's disk whose backend can be killed: a domain with rings, and stepped workers over real queues and a real
+//! engine. [`World`] holds the state that survives the backend, [`Host`] the backend's own.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 #[path = "../../../../guest/blkif/tests/rig/domain.rs"]
@@ -26,7 +26,7 @@ use crate::killable::{KillSwitch, Killable, NoEvents, killable_disk};
 /// Bytes of a page.
 pub(crate) const PAGE: u64 = mqblk_memory::PAGE_BYTES as u64;
 
-/// Turns of each worker between two rings that are attached.
+/// Turns of each worker between two attachments of rings.
 const TURNS: u32 = 4;
 
 /// The parameters of a device.
@@ -65,7 +65,7 @@ impl Shape {
     }
 }
 
-/// What survives the backend: the guest, its shared pages, the journals, and the storage.
+/// The state that survives the backend: the guest, its shared pages, the journals, and the storage.
 pub(crate) struct World {
     pub shape: Shape,
     pub domain: Arc<Domain>,
@@ -91,7 +91,7 @@ impl World {
         World { shape, domain, fronts, journals, kill, disk }
     }
 
-    /// Starts a backend that resumes these rings. `None` if it was killed meanwhile.
+    /// Starts a backend that resumes these rings. Returns `None` if it was killed meanwhile.
     pub(crate) fn host(&self) -> Option<Host> {
         let mut host = Host {
             vbd: Vbd::new(self.shape.options(&*self.disk)),
@@ -103,7 +103,7 @@ impl World {
         let attached = KillSwitch::run(|| {
             for ring in 0..self.fronts.len() {
                 host.attach(self, ring);
-                // The attached rings are served while the others are being resumed.
+                // The attached rings are served while the others are resumed.
                 (0..TURNS).for_each(|_| host.workers.iter_mut().for_each(|worker| _ = worker.turn()));
             }
         });
@@ -141,7 +141,7 @@ pub(crate) struct Host {
     pub seats: Vec<(usize, SteppedQueue)>,
     /// Requests that each ring has replayed.
     pub replayed: Vec<usize>,
-    /// Rings that were found to be broken.
+    /// Rings found broken.
     pub broken: Arc<Mutex<Vec<usize>>>,
 }
 
@@ -178,7 +178,7 @@ impl Host {
         self.seats.push((worker, seat.expect("a seat")));
     }
 
-    /// Runs one turn of one worker. `None` if the backend was killed in it.
+    /// Runs one turn of one worker. Returns `None` if the backend was killed in it.
     pub(crate) fn turn(&mut self, worker: usize) -> Option<bool> {
         KillSwitch::run(|| self.workers[worker].turn())
     }

@@ -1,5 +1,5 @@
-//! A virtio device whose backend can be killed: stepped workers over real queues, real rings with their in-flight tables, and a real
-//! engine. The state that survives the backend is in [`World`], the backend's own in [`Host`].
+//! A virtio device whose backend can be killed: stepped workers over real queues, real rings with their in-flight
+//! tables, and a real engine. [`World`] holds the state that survives the backend, [`Host`] the backend's own.
 
 pub(crate) mod port;
 pub(crate) mod store;
@@ -31,9 +31,9 @@ pub(crate) const AREA: u64 = 0x1_0000;
 /// Offset of the table in it.
 const TABLE: u64 = 0xc000;
 const EVENT_IDX: u64 = 1 << 29;
-/// Turns in which each worker has replayed all requests.
+/// Turns after which each worker has replayed all requests.
 const BEGUN: u32 = 20;
-/// Turns in which a stopping backend has stopped.
+/// Turns after which a stopping backend has stopped.
 const TURNS: u32 = 50_000;
 
 /// The guest polls.
@@ -43,11 +43,11 @@ impl Call for Silent {
     fn call(&self) {}
 }
 
-/// Keeps the tokens that a killed queue held in its hands until the whole backend is dropped: a process that is killed drops nothing, which
-/// other workers that live on could observe.
+/// Keeps the tokens of a killed queue until the whole backend is dropped: a killed process drops nothing that surviving
+/// workers could observe.
 type Remains<T> = Arc<Mutex<Vec<T>>>;
 
-/// A token in the hands of a queue that may be killed.
+/// A token held by a queue that may be killed.
 struct Held<'a, T>(Option<T>, &'a Mutex<Vec<T>>);
 
 impl<T> Drop for Held<'_, T> {
@@ -56,7 +56,7 @@ impl<T> Drop for Held<'_, T> {
     }
 }
 
-/// Passes a kill point with a token in hand.
+/// Passes a kill point while holding a token.
 fn moment<T>(kill: &KillSwitch, remains: &Mutex<Vec<T>>, token: T) -> T {
     let mut held = Held(Some(token), remains);
     kill.kill_point();
@@ -157,7 +157,7 @@ impl<Q: GuestQueue<Context = UringContext, Token: Send>> GuestQueue for MortalQu
     }
 }
 
-/// A device whose queues can be killed with tokens in their hands.
+/// A device whose queues can be killed while they hold tokens.
 pub(crate) trait MortalDevice: VirtioDevice<UringContext, Queue: GuestQueue<Token: Send>> {}
 
 impl<D: VirtioDevice<UringContext, Queue: GuestQueue<Token: Send>>> MortalDevice for D {}
@@ -182,7 +182,7 @@ pub(crate) struct Shape<D> {
 }
 
 counters! {
-    /// Counters of what the simulation covered.
+    /// Counters of the simulation's coverage.
     pub(crate) struct Counts {
         kills,
         kills_in_midst,
@@ -195,7 +195,7 @@ counters! {
     }
 }
 
-/// What survives the backend: the guest's memory with its rings, the in-flight tables, and the storage.
+/// The state that survives the backend: the guest's memory with its rings, the in-flight tables, and the storage.
 pub(crate) struct World<D: MortalDevice> {
     pub memory: Arc<GuestMemory>,
     pub rings: Vec<DriverRing>,
@@ -220,7 +220,7 @@ struct Host<D> {
     seats: Vec<(usize, SteppedQueue)>,
     /// Workers that were killed before the others.
     dead: Vec<bool>,
-    /// Steps until the others are killed, too.
+    /// Steps until the others are killed too.
     left: Option<u32>,
 }
 
@@ -342,7 +342,7 @@ impl<D: MortalDevice> World<D> {
         host.seats.push((worker, seat.expect("a seat")));
     }
 
-    /// Runs a turn of a live worker. If it is killed, others may live on for a while.
+    /// Runs a turn of a live worker. After its kill, others may survive for a while.
     fn turn(&mut self) {
         let Some(host) = &mut self.host else { return };
         let worker = self.random.random_range(0..host.workers.len());
@@ -388,7 +388,8 @@ impl<D: MortalDevice> World<D> {
     fn stop(&mut self) {
         let Some(Host { workers, seats, .. }) = &mut self.host else { return };
         let drained = KillSwitch::run(|| {
-            // A backend that stops before all replays may wait for a command that has compared, for as long as it is allowed to.
+            // A backend that stops before all replays may wait, as long as it is allowed to, for a command that has
+            // compared.
             (0..BEGUN).for_each(|_| workers.iter_mut().for_each(|worker| _ = worker.turn()));
             seats.iter().for_each(|(worker, seat)| workers[*worker].drain(*seat));
             for _ in 0..TURNS {

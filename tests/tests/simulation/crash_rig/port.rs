@@ -18,9 +18,9 @@ use super::{AREA, MortalDevice, World};
 /// Bytes of a request besides its data: the part that the device reads, and in the second half the part that it writes.
 const ASIDE: u64 = 1024;
 const ANSWER: u64 = 512;
-/// Largest data of a request: larger ones take long to check and cover nothing more.
+/// Largest data of a request: larger ones take longer to check and cover nothing more.
 const LARGEST: u32 = 32 << 10;
-/// Steps without new requests after which requests that are not complete never will be.
+/// Steps without new requests after which incomplete requests never will complete.
 const PATIENCE: u64 = 200_000;
 /// Requests of a control queue.
 const CONTROLS: u32 = 4;
@@ -30,7 +30,7 @@ type Piece = (GuestAddress, u32);
 /// The request format of an interface.
 pub(crate) trait Form {
     type Device: MortalDevice;
-    /// Rings before those for requests.
+    /// Rings before the request rings.
     const FIXED: usize;
     fn works(&self) -> &[RequestType];
     /// Writes a request's header. Returns the segments that the device reads, and those that it writes.
@@ -50,10 +50,10 @@ pub(crate) struct Guest<F: Form> {
     queues: usize,
     /// Requests in flight, by user.
     orders: Vec<Option<LoadRequest>>,
-    /// The tag of each user's request: a new one each time.
+    /// Tag of each user's request: a new one each time.
     tags: Vec<u64>,
     controls: Vec<u32>,
-    /// Steps until the guest submits no more.
+    /// Steps until the guest stops submitting.
     left: u64,
     over: u64,
     shared: Arc<LoadControl>,

@@ -1,5 +1,5 @@
-//! A storage that survives its users: requests take effect at random times, in parts, before their completion; when their user is killed
-//! meanwhile, a part of them still takes effect, or none.
+//! A storage that survives its users. Requests take effect at random times, in parts, before their completion. If their
+//! user is killed meanwhile, a part of them still takes effect, or none.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,14 +20,14 @@ use crate::harness::seeds::counters;
 
 type Content = [u8; SECTOR];
 
-/// A write in flight: its sectors that are not on the disk yet.
+/// A write in flight: its sectors not on the disk yet.
 struct Change {
     start: usize,
     sectors: Vec<Option<Content>>,
 }
 
 counters! {
-    /// Counters of what the simulation covered.
+    /// Counters of the simulation's coverage.
     pub(crate) struct StoreCounts {
         cancelled,
         /// Changes in flight when their user was killed, of which a part took effect afterwards.
@@ -109,7 +109,8 @@ impl Store {
         }
     }
 
-    /// Handles the death of its user: changes in flight take effect or not, all or in part, in any order, and nothing afterwards.
+    /// Handles the death of its user: changes in flight take effect or not, all or in part, in any order, and nothing
+    /// afterwards.
     pub(crate) fn killed(&self) {
         let inner = &mut *self.lock();
         let mut keys: Vec<u64> = inner.changes.keys().copied().collect();
@@ -175,7 +176,7 @@ impl Disk<UringContext> for StoreDisk {
     }
 }
 
-/// A request that was taken.
+/// A request taken by the channel.
 struct Held {
     key: u64,
     tag: Tag,

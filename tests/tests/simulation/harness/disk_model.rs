@@ -1,8 +1,8 @@
-//! What the blocks of a disk may hold, and which of them requests in flight use.
+//! The possible contents of a disk's blocks, and the blocks that requests in flight use.
 
 use mqblk_tests::crash::oracle::{DiskOracle, SECTOR, SectorRange, WriteOutcome, fill};
 
-/// Returns what write `id` writes into these sectors, one after another.
+/// Returns the content that write `id` writes into these sectors, one after another.
 pub(crate) fn contents(id: u64, ranges: &[SectorRange]) -> Vec<u8> {
     let sectors: Vec<u64> = sectors(ranges).collect();
     let mut bytes = vec![0; sectors.len() * SECTOR];
@@ -17,8 +17,8 @@ pub(crate) fn sectors(ranges: &[SectorRange]) -> impl Iterator<Item = u64> + Clo
     ranges.iter().flat_map(|(first, count)| *first..*first + u64::from(*count))
 }
 
-/// A disk as its guest knows it. Requests do not overlap unless both read, so that little is possible at a time, but where the test wants
-/// them to.
+/// A disk as its guest knows it. Requests do not overlap unless both read, or the test wants overlaps, so that the set
+/// of possible contents stays small.
 pub(crate) struct DiskModel {
     oracle: DiskOracle,
     readers: Vec<u32>,
@@ -54,10 +54,10 @@ impl DiskModel {
         true
     }
 
-    /// Ends a read; `data` is what it has read, if it was successful.
+    /// Ends a read. `data` is its result, if it was successful.
     ///
     /// # Panics
-    /// If that was not possible.
+    /// When that content was not possible.
     pub(crate) fn complete_read(&mut self, id: u64, ranges: &[SectorRange], data: Option<&[u8]>) {
         sectors(ranges).for_each(|sector| self.readers[sector as usize] -= 1);
         let when = self.oracle.complete(id);
@@ -72,10 +72,10 @@ impl DiskModel {
         self.oracle.complete_write(id, ranges, outcome);
     }
 
-    /// Checks what a read has found that was sent after all that is complete.
+    /// Checks the result of a read that was sent after all completed requests had completed.
     ///
     /// # Panics
-    /// If that was not possible.
+    /// When that content was not possible.
     pub(crate) fn check_now(&mut self, ranges: &[SectorRange], data: &[u8]) {
         let id = u64::MAX;
         self.oracle.send(id);
@@ -92,7 +92,7 @@ impl DiskModel {
         }
     }
 
-    /// Returns the writes of which a sector may hold the content: more than one after one that was cancelled or failed.
+    /// Returns the writes whose content a sector may hold: more than one after a cancelled or failed write.
     pub(crate) fn possible(&self, sector: u64) -> Vec<u64> {
         self.oracle.possible(sector)
     }

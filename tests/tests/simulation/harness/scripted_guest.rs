@@ -1,4 +1,4 @@
-//! A guest whose queue has no ring: its requests reach the engine as they are, so that the engine alone is tested.
+//! A guest whose queue has no ring: its requests reach the engine unchanged, so that the engine alone is tested.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -25,10 +25,10 @@ const AREA: u64 = 2 * MOST_SECTORS as u64 * SECTOR as u64;
 /// Most disks of a guest.
 pub(crate) const MOST_DISKS: usize = 4;
 
-/// A request, and what became of it.
+/// A request, and its outcome.
 #[derive(Clone, Debug)]
 pub(crate) struct GuestRequest {
-    /// Identifies it, and what it writes.
+    /// Identifies it, and the data that it writes.
     pub id: u64,
     pub disk: u16,
     pub op: Op,
@@ -37,9 +37,9 @@ pub(crate) struct GuestRequest {
     /// A write that is read back in a second step.
     pub read_back: bool,
     pub second_step: bool,
-    /// It was cancelled.
+    /// True if it was cancelled.
     pub chosen: bool,
-    /// Its disk was being closed.
+    /// True if its disk was being closed.
     pub homeless: bool,
     /// Segments of its data.
     segments: Vec<(u64, u32)>,
@@ -62,7 +62,7 @@ impl GuestRequest {
         }
     }
 
-    /// Returns the identifier of what it writes: 0 for zeroes.
+    /// Returns the identifier of its content: 0 for zeroes.
     fn content(&self) -> u64 {
         if self.op.has_data() { self.id } else { 0 }
     }
@@ -77,7 +77,7 @@ impl GuestRequest {
 pub(crate) enum CancelOrder {
     OfDisk(u16),
     One(u64),
-    /// Every *n* requests.
+    /// One in *n* requests.
     Share(u64),
     All,
 }
@@ -93,10 +93,10 @@ impl CancelOrder {
     }
 }
 
-/// What the guest shares with the queue that the worker has.
+/// State that the guest shares with the worker's queue.
 pub(crate) struct GuestSide {
     memory: Arc<GuestMemory>,
-    /// Requests that are not pulled.
+    /// Requests not pulled yet.
     waiting: VecDeque<GuestRequest>,
     completed: Vec<(GuestRequest, Outcome)>,
     /// Free areas of its memory.
@@ -104,7 +104,7 @@ pub(crate) struct GuestSide {
     orders: Vec<CancelOrder>,
     /// Disks that are being closed, or are not open.
     pub away: [bool; MOST_DISKS],
-    /// Nothing is in flight: no buffer may be in use.
+    /// True if nothing is in flight: no buffer may be in use.
     audit: bool,
     audited: u32,
 }
@@ -157,7 +157,7 @@ impl ScriptedGuest {
         self.queue
     }
 
-    /// Notices that the queue was detached. Its requests are complete then; those that were not pulled wait for the next queue.
+    /// Notices that the queue was detached. Its pulled requests are complete then; the others wait for the next queue.
     pub(crate) fn notice_detached(&mut self, worker: &mut SteppedWorker) {
         if self.queue.is_some_and(|queue| !worker.serves(queue)) {
             self.queue = None;
@@ -166,7 +166,7 @@ impl ScriptedGuest {
         }
     }
 
-    /// Puts a request on the queue. Returns false if there is no room, or if the model does not let it overlap with others.
+    /// Puts a request on the queue. Returns false if there is no room, or if the model allows no overlap.
     pub(crate) fn send(&self, mut request: GuestRequest, model: &mut DiskModel, random: &mut SmallRng) -> bool {
         let mut side = self.side();
         let Some(area) = side.areas.pop() else { return false };
@@ -204,7 +204,7 @@ impl ScriptedGuest {
         true
     }
 
-    /// Cancels requests that were pulled.
+    /// Cancels pulled requests.
     pub(crate) fn cancel(&self, order: CancelOrder) {
         self.side().orders.push(order);
         self.wake();
@@ -216,7 +216,7 @@ impl ScriptedGuest {
         self.wake();
     }
 
-    /// Returns how often that was checked.
+    /// Returns the number of these checks.
     pub(crate) fn audited(&self) -> u32 {
         self.side().audited
     }
@@ -245,7 +245,7 @@ impl ScriptedGuest {
     }
 }
 
-/// The queue, which the worker has.
+/// The worker's end of the queue.
 struct ScriptedQueue {
     side: Arc<Mutex<GuestSide>>,
     share: MemoryShare,

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use mqblk_tests::crash::stats::{CrashStats, print_uncaptured};
 
-/// Counters of what runs have covered, by which a test shows that its simulation is not trivial.
+/// Counters of the coverage of runs. They show that a simulation is not trivial.
 pub(crate) trait Counts: Default + Debug {
     /// Adds the counters of another run.
     fn add(&mut self, other: &Self);
@@ -42,20 +42,20 @@ impl<A: Counts, B: Counts> Counts for (A, B) {
     }
 }
 
-/// A world that a seed decides.
+/// A world determined by a seed.
 pub(crate) trait Simulation: Sized {
-    /// What a run has covered.
+    /// Coverage of a run.
     type Counts: Counts;
     /// Steps of a run, after which nothing new is submitted.
     const STEPS: u32;
 
-    /// Does one of the things that may happen at any time.
+    /// Runs one of the events that may happen at any time.
     fn step(&mut self);
     /// Lets requests in flight go on.
     fn settle(&mut self);
     /// Returns the number of requests that are not complete.
     fn in_flight(&self) -> usize;
-    /// Checks what is left when all requests are complete.
+    /// Checks the final state when all requests are complete.
     fn finish(self) -> Self::Counts;
 
     /// Runs all of it.
@@ -67,7 +67,7 @@ pub(crate) trait Simulation: Sized {
 
     /// Lets all requests in flight complete.
     fn settle_all(&mut self) {
-        /// Far more than the slowest storage takes.
+        /// Far above the time of the slowest storage.
         const MOST: u32 = 2_000_000;
         let mut steps = 0;
         while self.in_flight() > 0 {
@@ -78,8 +78,9 @@ pub(crate) trait Simulation: Sized {
     }
 }
 
-/// Runs a simulation for its usual seeds, or for those of the environment: with `MQBLK_name_SEED=7` for one, with `MQBLK_name_SEEDS=600` for
-/// this many, with `MQBLK_name_SEEDS=100..200` for these. Returns what they have covered, unless they are fewer than usual.
+/// Runs a simulation for its usual seeds, or for those of the environment: `MQBLK_name_SEED=7` for one,
+/// `MQBLK_name_SEEDS=600` for this many, `MQBLK_name_SEEDS=100..200` for these. Returns their coverage, unless they are
+/// fewer than usual.
 pub(crate) fn run_seeds<C: Counts>(name: &str, usual: Range<u64>, run: impl Fn(u64) -> C) -> Option<C> {
     let one = format!("MQBLK_{name}_SEED");
     let given = |variable: &str| std::env::var(variable).ok();

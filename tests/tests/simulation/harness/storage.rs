@@ -1,4 +1,4 @@
-//! Storage that makes it hard: late, out of order, and taking little at a time.
+//! Difficult storage: late, out of order, and taking little at a time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -27,7 +27,7 @@ pub(crate) fn open_disk(kind: &str, given: &[(&str, &str)]) -> Arc<AnyDisk> {
     disk
 }
 
-/// Returns a disk in memory that is late and completes out of order, mostly.
+/// Returns a disk in memory that mostly is late and completes out of order.
 pub(crate) fn late_disk(random: &mut SmallRng, bytes: u64) -> Arc<AnyDisk> {
     let jitter = if random.random_ratio(2, 3) { random.random_range(1..300) } else { 0 };
     let reorder = if random.random_ratio(2, 3) { random.random_range(2..12) } else { 0 };
@@ -36,13 +36,13 @@ pub(crate) fn late_disk(random: &mut SmallRng, bytes: u64) -> Arc<AnyDisk> {
     open_disk("fault", &[&[("inner", "ram"), ("size", &bytes)], &given[..]].concat())
 }
 
-/// Returns options with which requests are merged, or not.
+/// Returns options that merge requests or not.
 pub(crate) fn any_merge(random: &mut SmallRng) -> PlugOptions {
     let merge = if random.random() { MergeMode::On } else { MergeMode::Off };
     PlugOptions { merge, ..PlugOptions::default() }
 }
 
-/// The same with any depth.
+/// Returns such options with any depth.
 pub(crate) fn any_plug(random: &mut SmallRng) -> PlugOptions {
     let depth = if random.random() { 0 } else { random.random_range(1..12) };
     PlugOptions { depth, ..any_merge(random) }
@@ -54,7 +54,7 @@ pub(crate) fn queue_disk(slot: u16, disk: &Arc<AnyDisk>, plug: PlugOptions) -> Q
 }
 
 counters! {
-    /// Counters of requests that a stingy disk was offered.
+    /// Counters of requests offered to a stingy disk.
     pub(crate) struct ChannelCounts {
         requests,
         merged,
@@ -70,7 +70,8 @@ struct StingyState {
     counts: ChannelCounts,
 }
 
-/// What the channels of stingy disks share. They take only a part of what they are offered, and check and count it.
+/// State shared by the channels of stingy disks. They take only a part of the offered requests, and check and count
+/// all.
 #[derive(Clone)]
 pub(crate) struct Stinginess(Arc<Mutex<StingyState>>);
 

@@ -93,12 +93,13 @@ fn a_server_that_is_killed_ends_the_benchmark() {
         let Output { status, stderr, .. } = load.wait_with_output().unwrap();
         let stderr = String::from_utf8(stderr).unwrap();
         assert_eq!(status.code(), Some(1), "{stderr}");
-        // If killed before the load runs, the set-up fails with another message.
+        // If it is killed before the load runs, the set-up fails with another message.
         assert!(stderr.contains("the server went away") || stderr.contains("disk.sock"), "{stderr}");
     }
 }
 
-/// Each column of the experiment is a server of its own, with its number of queues and its merge setting. All of them complete requests.
+/// Each column of the experiment has a server with its number of queues and its merge setting. All of them complete
+/// requests.
 #[test]
 fn the_block_size_experiment_prints_its_table() {
     let folder = tempfile::tempdir().unwrap();
@@ -138,7 +139,8 @@ fn the_block_size_experiment_prints_its_table() {
     }
 }
 
-/// Streams at separate offsets are written with each block size and read back, each column on a disk of its own or on the same image.
+/// Streams at separate offsets are written with each block size and read back, each column on its own disk or on the
+/// same image.
 #[test]
 fn the_block_size_experiment_verifies_what_it_writes() {
     let folder = tempfile::tempdir().unwrap();

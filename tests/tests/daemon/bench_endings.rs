@@ -1,4 +1,4 @@
-//! `mqblk bench` as a process: how it ends, what is left, and that its servers end with it.
+//! `mqblk bench` as a process: exit code, leftovers, and the end of its servers.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -8,7 +8,7 @@ use mqblk_tests::hostile::daemon::mqblk_binary;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 
-/// Starts a benchmark that takes for ever, of many short runs.
+/// Starts an endless benchmark of many short runs.
 fn start(arguments: &[&str]) -> Child {
     let mut command = Command::new(mqblk_binary());
     command.args(["bench", "--disk", "storage=null,size=1G", "--runtime", "100ms", "--warmup", "0", "--runs", "10000"]);
@@ -16,7 +16,7 @@ fn start(arguments: &[&str]) -> Child {
     command.spawn().expect("the benchmark")
 }
 
-/// Waits for the second run, and returns the rest of what it tells.
+/// Waits for the second run, and returns the rest of its output.
 fn after_two_runs(bench: &mut Child) -> BufReader<impl Read + use<>> {
     let mut lines = BufReader::new(bench.stderr.take().expect("it is piped"));
     let mut line = String::new();
@@ -33,7 +33,7 @@ fn server_of(bench: &Child) -> Option<Pid> {
     children.split_whitespace().next()?.parse().ok().and_then(Pid::from_raw)
 }
 
-/// Waits for its end. Returns what it printed; `lines`: the rest of its standard error.
+/// Waits for its end. Returns its output; `lines`: the rest of its standard error.
 fn end(bench: Child, mut lines: BufReader<impl Read>) -> (Output, String) {
     let mut told = String::new();
     lines.read_to_string(&mut told).expect("text");
@@ -108,7 +108,7 @@ fn results_on_standard_output_are_json_alone() {
     assert_eq!(row["server"]["version"], row["version"]);
 }
 
-/// A time that is too short for the storage is no measurement of nothing: the run goes on until an I/O completes.
+/// A time that is too short for the storage does not measure nothing: the run goes on until an I/O completes.
 #[test]
 fn a_run_has_an_io_however_slow_the_storage_is() {
     let mut command = Command::new(mqblk_binary());

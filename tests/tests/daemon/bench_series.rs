@@ -1,4 +1,4 @@
-//! `mqblk bench --interval` and `mqblk plot --x time` as processes: the series has all that its run has, and is drawn.
+//! `mqblk bench --interval` and `mqblk plot --x time` as processes: the series sums up to its run, and can be plotted.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -14,7 +14,7 @@ fn mqblk(folder: &Path, arguments: &str) -> Output {
     command.current_dir(folder).args(arguments.split_whitespace()).stdin(Stdio::null()).output().expect("mqblk runs")
 }
 
-/// Measures as `line` says, and returns the rows.
+/// Measures with the arguments `line`, and returns the rows.
 fn rows(folder: &Path, line: &str, file: &str) -> Vec<Value> {
     let output = mqblk(folder, &format!("bench --disk path=disk.img {line} --allow-write --json {file}"));
     assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
@@ -58,7 +58,7 @@ fn a_series_sums_up_to_the_totals_of_its_run() {
             }
         }
     }
-    // Each block once: the number of I/Os is known.
+    // Each block once, so the number of I/Os is known.
     let row = &rows(folder.path(), "--rw write --bs 64k --iodepth 4 --runtime 0 --interval 5ms", "out.json")[0];
     assert!((ios(&row["each_run"][0], "write") - 1024.0).abs() < 0.5, "{row}");
 }
@@ -104,7 +104,7 @@ fn a_series_is_drawn_over_time() {
     ] {
         assert!(svg.contains(text), "{text}: {svg}");
     }
-    // Those of both files that have one.
+    // The series of both files.
     assert_eq!(
         plot("with.json without.json -o reads.svg --x time --only op=read --only run=1"),
         (Some(0), String::new())

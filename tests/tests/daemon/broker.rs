@@ -1,4 +1,4 @@
-//! The broker of a running daemon: what it may still do, that it ends with the daemon, and what happens when it ends first.
+//! The broker of a running daemon: its rights, its end with the daemon, and the effect of an earlier end.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::sandbox::rights;
 /// CAP_DAC_OVERRIDE.
 const OF_BROKER: u64 = 1 << 1;
 
-/// A controller with a LUN, and a folder with images of its owner alone for more.
+/// A controller with a LUN, and a folder for more images that only its owner can read.
 pub(crate) struct LunHost {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) daemon: HostileDaemon,
@@ -97,7 +97,7 @@ fn the_broker_has_given_up_its_rights_and_ends_with_the_daemon() {
     let image = host.at("images/second.img");
     host.add("second", &image).expect("an image");
     send(host.daemon.pid(), Signal::KILL);
-    // Nobody may wait for it: then it stays as a zombie.
+    // Its parent may not reap it: then it stays as a zombie.
     let status = || std::fs::read_to_string(format!("/proc/{broker}/stat"));
     wait_for("the broker's end", || status().map_or(true, |stat| stat.contains(") Z ")).then_some(()));
 }

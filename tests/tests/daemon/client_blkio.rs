@@ -1,6 +1,6 @@
-//! An independent client: the virtio-blk-vhost-user driver of the `blkio` crate (libblkio in Rust), which shares no code with
-//! this project. It adds memory while the rings run, in odd sizes, kicks before it handles calls, and programs built on it connect once to
-//! query the device and once more to use it.
+//! An independent client: the virtio-blk-vhost-user driver of the `blkio` crate (libblkio in Rust), which shares no
+//! code with this project. It adds memory in odd sizes while the rings run, and kicks before it handles calls. Programs
+//! built on it connect once to query the device and again to use it.
 
 #![expect(unsafe_code, reason = "blkio hands completions out as uninitialised memory that it has filled in")]
 
@@ -121,7 +121,7 @@ fn round(queue: &mut Blkioq, region: &MemoryRegion, memory: &File, generations: 
             continue;
         }
         let write = generations[number] == 0 || random.random_bool(0.5);
-        // Not aligned to anything.
+        // Unaligned.
         let at = slot * (BLOCK + 31) + 5;
         let (buffer, start) = (region.addr + at, (number * BLOCK) as u64);
         if write {

@@ -1,4 +1,5 @@
-//! What a guest was given of a device stays as it was while the guest lives, whatever becomes of the daemon, its configuration and its host.
+//! The properties of a device that a guest was given stay while the guest lives, through restarts and changes of the
+//! daemon, its configuration and its host.
 
 use std::path::Path;
 
@@ -10,7 +11,7 @@ use mqblk_tests::crash::daemon::RestartableDaemon;
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// How a daemon ends while its guest stays.
+/// Ways to end a daemon whose guest stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Kill,
@@ -18,7 +19,7 @@ enum End {
     TakeOver,
 }
 
-/// A daemon with a virtio-blk disk and a controller with a LUN. `state`: with a state file.
+/// Starts a daemon with a virtio-blk disk and a controller with a LUN. `state`: with a state file.
 fn start(disk: &str, controller: &str, lun: &str, state: bool) -> RestartableDaemon {
     let mut arguments = vec!["--workers".to_owned(), "1".to_owned(), "--admin".to_owned(), "FOLDER/admin".to_owned()];
     if state {
@@ -30,7 +31,7 @@ fn start(disk: &str, controller: &str, lun: &str, state: bool) -> RestartableDae
     RestartableDaemon::start(&arguments, &["a.img", "b.img"])
 }
 
-/// Ends the daemon, and starts it as it is configured then. Returns true if its guests have to connect again.
+/// Ends the daemon, and restarts it with the current configuration. Returns true if its guests have to reconnect.
 fn restart(daemon: &mut RestartableDaemon, end: End) -> bool {
     match end {
         End::Kill => daemon.kill(),
@@ -69,7 +70,7 @@ impl BlkGuest {
     fn finish(&mut self, queue: usize) -> BlkStatus {
         self.set.queues_mut()[queue].publish().expect("the kick");
         wait_for("a completion", || {
-            // A daemon that starts calls its guests once.
+            // A starting daemon calls its guests once.
             self.set.wait_at_most(1, TIMEOUT.time()).expect("a device that keeps the protocol");
             let queue = &mut self.set.queues_mut()[queue];
             queue.poll().expect("a device that keeps the protocol");
@@ -123,7 +124,7 @@ struct ScsiGuest {
     set: ScsiQueueSet,
 }
 
-/// What it asks of its LUN: INQUIRY, the pages 80h, 83h, B0h, B1h and B2h of it, and READ CAPACITY (16).
+/// The guest's queries of its LUN: INQUIRY, its pages 80h, 83h, B0h, B1h and B2h, and READ CAPACITY (16).
 const QUESTIONS: [[u8; 16]; 7] = [
     [0x12, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
     [0x12, 1, 0x80, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
@@ -145,7 +146,7 @@ impl ScsiGuest {
         ScsiGuest { controller, set }
     }
 
-    /// Returns all that it is told of its LUN.
+    /// Returns all answers about its LUN.
     fn answers(&mut self) -> Vec<Vec<u8>> {
         // A restart has raised a unit attention, which scanning clears.
         let units = self.controller.scan(&mut self.set).expect("its units");
@@ -173,7 +174,7 @@ impl ScsiGuest {
     }
 }
 
-/// What is changed between the daemons, of the disk, the controller and the LUN.
+/// The changed settings of the disk, the controller and the LUN, before.
 const BEFORE: [&str; 3] =
     ["queues=3,queue-size=128,block-size=512,serial=given", "queues=3,queue-size=256", "block-size=512,serial=lun"];
 const AFTER: [&str; 3] = [
@@ -218,7 +219,7 @@ fn guests_keep_what_they_were_given() {
         ] {
             assert_eq!(log.matches(line).count(), 1, "{end:?}: {line}\n{log}");
         }
-        // Guests that leave take it with them: the next ones have what is configured.
+        // The properties end with their guests: the next ones get the configured ones.
         let disconnected = || daemon.log().matches("frontend disconnected").count();
         let before = disconnected();
         drop((blk, scsi));
@@ -232,7 +233,7 @@ fn guests_keep_what_they_were_given() {
     }
 }
 
-/// The number of queues is that of the CPUs, if nobody says otherwise.
+/// The number of queues defaults to that of the CPUs.
 #[test]
 fn fewer_cpus_take_no_queue_from_a_guest() {
     let all = sched_getaffinity(None).expect("the CPUs");
@@ -254,7 +255,7 @@ fn fewer_cpus_take_no_queue_from_a_guest() {
     daemon.stop();
 }
 
-/// A raw image is its guest's: what it writes there does not keep its disk from being served, nor those of others.
+/// A raw image belongs to its guest: no content that the guest writes keeps its disk or others from being served.
 #[test]
 fn a_guest_s_image_signature_does_not_keep_its_disk_from_being_served() {
     for end in [End::Kill, End::Stop] {
@@ -264,7 +265,7 @@ fn a_guest_s_image_signature_does_not_keep_its_disk_from_being_served() {
         let mut first = vec![0; 512];
         first[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
         assert_eq!(guest.write(0, &first), BlkStatus::Ok);
-        // Whether the guest is still there does not matter.
+        // With or without the guest.
         drop(guest);
         wait_for("the guest's end", || daemon.log().contains("frontend disconnected").then_some(()));
         restart(&mut daemon, end);

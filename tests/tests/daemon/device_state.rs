@@ -45,7 +45,7 @@ fn scsi(image: &Path, more: &str) -> String {
     format!("{},interface=virtio-scsi,serial=S,unit-name=moving{more}", blk(image))
 }
 
-/// Waits for the daemon's `count`-th warning and returns it. Its reply comes first.
+/// Waits for the daemon's `count`-th warning and returns it. The reply is sent before.
 fn warning(daemon: &HostileDaemon, count: usize) -> String {
     wait_for("a complaint", || daemon.warnings("disk").into_iter().nth(count))
 }
@@ -66,7 +66,7 @@ fn the_write_cache_mode_of_virtio_blk() {
         let mut guest = MigratingGuest::connect(&source.socket("disk"), 1);
         assert_eq!(guest.read_sector(0), [7; 512]);
         guest.frontend.connection.send_acked(m::SET_CONFIG, &config_payload(32, 1, 0, &[chosen]), &[]);
-        // The first migration fails: the guest stays.
+        // The first migration fails, and the guest stays.
         let bases = guest.stop_queues();
         let text = guest.save_state();
         guest.restart_queues(&bases);
@@ -110,14 +110,14 @@ fn modes_and_unit_attentions_of_a_unit() {
         let mut guest = MigratingGuest::connect(&source.socket("disk"), 3);
         assert!(!guest.take_unit_attentions(0).is_empty(), "it was switched on");
         select(&mut guest, 0);
-        // Sizes that its driver chose; a unit that grows, which the next command reports; and an event that has no buffer.
+        // Sizes chosen by its driver; a unit that grows, which the next command reports; and an event without a buffer.
         guest.frontend.connection.send_acked(m::SET_CONFIG, &config_payload(20, 4, 0, &64_u32.to_le_bytes()), &[]);
         guest.sense_size = 64;
         File::options().write(true).open(place.path("a.img")).unwrap().set_len(2 << 20).unwrap();
         wait_for("the size watch", || source.log().contains("LUN resized").then_some(()));
         let (bases, text) = (guest.stop_queues(), guest.save_state());
         assert!(text.contains("capacity-changed") && text.contains("resized"), "{text}");
-        // One migration fails: the guest stays.
+        // One migration fails, and the guest stays.
         guest.restart_queues(&bases);
         assert_eq!((guest.stop_queues(), guest.save_state()), (bases.clone(), text.clone()));
 
@@ -264,7 +264,7 @@ fn controller(place: &Place, name: &str, more: &str) -> (HostileDaemon, PathBuf)
     let (at, state) = (socket.display().to_string(), state.display().to_string());
     let (mut arguments, images) = (vec!["--admin", &at, "--state", &state], place.folder.path().display().to_string());
     if more.is_empty() {
-        // Where LUNs are added.
+        // The folder of added LUNs.
         arguments.extend(["--sandbox-allow", &images]);
     }
     (HostileDaemon::start_with(1, &[("disk", &scsi(&image, more))], &arguments), socket)
@@ -292,7 +292,7 @@ fn luns_added_while_the_guest_ran() {
     guest.take_unit_attentions(5);
     assert_eq!(first_byte(&mut guest, 5), Some(2));
 
-    // Not without permission: the guest stays.
+    // Without permission it fails, and the guest stays.
     let (refuses, _) = controller(&place, "refuses", "");
     let bases = guest.stop_queues();
     let text = guest.save_state();
@@ -315,14 +315,14 @@ fn luns_added_while_the_guest_ran() {
     assert!(!arrived.has_event());
     assert_eq!(luns(&its_admin), ["disk:0:0", "disk:5:0"]);
     assert!(std::fs::read_to_string(place.path("there.state")).unwrap().contains("second.img"));
-    // For the guest it is the same unit.
+    // The unit is the same for the guest.
     let page = [0x12, 1, 0x83, 0, 255, 0];
     let bases = arrived.stop_queues();
     let text = arrived.save_state();
     drop(guest);
     drop(refuses);
     source.stop();
-    // Then to a third daemon, where it is in the configuration by now; and back.
+    // Then to a third daemon whose configuration has it by now, and back.
     let same = "controller=disk,target=5,lock=shared-migration,serial=disk:5:0";
     let name: Value = serde_json::from_str(&text).unwrap();
     let name = name["state"]["units"][1]["unit"]["name"].as_str().unwrap().to_owned();
@@ -338,7 +338,7 @@ fn luns_added_while_the_guest_ran() {
     third.stop();
 }
 
-/// The destination's error, and how the source got the LUN.
+/// The destination's error, and the source's way to add the LUN.
 type Case<'a> = (&'static str, Box<dyn Fn() + 'a>);
 
 #[test]

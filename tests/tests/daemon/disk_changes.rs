@@ -34,7 +34,7 @@ fn start(images: &Images, disks: &[(&str, &str)], more: &[&str]) -> HostileDaemo
 }
 
 fn call(daemon: &HostileDaemon, verb: &str, params: &Value) -> Result<Value, String> {
-    // It is made after the sockets of the disks.
+    // Created after the sockets of the disks.
     let connect = || Client::connect_with(&daemon.folder().join("admin.sock"), TIMEOUT.time()).ok();
     let mut client = mqblk_tests::hostile::wait_for("the admin socket", connect);
     client.call(verb, params).map_err(|error| error.to_string())
@@ -177,7 +177,7 @@ fn failed_requests_are_logged_once_and_summed_up() {
         let number = line.split("failed=").nth(1)?.split(' ').next()?.parse::<u64>().ok()?;
         line.contains("more I/O errors followed").then_some(number)
     };
-    // On a slow machine the summary may come in parts.
+    // On a slow machine the summary may be split.
     assert_eq!(lines[1..].iter().filter_map(failed).sum::<u64>(), 19, "{lines:?}");
     for event in ["frontend connected", "the driver starts", "frontend disconnected"] {
         let line = log.lines().find(|line| line.contains(event) && line.contains("disk=\"a\""));
@@ -206,7 +206,7 @@ fn the_level_of_the_log_changes() {
     daemon.stop();
 }
 
-/// A daemon with a configuration file in the sandbox, which is changed and applied.
+/// The configuration file of a daemon in the sandbox is changed and applied.
 #[test]
 fn a_changed_configuration_is_applied() {
     let (images, folder) = (Images::new(), tempfile::tempdir().expect("a folder"));
@@ -234,7 +234,7 @@ fn a_changed_configuration_is_applied() {
     assert_eq!(changes("config.apply"), [("disk \"one\": add".to_owned(), true, None)]);
     assert_eq!((changes("config.apply"), ids(&daemon)), (vec![], vec!["kept".to_owned(), "one".to_owned()]));
 
-    // What cannot be changed is told, and what is wrong changes nothing.
+    // Changes that need a restart are reported, and an invalid configuration changes nothing.
     write(&format!("hang-warning-s = 3\n{}", disk("one", "poll = \"off\"\n")));
     let told = changes("config.apply");
     assert!(told[0].0 == "disk \"one\": set poll=off" && told[0].1, "{told:?}");

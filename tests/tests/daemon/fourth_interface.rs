@@ -1,4 +1,4 @@
-//! A guest interface that the daemon does not know is one folder (`tests/src/fourth_interface`) and one line (in the program's table): it is
+//! A new guest interface is one folder (`tests/src/fourth_interface`) and one line (in the program's table). It is
 //! configured, printed, served, counted, resized, stopped and documented as the others.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -11,7 +11,7 @@ use mqblk_test_bounds::Bound;
 use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_mqblk-lines");
-/// Only a failing test waits that long.
+/// Only a failing test waits this long.
 const TIMEOUT: Bound = Bound::seconds(60);
 
 /// A daemon, killed when the test ends before it.
@@ -48,7 +48,7 @@ impl Client {
         }
     }
 
-    /// Sends a request and returns the line that answers it.
+    /// Sends a request and returns the response line.
     fn send(&mut self, line: &str, data: &[u8]) -> String {
         let stream = self.0.get_mut();
         stream.write_all(format!("{line}\n").as_bytes()).and_then(|()| stream.write_all(data)).expect("sent");
@@ -143,7 +143,7 @@ fn it_serves_and_is_counted() {
     let disk = &reported["disks"][1];
     assert_eq!((&disk["id"], &disk["interface"], &disk["storage"]), (&"l".into(), &"lines".into(), &"file".into()));
     assert_eq!(reported["disks"][0]["interface"], "virtio-blk");
-    // The read past the end counts as a read that failed.
+    // The read past the end counts as a failed read.
     let counters = &disk["totals"]["counters"];
     let counted = ["writes", "reads", "flushes", "errors"].map(|name| counters[name].as_u64());
     assert_eq!(counted, [Some(1), Some(2), Some(1), Some(1)], "{disk}");

@@ -1,5 +1,5 @@
-//! Several drivers on several disks of one daemon: one is killed or frozen in the middle of its requests, again and again; the others
-//! continue to verify, and the disk that lost its driver serves the next one.
+//! Several drivers on several disks of one daemon. One is killed or frozen in the middle of its requests, repeatedly;
+//! the others continue to verify, and the disk serves its next driver.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -70,7 +70,7 @@ impl Drop for Client {
     }
 }
 
-/// One disk whose drivers are killed, on each storage, and three others.
+/// The disk whose drivers are killed, on each storage, and three others.
 fn disks(victim: &'static str) -> [(&'static str, &'static str); 4] {
     [
         ("victim", victim),
@@ -125,7 +125,8 @@ fn drivers_are_killed_in_mid_request() {
     }
 }
 
-/// Checks that no disk has warnings but those of storage that hangs, if all disks on files have them: the disk of the host hung then.
+/// Checks that no disk has warnings, except those of hanging storage if all disks on files have them: then the disk of
+/// the host hung.
 fn assert_no_warnings(daemon: &HostileDaemon, disks: &[(&str, &str)]) {
     let on_file = |settings: &str| settings.contains("path=IMAGE");
     let hung = |id: &str| daemon.warnings(id).iter().any(|warning| warning.contains("the storage hangs"));

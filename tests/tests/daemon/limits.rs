@@ -1,4 +1,5 @@
-//! Rate limits of a daemon in the sandbox: given at its start, and changed while drivers that verify what they read use the disks.
+//! Rate limits of a daemon in the sandbox: set at its start, and changed while drivers that verify their reads use the
+//! disks.
 
 use std::process::{Command, Output};
 use std::time::Instant;
@@ -25,13 +26,13 @@ fn done(daemon: &HostileDaemon, args: &[&str]) -> String {
 }
 
 fn call(daemon: &HostileDaemon, verb: &str, params: &Value) -> Result<Value, String> {
-    // It is made after the sockets of the disks.
+    // Created after the sockets of the disks.
     let connect = || Client::connect_with(&daemon.folder().join("admin.sock"), TIMEOUT.time()).ok();
     let mut client = mqblk_tests::hostile::wait_for("the admin socket", connect);
     client.call(verb, params).map_err(|error| error.to_string())
 }
 
-/// Returns what a daemon without a state file says of a change.
+/// Returns the notice of a daemon without a state file about a change.
 fn lost(change: &str) -> String {
     format!("{change}; it does not survive a restart of the daemon, which has no --state\n")
 }
@@ -49,7 +50,7 @@ fn limits_are_changed_under_load() {
     let given = throttle(&daemon, "a").expect("it has limits");
     assert_eq!(Value::Object(given.limits), json!({ "iops": 5000 }));
 
-    // So few that a round takes long, and the counts are certain.
+    // A low limit, so that a round takes long and the counts are certain.
     assert_eq!(done(&daemon, &["disk", "set", "a", "iops=200", "iops-max=off"]), lost("set a: iops=200,iops-max=off"));
     let (start, before) = (Instant::now(), throttle(&daemon, "a").expect("limits"));
     let requests = || {
@@ -61,14 +62,14 @@ fn limits_are_changed_under_load() {
         load.round();
     }
     let (passed, seconds) = (requests() - first, start.elapsed().as_secs_f64());
-    // What the bucket of the limit before had left, and what leases may have.
+    // The rest in the bucket of the previous limit, and the most that leases may have.
     assert!(passed as f64 <= 200.0 * (seconds + 0.1) + 20.0, "{passed} in {seconds} s");
     let stats = throttle(&daemon, "a").expect("limits");
     assert!(stats.throttled_ns > before.throttled_ns && stats.waiting == 0, "{stats:?}");
     let shown = done(&daemon, &["stat"]);
     assert!(shown.lines().any(|line| line.starts_with("disk a is limited (iops=200): ")), "{shown}");
 
-    // A request a second; and off, while some wait.
+    // One request per second; then off, while some wait.
     done(&daemon, &["disk", "set", "a", "iops=1", "bandwidth-read=64M"]);
     std::thread::scope(|scope| {
         let raising = scope.spawn(|| {
@@ -113,7 +114,7 @@ fn groups_are_shown_and_changed() {
         rows,
         [["group", "limits", "disks"], ["gold", "iops=1000", "b"], ["silver", "bandwidth=1G,iops=5", "a"]]
     );
-    // The verb `disks` has what is in force.
+    // The verb `disks` returns the effective limits.
     let disks = call(&daemon, "disks", &json!({})).expect("the disks");
     assert_eq!(disks["disks"][0]["settings"]["limit-group"], "silver");
     assert_eq!(
@@ -151,7 +152,7 @@ fn luns_have_limits_too() {
     let settings = &luns["luns"][0]["settings"];
     assert_eq!((&settings["iops"], &settings["limit-group"]), (&json!(15), &json!("gold")));
     assert_eq!(luns["luns"][1]["settings"].get("iops"), None);
-    // One that is added has the keys, also with its printed settings.
+    // An added one has the keys, also with its printed settings.
     let added = done(&daemon, &["lun", "add", "controller=c,storage=null,size=1M,limit-group=gold,bandwidth=1M"]);
     assert!(added.starts_with("added c:2:0"), "{added}");
     let stat =

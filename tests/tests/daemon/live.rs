@@ -1,4 +1,5 @@
-//! Settings that are changed while drivers verify what they read, over virtio-blk, virtio-scsi and Xen; and that are kept over a restart.
+//! Settings that are changed while drivers verify their reads, over virtio-blk, virtio-scsi and Xen, and that are kept
+//! over a restart.
 
 use std::path::Path;
 use std::time::Instant;
@@ -15,14 +16,14 @@ use serde_json::{Value, json};
 
 use super::queue_moves::{DEVICES, Loads, assert_counters, start_host};
 
-/// Workers at first, and at most.
+/// Initial and largest number of workers.
 const WORKERS: u64 = 2;
 const MOST_WORKERS: u64 = 4;
 const CHANGES: u32 = 600;
-/// Only a failing test waits that long for a change.
+/// Only a failing test waits this long for a change.
 const STALL: Bound = Bound::seconds(60);
 
-/// Keys of a disk's requests, with values that are as they are shown.
+/// Keys of a disk's requests, with values in their printed form.
 const STORAGE: &[(&str, &[&str])] = &[
     ("merge", &["on", "off", "auto"]),
     ("merge-bytes", &["4K", "64K", "1M"]),
@@ -206,7 +207,7 @@ fn workers_controllers_and_settings_change_in_the_sandbox() {
             json!({ "id": "b", "settings": { "queue-map": "0:1", "poll": "busy", "merge": "off", "depth": 2 } }),
         );
         (0..5).for_each(|_| load.round());
-        // A new disk may be placed on it, and a controller.
+        // A new disk and a controller may be placed on it.
         let (disk, controller) = (daemon.socket("new"), daemon.socket("c"));
         call(
             "disk.add",

@@ -1,5 +1,5 @@
-//! LUNs that are added, removed and resized while the userspace driver has commands in flight: every command completes, no command of the
-//! other LUNs fails, and each change is an event.
+//! LUNs that are added, removed and resized while the userspace driver has commands in flight: every command completes,
+//! no command of the other LUNs fails, and each change is an event.
 
 use std::path::Path;
 use std::process::{Child, Command as Process, Stdio};
@@ -95,7 +95,7 @@ fn at(target: u8, lun: u16) -> LunAddress {
     LunAddress { target, lun }
 }
 
-/// A load: keeps commands in flight on some LUNs, and counts how they ended.
+/// A load: keeps commands in flight on some LUNs, and counts their results.
 struct Load {
     set: ScsiQueueSet,
     units: Vec<LunAddress>,
@@ -137,7 +137,7 @@ impl Load {
         self.set.publish().expect("a kick");
     }
 
-    /// Takes completions, and submits each command again unless `last`. Returns how many there were.
+    /// Takes completions, and resubmits each command unless `last`. Returns the number of completions.
     fn turn(&mut self, last: bool) -> usize {
         let mut ended = 0;
         for queue in 0..2 {

@@ -1,4 +1,4 @@
-//! A daemon in a process of its own, and drivers that keep the protocol.
+//! A daemon in a process of its own, and drivers that keep to the protocol.
 
 mod bench;
 mod bench_endings;

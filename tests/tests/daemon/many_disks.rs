@@ -1,4 +1,4 @@
-//! A daemon of many disks: what an idle disk costs, and what reaches its listening socket.
+//! A daemon of many disks: the cost of an idle disk, and the connections that reach its listening socket.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -15,9 +15,9 @@ use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 
 const DISKS: usize = 300;
 const FILES: usize = 30;
-/// The pause of the daemon after a connection could not be accepted.
+/// The daemon's pause after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// Connections of a disk at once, and then in a second.
+/// Connections of a disk at once, then per second.
 const CONNECTION_BURST: usize = 1000;
 const CONNECTIONS_PER_SECOND: usize = 50;
 
@@ -39,8 +39,8 @@ fn connect(daemon: &HostileDaemon, disk: usize) -> BlkDevice {
     BlkDevice::connect(&options).expect("a connection")
 }
 
-/// Returns the resources and the threads of a daemon whose last frontends are gone. Without those of io_uring, which the kernel starts and ends
-/// as it likes.
+/// Returns the resources and threads of a daemon without frontends. Leaves out the threads of io_uring, which the
+/// kernel starts and ends at any time.
 fn idle_usage(daemon: &HostileDaemon) -> (HostileDaemonResources, usize) {
     wait_for("the end of the control threads", || (daemon.thread_count("vhost-") == 0).then_some(()));
     let now = || (daemon.resources(), daemon.thread_count("").saturating_sub(daemon.thread_count("iou-")));
@@ -53,8 +53,9 @@ fn idle_usage(daemon: &HostileDaemon) -> (HostileDaemonResources, usize) {
     })
 }
 
-/// Removes the last disks of a daemon. Each gives back this many descriptors, and no thread: an idle disk has no more. A daemon is compared with
-/// itself only: another one may have inherited descriptors of clients in this process, which are not all ours.
+/// Removes the last disks of a daemon. Each releases this many descriptors, and no thread: an idle disk has no more. A
+/// daemon is compared only with itself, because another one may have inherited descriptors of other clients in this
+/// process.
 fn remove(daemon: &HostileDaemon, disks: std::ops::Range<usize>, fds_each: usize) {
     let (before, threads) = idle_usage(daemon);
     let mut admin = Client::connect(&daemon.folder().join("admin.sock")).expect("the admin socket");
@@ -73,14 +74,14 @@ fn an_idle_disk_costs_a_descriptor_and_no_thread() {
     let daemon = start(DISKS, "storage=null,size=1G,queues=1", &[]);
     let usage = idle_usage(&daemon);
     let devices: Vec<BlkDevice> = (0..DISKS).map(|disk| connect(&daemon, disk)).collect();
-    // A thread that a control thread starts has its name at first.
+    // A new thread initially has the name of the control thread that started it.
     wait_for("a control thread for each frontend", || (daemon.thread_count("vhost-") == DISKS).then_some(()));
     drop(devices);
     wait_for("what it had before the frontends", || (idle_usage(&daemon) == usage).then_some(()));
     remove(&daemon, 1..DISKS, 1);
     drop(connect(&daemon, 0));
     daemon.stop();
-    // A file is a descriptor more.
+    // A file needs one descriptor more.
     let daemon = start(FILES, "path=IMAGE,queues=1", &[]);
     remove(&daemon, 1..FILES, 2);
     daemon.stop();
@@ -93,7 +94,7 @@ fn task_of(daemon: &HostileDaemon, name: &str) -> PathBuf {
     tasks.flatten().map(|task| task.path()).find(named).unwrap_or_else(|| panic!("no thread {name:?}"))
 }
 
-/// Returns how often a thread has gone to sleep.
+/// Returns the number of times that a thread went to sleep.
 fn sleeps(task: &std::path::Path) -> usize {
     let status = std::fs::read_to_string(task.join("status")).expect("the thread's status");
     let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).expect("its switches");
@@ -154,15 +155,15 @@ fn a_process_that_connects_and_disconnects_in_a_loop_is_slowed_down_alone() {
         drop(UnixStream::connect(&socket).expect("it listens"));
     }
     let count = daemon.log().lines().filter(|line| line.contains("frontend connected disk=\"d0\"")).count();
-    // The first one is of the start of the test.
+    // The first one is from the start of the test.
     let most = 1 + CONNECTION_BURST + CONNECTIONS_PER_SECOND * (begin.elapsed().as_secs() as usize + 2);
     assert!(count <= most, "{count} connections were served, expected at most {most}");
     assert!(daemon.stat("d0").budget.expect("a budget").delayed_connections > 0);
     neighbour.assert_progress("the loop");
-    // Another disk's frontends do not wait.
+    // Frontends of another disk do not wait.
     daemon.wait_for_session_end("d1");
     assert_eq!(daemon.stat("d1").budget.expect("a budget").delayed_connections, 0);
-    // Behind the others in the backlog.
+    // Queued behind the others in the backlog.
     daemon.wait_for_session_end("d0");
     daemon.wait_for_resources(base, "the loop");
     wait_for("the end of the control thread", || (daemon.thread_count("vhost-d0") == 0).then_some(()));

@@ -1,5 +1,5 @@
-//! The metrics endpoint of a running daemon: it agrees with `stat`, its counters only grow, scrapers disturb nothing, and Prometheus finds data
-//! for every query of the dashboard and every alert.
+//! The metrics endpoint of a running daemon: it agrees with `stat`, its counters only grow, scrapers disturb nothing,
+//! and Prometheus finds data for every query of the dashboard and every alert.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -24,7 +24,7 @@ use tempfile::TempDir;
 
 const OPEN_METRICS: &str = "application/openmetrics-text;version=1.0.0";
 
-/// Returns the address that a daemon has logged.
+/// Returns the address from a daemon's log.
 fn address(daemon: &HostileDaemon) -> SocketAddr {
     wait_for("the metrics' address", || {
         let log = daemon.log();
@@ -47,11 +47,11 @@ fn get(address: SocketAddr, target: &str, accept: &str) -> (String, String) {
     exchange(stream, &format!("GET {target} HTTP/1.1\r\nHost: a\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"))
 }
 
-/// The samples of a text, by series: the name, and the labels in the order of their names.
+/// Samples by series: the name, and the labels in the order of their names.
 struct Samples(BTreeMap<String, f64>);
 
 impl Samples {
-    /// Parses either text format. Neither is used here with a label value that has to be escaped.
+    /// Parses either text format. No label value here needs escaping.
     fn parse(text: &str) -> Samples {
         let lines = text.lines().filter(|line| !line.starts_with('#'));
         let sample = |line: &str| {
@@ -71,7 +71,7 @@ impl Samples {
     }
 }
 
-/// Sorts the labels of a series, and writes bounds of buckets in one way.
+/// Sorts the labels of a series, and normalises bounds of buckets.
 fn in_order(series: &str) -> String {
     let Some((name, labels)) = series.strip_suffix('}').and_then(|series| series.split_once('{')) else {
         return series.to_owned();
@@ -85,7 +85,8 @@ fn in_order(series: &str) -> String {
     format!("{name}{{{}}}", labels.join(","))
 }
 
-/// Scrapes the daemon with the series of its queues. Samples are at most 100 ms old, so the second one is newer than the call.
+/// Scrapes the daemon with the series of its queues. Samples are at most 100 ms old, so the second one is newer than
+/// the call.
 fn scrape(address: SocketAddr) -> Samples {
     let one = || {
         let (head, body) = get(address, "/metrics?queues=true", OPEN_METRICS);
@@ -153,7 +154,7 @@ fn metrics_agree_with_stat() {
     (0..20).for_each(|_| load.round());
     drop(load);
     daemon.wait_for_session_end("file");
-    // Nothing counts any more.
+    // All counters are stable.
     let samples = scrape(address);
     let query = StatQuery { queues: true, latency: true, disk: None };
     let stat = Client::connect(&admin).and_then(|mut client| client.stat(&query)).expect("stat");
@@ -204,7 +205,7 @@ fn metrics_agree_with_stat() {
     daemon.stop();
 }
 
-/// Requests that the storage fails, and those that wait for a limit, are those of `stat`.
+/// The numbers of requests that the storage fails, and of those that wait for a limit, are those of `stat`.
 #[test]
 fn failed_and_throttled_requests_are_counted() {
     let disks = [
@@ -271,7 +272,7 @@ fn counters_only_grow_while_guests_come_and_go() {
     let mut before = scrape(address);
     for seed in 0..4 {
         let mut load = VhostUserLoad::connect(daemon.socket("ram"), 1, 64, seed);
-        // A new guest finds what the one before has written.
+        // A new guest finds the data of the previous one.
         load.expect_generation(0);
         (0..3).for_each(|_| assert_eq!(load.try_read(1), BlkStatus::Ok));
         let during = scrape(address);
@@ -301,7 +302,7 @@ fn scrapers_that_misbehave_disturb_neither_guests_nor_others() {
     let mut stuck: Vec<TcpStream> = Vec::new();
     for number in 0..60 {
         let mut stream = TcpStream::connect(address).expect("a connection");
-        // It may have been closed already, as one too many.
+        // It may already be closed as one too many.
         let _ = match number % 3 {
             0 => Ok(()),
             1 => stream.write_all(b"GET /metrics?queues=true HTTP/1.1\r\n\r\n"),
@@ -384,7 +385,7 @@ fn promtool(arguments: &[&str], input: &str) -> Output {
     child.wait_with_output().expect("promtool")
 }
 
-/// Runs promtool, and returns what it prints.
+/// Runs promtool, and returns its output.
 fn checked(arguments: &[&str], input: &str) -> String {
     let output = promtool(arguments, input);
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
@@ -421,7 +422,7 @@ impl Prometheus {
             rules.display().to_string()
         );
         std::fs::write(at("prometheus.yml"), config).expect("a file");
-        // Free a moment ago.
+        // A port that was free a moment ago.
         let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port");
         let log = std::fs::File::create(at("log")).expect("a file");
         let mut command = Command::new("prometheus");
@@ -509,7 +510,7 @@ fn prometheus_has_data_for_the_dashboard_and_the_alerts() {
     machine.create_domain(DomainId(1)).expect("a domain");
     let xen = machine.folder().display().to_string();
     let of_xen = "id=xen,storage=ram,size=1M,interface=xen,domid=1,vdev=xvda,queues=1";
-    // It is out.
+    // The disk is out.
     let missing = format!("id=missing,path=/nonexistent,socket={}", folder.path().join("missing.sock").display());
     let daemon = HostileDaemon::start_with(
         2,
@@ -527,7 +528,7 @@ fn prometheus_has_data_for_the_dashboard_and_the_alerts() {
         prometheus.has_data(&query);
     }
     prometheus.has_data("mqblk_disk_grant_pages{disk=\"xen\"}");
-    // Under load the numbers are some.
+    // Under load the values are not zero.
     prometheus.has_data("sum(rate(mqblk_disk_reads_completed_total{disk=\"file\"}[10s])) > 0");
     prometheus.has_data(
         "histogram_quantile(0.99, sum by (le) (rate(mqblk_disk_latency_seconds_bucket{disk=\"file\"}[10s]))) > 0",
@@ -539,7 +540,7 @@ fn prometheus_has_data_for_the_dashboard_and_the_alerts() {
     for rule in rules {
         let expression = rule["query"].as_str().expect("a query").to_owned();
         metric_names(&expression).into_iter().for_each(|name| prometheus.has_data(&format!("count({name})")));
-        // Beside other work this machine's disk, or a worker without a CPU, may be as slow as these two say.
+        // These two may be true here: this machine's disk, or a worker without a CPU, may be slow beside other work.
         if rule["name"] != "MqblkStorageSlow" && rule["name"] != "MqblkWorkerSaturated" {
             assert_eq!(rule["alerts"].as_array().map(Vec::len), Some(0), "{rule}");
         }

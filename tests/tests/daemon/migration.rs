@@ -25,8 +25,8 @@ fn settings(interface: Interface, queues: usize, storage: &str) -> String {
     format!("interface={interface},queues={queues},{storage}")
 }
 
-/// Runs requests of all kinds while logging is enabled, disabled and moved to other logs, with copies of dirty pages in between. At each
-/// end every byte has been copied.
+/// Runs requests of all kinds while logging is enabled, disabled and moved to other logs, with copies of dirty pages in
+/// between. At each end every byte has been copied.
 fn exact(interface: Interface, queues: usize, storage: &str, rounds: u32, seed: u64) {
     let daemon = HostileDaemon::start(2, &[("disk", &settings(interface, queues, storage))]);
     let mut guest = Migrant::start(&daemon.socket("disk"), interface, queues, seed);
@@ -51,7 +51,7 @@ fn exact(interface: Interface, queues: usize, storage: &str, rounds: u32, seed: 
         // Requests may be in flight at the switchover: they complete before the queues have stopped.
         let bases = guest.stop();
         guest.check_copy();
-        // Requests that the device had not pulled are completed when the queues start again.
+        // Requests that the device had not pulled complete after the restart of the queues.
         guest.reap(false);
         guest.start_again(&bases);
         guest.submit(8);
@@ -84,7 +84,7 @@ fn every_page_that_is_written_is_marked() {
 #[test]
 fn a_guest_migrates_there_and_back() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    // Without a delay: a refused start has waited for the lock for seconds.
+    // Without a delay: the destination waits for the lock for seconds before it refuses a start.
     std::thread::scope(|scope| {
         for interface in [Interface::Blk, Interface::Scsi] {
             for queues in [1, 4] {
@@ -150,7 +150,7 @@ fn there_and_back(image: &Path, interface: Interface, queues: usize) {
     }
 }
 
-/// Connects a frontend with one queue, and a log that it has set.
+/// Connects a frontend with one queue and with a log.
 fn logging(socket: &Path) -> (HostileFrontend, Log) {
     let mut front = HostileFrontend::connect(socket, LOG_ALL);
     let log = Log::new();

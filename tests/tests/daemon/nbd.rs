@@ -1,4 +1,5 @@
-//! Disks of real NBD servers, `nbdkit` and `qemu-nbd`, which are killed and restarted beneath a load that verifies what it reads.
+//! Disks of real NBD servers, `nbdkit` and `qemu-nbd`, which are killed and restarted under a load that verifies its
+//! reads.
 
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -64,7 +65,7 @@ fn daemon(disk: &str) -> HostileDaemon {
     HostileDaemon::start(2, &[("d", &format!("{disk},queues=2"))])
 }
 
-/// Runs rounds for so long.
+/// Runs rounds for this time.
 fn run(load: &mut VhostUserLoad, time: Duration) -> u32 {
     let (begin, mut rounds) = (Instant::now(), 0);
     while begin.elapsed() < time {
@@ -82,7 +83,7 @@ fn kills_are_pauses(place: &Place, start: impl Fn() -> NbdServer) {
     let mut load = VhostUserLoad::connect(daemon.socket("d"), 2, BLOCKS, 7);
     for kill in 0..6 {
         let is_done = AtomicBool::new(false);
-        // The servers are this thread's: nbdkit ends with the thread that has started it.
+        // The servers belong to this thread: nbdkit ends with the thread that started it.
         std::thread::scope(|scope| {
             let running = scope.spawn(|| {
                 while !is_done.load(Ordering::Relaxed) {
@@ -91,7 +92,7 @@ fn kills_are_pauses(place: &Place, start: impl Fn() -> NbdServer) {
             });
             std::thread::sleep(Duration::from_millis(100 + 37 * kill));
             server.kill();
-            // Requests that are submitted meanwhile wait.
+            // Requests submitted meanwhile wait.
             std::thread::sleep(Duration::from_millis(150));
             server = start();
             std::thread::sleep(Duration::from_millis(200));
@@ -130,7 +131,8 @@ fn kills_of_qemu_nbd_are_pauses() {
     kills_are_pauses(&place, || place.qemu_nbd());
 }
 
-/// A controller whose LUN has one connection has its queues on the worker of its control queue; one that is added must find them there.
+/// A controller whose LUN has one connection has its queues on the worker of its control queue. An added queue must
+/// find them there.
 #[test]
 fn a_lun_of_a_server_with_one_connection() {
     let place = Place::new();
@@ -192,7 +194,7 @@ fn an_error_of_the_server_is_the_requests_and_the_log_has_its_words() {
     drop(server);
 }
 
-/// A server that ends when nobody is connected any more: the daemon stays connected while it serves, and leaves when it stops.
+/// A server that ends with its last client: the daemon stays connected while it serves, and disconnects when it stops.
 #[test]
 fn a_server_that_ends_with_its_last_client() {
     let place = Place::new();
@@ -206,7 +208,7 @@ fn a_server_that_ends_with_its_last_client() {
     server.wait_end();
 }
 
-/// In the sandbox a daemon connects to the port of its configuration.
+/// In the sandbox a daemon connects to the configured port.
 #[test]
 fn tcp_and_tls_work_in_the_sandbox() {
     let place = Place::new();
@@ -231,7 +233,7 @@ fn tcp_and_tls_work_in_the_sandbox() {
         assert!(run(&mut load, Duration::from_millis(300)) > 0);
         server.kill();
         let server = start();
-        // Whether it connects again is what is tried: both in the sandbox.
+        // Tests the reconnect: both in the sandbox.
         assert!(run(&mut load, Duration::from_millis(300)) > 0);
         drop(load);
         daemon.stop();
@@ -273,7 +275,7 @@ fn openssl(folder: &Path, arguments: &[&str]) {
     assert!(output.status.success(), "openssl {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Makes an authority, and a certificate of the server that it signs.
+/// Makes an authority, and a server certificate signed by it.
 fn make_certificates(folder: &Path) {
     std::fs::create_dir(folder).expect("a folder");
     let openssl = |arguments: &[&str]| openssl(folder, arguments);
@@ -320,7 +322,7 @@ fn a_server_that_is_not_there_is_named() {
     }
 }
 
-/// A server that accepts and says nothing.
+/// A server that accepts and sends nothing.
 #[test]
 fn a_silent_server_is_given_up() {
     let place = Place::new();

@@ -1,4 +1,5 @@
-//! A disk that cannot be served is out, and all others are served: in the sandbox, at the start and at a takeover. It is tried again.
+//! A disk that cannot be served is out, and all others are served: in the sandbox, at the start and at a takeover. The
+//! daemon retries it.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -32,7 +33,7 @@ fn list(admin: &Path) -> DiskList {
     serde_json::from_value(call(admin, "disk.list", &Value::Null).expect("a list")).expect("a list")
 }
 
-/// The disks that are out, by id.
+/// Returns the disks that are out, by id.
 fn out(admin: &Path) -> Vec<OutDisk> {
     let mut out = list(admin).out;
     out.sort_by(|one, other| one.id.cmp(&other.id));
@@ -47,8 +48,8 @@ fn mqblk(arguments: &[&str]) -> Output {
     Command::new(mqblk_binary()).args(arguments).env_remove("RUST_LOG").output().expect("mqblk")
 }
 
-/// What keeps disks out: a file that is missing, of another format, too short, a folder, locked, and servers that are silent, lie, or are not
-/// there.
+/// Causes of out disks: a file that is missing, of another format, too short, a folder, or locked, and servers that are
+/// silent, invalid, or absent.
 #[test]
 fn every_other_disk_is_served_and_what_was_out_comes() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -64,7 +65,7 @@ fn every_other_disk_is_served_and_what_was_out_comes() {
     File::create(at("odd.img")).and_then(|mut file| file.write_all(b"odd")).expect("a file");
     image(&at("locked.img"));
     let holder = HostileDaemon::start(1, &[("holder", &format!("path={}", at("locked.img").display()))]);
-    // It accepts, and says nothing; and one that says something else.
+    // One accepts and sends nothing; the other sends garbage.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     let liar = TcpListener::bind("127.0.0.1:0").expect("a port");
     let (silent_port, liar_port) = (silent.local_addr().unwrap().port(), liar.local_addr().unwrap().port());
@@ -114,7 +115,7 @@ fn every_other_disk_is_served_and_what_was_out_comes() {
     let metrics = mqblk(&["stat", "--socket", admin.to_str().unwrap()]);
     assert!(String::from_utf8_lossy(&metrics.stdout).contains("locked is out"), "{metrics:?}");
 
-    // What comes is served, without anybody's asking or at once.
+    // A disk is served once it can be, by itself or on request.
     image(&at("late.img"));
     image(&at("gone.img"));
     drop(holder);
@@ -133,7 +134,7 @@ fn every_other_disk_is_served_and_what_was_out_comes() {
     let why = call(&admin, "disk.retry", &json!({ "id": "dead" })).unwrap_err();
     assert!(why.contains("No such file"), "{why}");
     assert!(call(&admin, "disk.retry", &json!({ "id": "kept" })).unwrap_err().contains("dead"), "it is not out");
-    // What is not wanted any more is not tried any more.
+    // A removed disk is not retried.
     call(&admin, "disk.remove", &json!({ "id": "folder" })).expect("it is given up");
     assert!(!ids(&out(&admin)).contains(&"folder"));
 }
@@ -158,7 +159,7 @@ fn who_wants_all_or_nothing_has_it() {
         (&["--check", "--disk", &good, "--disk", &missing], 1, "disk good: can be served\nmissing is out: "),
         (&["--check", "--disk", &good], 0, "disk good: can be served\n"),
         (&["--check", "--disk", &good, "--disk", &typo], 2, "path: found nothing"),
-        // Nobody would see that nothing is served.
+        // It would not be noticed that nothing is served.
         (&["--disk", &missing], 1, "missing.img"),
     ] {
         let (found, text) = run(arguments);
@@ -185,7 +186,7 @@ fn a_disk_that_a_successor_cannot_open_does_not_keep_the_others() {
     let arguments: Vec<String> = arguments.map(str::to_owned).into();
     let mut daemon = RestartableDaemon::prepare(&arguments, &["a.img", "n.img"]);
     let (socket, image) = (daemon.folder().join("nbd.sock"), daemon.folder().join("n.img"));
-    // Of several connections, so that the disk could be taken over.
+    // Several connections, so that the disk can be handed over.
     let nbdkit = || {
         let mut command = Command::new("nbdkit");
         command.args(["--foreground", "--unix"]).arg(&socket).arg("file").arg(&image);
@@ -208,7 +209,7 @@ fn a_disk_that_a_successor_cannot_open_does_not_keep_the_others() {
     VhostUserLoad::connect(daemon.folder().join("n.sock"), 1, BLOCKS, 4);
 }
 
-/// What a daemon of the user nobody, taken over by a guest, could leave behind for the next start by root.
+/// State that a daemon of the user nobody, compromised by a guest, could leave behind for the next start by root.
 fn poisoned_state(at: &dyn Fn(&str) -> String) -> Value {
     let disk = |id: &str, image: &str, socket: &str| json!({ "id": id, "settings": { "path": at(image), "socket": at(socket), "queues": "1", "lock": "off" } });
     let lun = |id: &str, image: &str| json!({ "controller": "c", "id": id, "settings": { "path": at(image) }, "target": 7, "lun": 0 });
@@ -258,7 +259,7 @@ fn what_a_state_file_names_is_opened_with_the_rights_of_the_daemon_and_no_others
         if sandbox == "on" {
             arguments.extend(["--sandbox-allow", &images]);
         }
-        // Not before it is the file of root or of the user.
+        // Only once it is the file of root or of the user.
         std::os::unix::fs::chown(&state, Some(54321), None).expect("an owner");
         let refused = mqblk(&[&["serve"], &arguments[..]].concat());
         let why = String::from_utf8_lossy(&refused.stderr);

@@ -1,4 +1,4 @@
-//! qcow2 images served by a daemon in the sandbox: overlays, backing files, LUNs that are added, kills.
+//! qcow2 images served by a daemon in the sandbox: overlays, backing files, added LUNs, kills.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +10,7 @@ use mqblk_tests::hostile::wait_for;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-/// Runs `qemu-img`, and returns its exit code and what it prints.
+/// Runs `qemu-img`, and returns its exit code and its output.
 fn qemu_img(arguments: &[&str]) -> (Option<i32>, String) {
     let output = Command::new("qemu-img").args(arguments).output();
     let output = output.unwrap_or_else(|error| panic!("qemu-img: {error}; apt-get install qemu-utils"));
@@ -47,7 +47,7 @@ fn overlays_are_made_and_served_in_the_sandbox() {
     }
 }
 
-/// What is printed opens the same disk.
+/// The printed configuration opens the same disk.
 #[test]
 fn the_printed_configuration_opens_the_same_disk() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -66,7 +66,8 @@ fn the_printed_configuration_opens_the_same_disk() {
     assert_eq!(print(&["--config", &at("config.toml")]), printed);
 }
 
-/// A LUN that is added at run time: its backing file must be allowed by the image's rule and by the sandbox, and no overlay is made.
+/// A LUN added at run time: its backing file must be allowed by the image's rule and by the sandbox, and no overlay is
+/// made.
 #[test]
 fn luns_follow_both_rules_at_run_time() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -99,7 +100,7 @@ fn luns_follow_both_rules_at_run_time() {
     daemon.stop();
 }
 
-/// The next daemon repairs what a killed one left, and the guest's data is there.
+/// The next daemon repairs the image of a killed one, and the guest's data is intact.
 #[test]
 fn a_killed_daemon_leaves_images_that_the_next_one_repairs() {
     let folder = tempfile::tempdir().expect("a folder");

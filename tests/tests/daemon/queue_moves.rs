@@ -1,5 +1,5 @@
-//! Queues of virtio-blk, virtio-scsi and Xen disks that move between workers at random thousands of times under load: every byte is verified, every
-//! request is counted once, and no worker keeps anything.
+//! Queues of virtio-blk, virtio-scsi and Xen disks that move between workers at random thousands of times under load:
+//! every byte is verified, every request is counted once, and no worker keeps anything.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -21,11 +21,11 @@ use serde_json::json;
 const WORKERS: u64 = 3;
 /// Sets the number of moves (2000).
 const MOVES: &str = "MQBLK_QUEUE_MOVES";
-/// The devices, and how many request queues each has.
+/// The devices, and the number of their request queues.
 pub(super) const DEVICES: [(&str, u64); 3] = [("blk", 4), ("scsi", 2), ("xen", 2)];
-/// A run of a load, in seconds. Each verifies all that it wrote at its end.
+/// Duration of a run of a load in seconds. Each verifies all its writes at its end.
 const RUN: &str = "3";
-/// Only a failing test waits that long for progress.
+/// Only a failing test waits this long for progress.
 const STALL: Bound = Bound::seconds(60);
 
 /// Returns the command that loads a device and verifies it.
@@ -52,7 +52,7 @@ fn load(folder: &Path, device: usize) -> Command {
     command
 }
 
-/// Loads that are started again when they end.
+/// Loads that are restarted when they end.
 pub(super) struct Loads<'a> {
     folder: &'a Path,
     running: Vec<Child>,
@@ -60,13 +60,13 @@ pub(super) struct Loads<'a> {
 }
 
 impl<'a> Loads<'a> {
-    /// Starts them.
+    /// Starts the loads.
     pub(super) fn start(folder: &'a Path) -> Loads<'a> {
         let running = (0..DEVICES.len()).map(|device| load(folder, device).spawn().expect("a load")).collect();
         Loads { folder, running, runs: [0; DEVICES.len()] }
     }
 
-    /// Starts the loads that have ended again. Fails when one found an error.
+    /// Restarts the ended loads. Fails when one found an error.
     pub(super) fn renew(&mut self) {
         for device in 0..DEVICES.len() {
             if self.running[device].try_wait().expect("the load's state").is_some() {
@@ -83,7 +83,7 @@ impl<'a> Loads<'a> {
         self.runs[device] += 1;
     }
 
-    /// Waits for the last runs. Returns how many each had.
+    /// Waits for the last runs. Returns the number of runs of each.
     pub(super) fn finish(mut self) -> [u32; DEVICES.len()] {
         for (device, ended) in std::mem::take(&mut self.running).into_iter().enumerate() {
             self.check(device, ended);

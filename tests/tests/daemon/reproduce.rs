@@ -1,4 +1,4 @@
-//! `mqblk reproduce`: every experiment makes every row, and the page of them is one that a browser shows without a network.
+//! `mqblk reproduce`: every experiment makes all its rows, and a browser shows their page without a network.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The experiments, how many rows they have with `--quick`, and of what keys no two rows have the same values.
+/// The experiments, their number of rows with `--quick`, and the keys whose values differ between all rows.
 const EXPERIMENTS: [(&str, usize, &[&str]); 5] = [
     // 4 numbers of rings, with both pools.
     ("xen-queues", 8, &["queues", "grants_pool"]),
@@ -24,15 +24,15 @@ const EXPERIMENTS: [(&str, usize, &[&str]); 5] = [
     ("polling", 20, &["poll", "storage_latency_us"]),
 ];
 
-/// How long a browser may take: it is for one that hangs.
+/// Limit of a browser, in case it hangs.
 const BROWSER_TIMEOUT: &str = "300";
 
-/// A folder on the disk that the workspace is on: `/tmp` may be in memory, where O_DIRECT may fail.
+/// Returns a folder on the workspace's disk: `/tmp` may be in memory, where O_DIRECT may fail.
 pub(crate) fn folder() -> TempDir {
     TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder")
 }
 
-/// Returns a command that is run in `folder`, without what surrounds this test.
+/// Returns a command that runs in `folder`, without this test's environment.
 fn reproduce(folder: &Path, options: &[&str]) -> Command {
     let mut command = Command::new(mqblk_binary());
     command.current_dir(folder).env_remove("MQBLK_TEST_KEYS").arg("reproduce").args(options).stdin(Stdio::null());
@@ -43,13 +43,13 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// One quick run of all, which the tests look at.
+/// One quick run of everything, for all tests.
 struct QuickRun {
     folder: TempDir,
     output: Output,
 }
 
-/// Fewer and shorter runs than --quick has of itself: no test looks at a time or at who is faster.
+/// Fewer and shorter runs than with --quick alone: no test checks a time or compares speeds.
 static QUICK: LazyLock<QuickRun> = LazyLock::new(|| {
     let folder = folder();
     let options = ["--quick", "--runs", "1", "--runtime", "0.05", "--report", "report.html", "--json", "all.json"];
@@ -97,7 +97,7 @@ fn every_experiment_makes_every_row_and_a_sentence() {
         let outcome = sentence.strip_prefix(&format!("{name}: ")).expect("the experiment's name");
         assert!(outcomes.iter().any(|words| outcome.starts_with(words)) && outcome.ends_with('.'), "{sentence}");
         assert!(stdout.lines().any(|line| line == sentence), "{sentence}\n{stdout}");
-        // Each file has all of it.
+        // Each file has all rows.
         assert_eq!(run.read(&format!("results/{name}.csv")).lines().count(), count + 1);
         assert!(run.read(&format!("results/{name}.md")).contains(sentence));
         assert!(run.read(&format!("results/{name}.svg")).starts_with("<svg "));
@@ -107,7 +107,7 @@ fn every_experiment_makes_every_row_and_a_sentence() {
     assert!(stderr.contains("left)"), "progress says the time that is left: {stderr}");
 }
 
-/// A row can be measured again by the command that is printed with it.
+/// A row can be measured again with the command printed beside it.
 #[test]
 fn a_printed_command_measures_the_same_rows() {
     let run = &*QUICK;
@@ -129,7 +129,7 @@ fn a_printed_command_measures_the_same_rows() {
     assert_eq!(columns(&run.json("again.json")), columns(&document["rows"]));
 }
 
-/// What is put behind a copy of the page, to write down how the browser has laid it out: the page itself has no script.
+/// Appended to a copy of the page to record the browser's layout: the page itself has no script.
 const PROBE: &str = "<script>
 for (const svg of document.querySelectorAll('svg')) {
     const box = svg.getBoundingClientRect();
@@ -166,7 +166,7 @@ fn a_browser_without_a_network_lays_every_plot_out() {
         ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--window-size=1400,1000"];
     let quiet =
         ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"];
-    // A network of its own, which has nothing in it. Users other than root get one with a user namespace.
+    // An empty network namespace. Users other than root get one with a user namespace.
     let network: &[&str] =
         if rustix::process::geteuid().is_root() { &["--net"] } else { &["--net", "--map-root-user"] };
     let output = Command::new("timeout")

@@ -1,5 +1,5 @@
-//! A virtio-blk disk that is resized while the project's driver has verified requests in flight: by command, by the host, shrinking, and
-//! with a frontend that cannot be notified or does not reply.
+//! A virtio-blk disk that is resized while the project's driver has verified requests in flight: by command, by the
+//! host, shrinking, and with a frontend that cannot be notified or does not reply.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -80,7 +80,8 @@ fn resize(admin: &Path, params: &Value) -> Result<Value, String> {
     client.call("resize", params).map_err(|error| error.to_string())
 }
 
-/// Verifies while `resize` runs, and takes notifications meanwhile if it listens. Returns the result and the number of notifications.
+/// Runs the load while `resize` runs, and takes notifications if it listens. Returns the result and the number of
+/// notifications.
 fn resize_under(load: &mut VhostUserLoad, admin: PathBuf, params: Value) -> (Value, u32) {
     let asking = std::thread::spawn(move || resize(&admin, &params));
     let mut notified = 0;
@@ -148,7 +149,8 @@ fn a_disk_grows_and_shrinks_under_load() {
             assert_eq!(std::fs::metadata(daemon.path("a.img")).expect("the image").len(), BYTES);
         }
         (0..20).for_each(|_| load.round());
-        // The truncated data is gone, and a disk that has grown again reads as zeroes there, which the load does not expect.
+        // The truncated data is gone. A disk that has grown again reads as zeroes there, which the load does not
+        // expect.
         drop(load);
         daemon.stop();
     }
@@ -199,7 +201,7 @@ fn a_frontend_that_cannot_be_notified_or_does_not_reply() {
     assert_eq!(deaf.try_read(3 * BLOCKS as u64 - 1), BlkStatus::Ok, "who knows may use it");
     drop(deaf);
 
-    // One that passes a socket and never reads it: others wait for a bounded time, and its disk is still served.
+    // A frontend that passes a socket and never reads it: others wait for a bounded time, and its disk is still served.
     let mut silent = VhostUserLoad::connect_with_config_changes(daemon.path("a.sock"), 2, 3 * BLOCKS, 2);
     assert_eq!(blocks(&mut silent), 3 * BLOCKS as u64, "it connected after the change");
     let (admin, params) = (daemon.path("admin"), grow(4));
@@ -235,7 +237,7 @@ fn the_daemon_detects_that_a_file_has_grown() {
     assert!(!left.device().wait_config_change(Duration::ZERO).expect("no message"), "it is not watched");
     assert_eq!(left.device().refresh().expect("GET_CONFIG").capacity.0, BYTES / 512);
 
-    // A file that was truncated by others is logged, and the guest's disk keeps its size.
+    // A file truncated by others is logged, and the guest's disk keeps its size.
     watched.use_blocks(BLOCKS);
     daemon.image("on").set_len(2 * BYTES).expect("the host may");
     let warned = "the storage has become smaller than the guest's disk: requests past its end fail";

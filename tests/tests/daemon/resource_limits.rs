@@ -33,12 +33,13 @@ fn pid(daemon: &HostileDaemon) -> Pid {
     Pid::from_raw(daemon.pid() as i32).expect("a process")
 }
 
-/// Returns the private resident memory of the process, in KiB: without the memory shared with frontends.
+/// Returns the private resident memory of the process in KiB, without memory shared with frontends.
 fn own_memory(daemon: &HostileDaemon) -> u64 {
     ProcessUsage::of(daemon.pid()).memory_kib
 }
 
-/// Returns the limit with which the daemon can open this many more files: it bounds their numbers, of which some below are free.
+/// Returns the limit with which the daemon can open this many more files. It bounds their numbers, and some lower
+/// numbers are free.
 fn limit_for(daemon: &HostileDaemon, room: usize) -> u64 {
     let folder = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("its descriptors");
     let number = |entry: std::io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse::<u64>().ok();
@@ -55,7 +56,7 @@ fn out_of_descriptors() {
     // The daemon has raised its own limit to the hard limit.
     let highest = getrlimit(Resource::Nofile).maximum;
     let before = Rlimit { current: highest, maximum: highest };
-    // From none, where a connection cannot even be accepted, to enough for half of the queues.
+    // From no room, where not even an accept succeeds, to room for half of the queues.
     for room in [0, 1, 2, 3, 5, 8, 13, 21, 34] {
         let limit = Rlimit { current: Some(limit_for(&daemon, room)), maximum: before.maximum };
         prlimit(Some(pid(&daemon)), Resource::Nofile, limit).expect("a lower limit");
@@ -100,7 +101,7 @@ fn out_of_threads() {
     version().expect("an answer");
     let mut load = VhostUserLoad::connect(daemon.socket("other"), 2, 200, 3);
     let without = NoThreads::of(pid(&daemon));
-    // What a thread would have been started for is done without it, refused, or waits: a new frontend needs one.
+    // Without new threads, their work is done by others, refused, or waits: a new frontend needs one.
     load.round();
     let mut late = VhostUserSocket::connect(&daemon.socket("third"));
     wait_for("the warning", || {
@@ -138,8 +139,8 @@ fn a_start_without_threads_is_refused() {
 
 /// Returns the command under a limit of locked memory, without CAP_IPC_LOCK, which would override it.
 fn under_memlock(kib: u64, arguments: &[&str]) -> Command {
-    // If it starts after all, timeout ends it. In the foreground, because otherwise timeout signals its group as well: the daemon takes a
-    // second SIGTERM for an immediate exit, with a code that is not 0.
+    // Timeout ends it if it starts after all. In the foreground, because otherwise timeout also signals its group: a
+    // second SIGTERM makes the daemon exit at once with a nonzero code.
     let mut command = Command::new("timeout");
     command.args(["--foreground", "--preserve-status", "60", "prlimit", &format!("--memlock={}", kib << 10)]);
     if rustix::process::geteuid().is_root() {
@@ -158,7 +159,7 @@ fn without_locked_memory() {
     };
     let out = under_memlock(0, &["--workers", "1", "--disk", &disk("none", "auto")]).output().expect("the daemon");
     let output = String::from_utf8_lossy(&out.stderr).into_owned();
-    // Kernels differ in how much of a ring they count.
+    // Kernels count different parts of a ring.
     if !out.status.success() {
         assert!(
             output.contains("memlock limit: found 0 KiB, expected at least 128 KiB") && output.contains("LimitMEMLOCK"),
@@ -166,7 +167,7 @@ fn without_locked_memory() {
         );
     }
 
-    // Enough for the rings, and not for 16 MiB of a guest: `on` reports that, `auto` does without.
+    // Enough for the rings, but not for 16 MiB of a guest: `on` reports that, `auto` does without.
     let log = folder.path().join("log");
     let [on, auto] = [disk("on", "on"), disk("auto", "auto")];
     let mut daemon = under_memlock(4096, &["--workers", "1", "--disk", &on, "--disk", &auto])
@@ -209,7 +210,8 @@ fn a_thousand_quick_connections_cost_no_memory() {
     daemon.stop();
 }
 
-/// The bound is far above what was measured (docs/reliability.md), and far below what a table for the largest ring of each queue would be.
+/// The bound is far above the measured value (docs/reliability.md), and far below a table for the largest ring of each
+/// queue.
 #[test]
 fn many_large_idle_disks() {
     const DISKS: usize = 64;
@@ -241,7 +243,7 @@ fn many_large_idle_disks() {
     );
     drop(devices);
     daemon.wait_for_resources(base, "64 disks with 16 queues");
-    // Allocated memory is kept for the next connections, and the statistics of queues that were used are more than a queue takes.
+    // Allocated memory is kept for the next connections. The statistics of used queues take more than a queue.
     let after = own_memory(&daemon);
     assert!(after < connected * 2, "{connected} KiB while connected, {after} KiB after that");
     daemon.stop();

@@ -1,4 +1,4 @@
-//! The sandbox of a running daemon: what each of its threads may still do, that it serves, and which LUNs can be added.
+//! The sandbox of a running daemon: the rights of each of its threads, its service, and the LUNs that can be added.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use mqblk_tests::hostile::load::VhostUserLoad;
 use mqblk_tests::hostile::wait_for;
 use serde_json::json;
 
-/// What `/proc` says of a thread (proc_pid_status(5)).
+/// Rights of a thread in `/proc` (proc_pid_status(5)).
 #[derive(Debug)]
 pub(crate) struct Rights {
     pub(crate) effective: u64,
@@ -67,7 +67,7 @@ fn every_thread_has_given_up_its_rights_and_the_disks_are_served() {
     let threads = rights(daemon.pid());
     let names: Vec<_> = threads.keys().cloned().collect();
     for (name, rights) in &threads {
-        // Threads of the kernel that work for a ring (iou-wrk-...) have the rights of its owner.
+        // Kernel threads of a ring (iou-wrk-...) have the rights of its owner.
         let worker = name.starts_with("worker-") || name.starts_with("iou-");
         let serves = worker || name.starts_with("storage-") || name == "rings";
         let kept = match name.as_str() {
@@ -77,8 +77,8 @@ fn every_thread_has_given_up_its_rights_and_the_disks_are_served() {
         };
         assert_eq!((rights.seccomp, rights.no_new_privs), (2, 1), "{name}: {rights:?}");
         assert_eq!((rights.permitted | rights.effective) & !kept, 0, "{name}: {rights:?}");
-        // clone3 and the process' filter; workers and the thread for metrics have one more. Storage threads and the one that sets up rings, which
-        // are started before, have only theirs.
+        // clone3 and the process's filter. Workers and the metrics thread have one more. Storage threads and the thread
+        // that sets up rings start before, and have only theirs.
         let filters = match (worker, serves) {
             (true, _) => 3,
             _ if name == "metrics" => 3,
@@ -136,7 +136,7 @@ fn the_configuration_is_read_again_and_nothing_else_of_its_folder() {
     std::fs::write(at("m.toml"), config(&["a"])).expect("a configuration");
     std::fs::write(at("other.toml"), config(&["a", "b"])).expect("a configuration");
     let mut command = Command::new(mqblk_binary());
-    // By a relative path, whose folder a daemon in the sandbox cannot ask for.
+    // By a relative path, whose folder a daemon in the sandbox cannot query.
     command.args(["serve", "--config", "m.toml"]).current_dir(folder.path()).stderr(Stdio::null());
     let mut daemon = command.spawn().expect("the daemon");
     let mut client = wait_for("the admin socket", || Client::connect(&admin).ok());

@@ -1,4 +1,4 @@
-//! A daemon under a service manager: sockets that it is started with, what it says, and sockets for others than its user.
+//! A daemon under a service manager: passed sockets, its notifications, and sockets for other users.
 
 use std::fs::Permissions;
 use std::io::{Read as _, Write as _};
@@ -17,9 +17,9 @@ use mqblk_tests::hostile::load::VhostUserLoad;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-/// Only a failing test waits that long.
+/// Only a failing test waits this long.
 const LONG: Bound = Bound::seconds(60);
-/// A user and a group that nothing else has to do with.
+/// A user and a group without any other use.
 const NOBODY: u32 = 65_534;
 const GROUP: u32 = 54_321;
 
@@ -34,8 +34,8 @@ struct Service {
 }
 
 impl Service {
-    /// Starts a daemon with two sockets of a manager: `vm1` at `passed/vm1.sock`, and `admin` at `passed/admin.sock`. `notify` is how the manager
-    /// is reached. Sockets of the daemon's own are in `run`, which belongs to `owner`.
+    /// Starts a daemon with two sockets of a manager: `vm1` at `passed/vm1.sock`, and `admin` at `passed/admin.sock`.
+    /// `notify` is the address of the manager. The daemon's own sockets are in `run`, which belongs to `owner`.
     fn start(notify: &str, arguments: &[&str], owner: Option<u32>) -> Service {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("permissions");
@@ -58,7 +58,7 @@ impl Service {
             let listener = UnixListener::bind(folder.path().join("passed").join(name)).expect("a socket");
             Stdio::from(OwnedFd::from(listener))
         };
-        // They are the shell's standard input and output first: it has no other way to be given them.
+        // The shell has them as standard input and output first, the only way to pass them to it.
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$@\" 3<&0 4<&1 </dev/null >/dev/null", "sh"]);
         command.arg(mqblk_binary()).args(["serve", "--sandbox", "on", "--workers", "1"]).args(arguments);
@@ -72,7 +72,7 @@ impl Service {
         self.folder.path().join(name)
     }
 
-    /// Waits for a message with this line. Returns those before it.
+    /// Waits for a message with this line. Returns the lines before it.
     fn wait_for(&self, wanted: &str) -> Vec<String> {
         let until = Instant::now() + LONG.time();
         let mut before = Vec::new();
@@ -107,12 +107,12 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// In the sandbox, and of root as another user: notifications, sockets that were passed and sockets with a group.
+/// In the sandbox, and from root as another user: notifications, passed sockets and sockets with a group.
 fn serves_under_a_manager(notify: &str, more: &[&str], owner: Option<u32>) {
     let group = if is_root() { ",socket-group=54321" } else { "" };
     let own = format!("id=own,storage=ram,size=1M,queues=1,socket=run/own.sock,socket-mode=0660{group}");
     let mut arguments = vec!["--disk", "id=vm1,storage=ram,size=1M,queues=1,socket=fd:vm1", "--disk", &own];
-    // By its path, although its name is another one.
+    // By its path, although its name differs.
     arguments.extend(["--admin", "passed/admin.sock"]);
     arguments.extend(more);
     let service = Service::start(notify, &arguments, owner);
@@ -159,7 +159,7 @@ fn a_service_that_changes_its_user_reports_to_an_abstract_socket() {
     }
 }
 
-/// The successor is not started by the manager, and has none of its variables.
+/// The manager does not start the successor, which has none of its variables.
 #[test]
 fn a_successor_takes_over_what_the_manager_has_passed() {
     let group = if is_root() { ",socket-group=54321" } else { "" };
@@ -216,13 +216,13 @@ fn wait_refused(mut service: Service) {
 fn sockets_that_nothing_is_served_on_are_refused() {
     let own = "id=own,storage=ram,size=1M,socket=run/own.sock";
     for arguments in [
-        // Nobody serves vm1 and the admin socket.
+        // vm1 and the admin socket are not used.
         &["--disk", own][..],
-        // There is none of that name.
+        // There is no such name.
         &["--disk", "id=a,storage=ram,size=1M,socket=fd:vm2", "--admin", "fd:control"],
-        // Its permissions are the manager's affair.
+        // Its permissions belong to the manager.
         &["--disk", "id=a,storage=ram,size=1M,socket=fd:vm1,socket-mode=0660", "--admin", "fd:control"],
-        // One for two.
+        // One descriptor for two sockets.
         &["--disk", "id=a,storage=ram,size=1M,socket=fd:vm1", "--admin", "fd:vm1"],
     ] {
         wait_refused(Service::start("notify.sock", arguments, None));
@@ -273,12 +273,12 @@ fn a_listening_descriptor_is_served() {
     assert_eq!(child.wait().expect("the end").code(), Some(2), "/dev/null is no socket");
 }
 
-/// The units, by systemd's own measure: 0 is the best, 10 the worst.
+/// The units, rated by systemd: 0 is the best, 10 the worst.
 #[test]
 fn the_units_are_hardened() {
     let examples = mqblk_tests::documented::repository().join("examples");
     let folder = tempfile::tempdir().expect("a folder");
-    // An instance, which systemd-analyze takes for what it is.
+    // As an instance, because systemd-analyze does not take a template.
     for (unit, name) in [("mqblk.service", "mqblk.service"), ("mqblk@.service", "mqblk@blue.service")] {
         std::fs::copy(examples.join(unit), folder.path().join(name)).expect("a copy");
         let mut command = Command::new("systemd-analyze");

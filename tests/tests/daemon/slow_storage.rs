@@ -9,13 +9,14 @@ use mqblk_tests::hostile::wait_for;
 /// Latency of a read: far above the limit, which the daemon may detect late.
 const STORAGE: &str = "storage=fault,inner=ram,size=1M,queues=1,poll=off,fault-latency-us=6000000";
 
-/// GET_VRING_BASE, for which a VMM blocks, has a time limit. The next frontend's queue starts when the request has ended.
+/// GET_VRING_BASE, for which a VMM blocks, has a time limit. The next frontend's queue starts when the request has
+/// ended.
 #[test]
 fn a_queue_that_is_stopped_while_storage_hangs() {
     let daemon = HostileDaemon::start_with(1, &[("slow", STORAGE)], &["--drain-timeout-s", "1"]);
     let mut guest = HostileFrontend::start(&daemon.socket("slow"), 0, 1);
     guest.queues[0].read_first_sector(START + 0x4000);
-    // The queue asks for a kick after this request: so this one was pulled.
+    // The queue requests a kick after this request, so it was pulled.
     wait_for("the request to be taken", || (guest.queues[0].ring.avail_event() == 1).then_some(()));
     assert_eq!(
         guest.connection.try_send_acked(m::GET_VRING_BASE, &vring_state_payload(0, 0), &[]),
@@ -34,10 +35,10 @@ fn a_queue_that_is_stopped_while_storage_hangs() {
     daemon.stop();
 }
 
-/// How long a channel takes to connect, in microseconds.
+/// Time that a channel takes to connect, in microseconds.
 const CONNECTS: u64 = 2_000_000;
 
-/// One worker serves both disks. The progress of the other one while the first connects is what counts.
+/// One worker serves both disks. The other disk must make progress while the first connects.
 #[test]
 fn a_disk_that_connects_does_not_delay_another() {
     let connecting = format!("storage=fault,inner=ram,size=1M,queues=1,poll=off,fault-connect-us={CONNECTS}");
@@ -58,7 +59,7 @@ fn a_disk_that_connects_does_not_delay_another() {
     daemon.stop();
 }
 
-/// A guest whose disk retries sees nothing of a connection that is lost again and again; the log says it.
+/// The guest of a retrying disk does not notice repeatedly lost connections; they are logged.
 #[test]
 fn a_lost_connection_is_logged_and_retried() {
     let settings =
@@ -76,7 +77,7 @@ fn a_lost_connection_is_logged_and_retried() {
     daemon.stop();
 }
 
-/// A guest goes while its disk still connects: nothing waits for the connection.
+/// A guest disconnects while its disk still connects: nothing waits for the connection.
 #[test]
 fn a_guest_that_goes_while_its_disk_connects() {
     let settings = "storage=fault,inner=ram,size=1M,queues=1,poll=off,fault-connect-us=60000000";
@@ -86,7 +87,7 @@ fn a_guest_that_goes_while_its_disk_connects() {
         drop(guest);
         daemon.wait_for_session_end("connecting");
     }
-    // With a request that waits for the connection the session has to be given up.
+    // A request that waits for the connection makes the daemon give up the session.
     let mut guest = HostileFrontend::start(&daemon.socket("connecting"), 0, 1);
     guest.queues[0].read_first_sector(START + 0x4000);
     drop(guest);

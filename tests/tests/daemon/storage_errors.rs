@@ -1,5 +1,5 @@
-//! Requests that the host's storage fails or leaves hanging: `mqblk serve` on full or frozen file systems, with load by `mqblk bench`, as
-//! processes. Mounts file systems, so needs root.
+//! Requests that fail or hang in the host's storage: `mqblk serve` on full or frozen file systems, with load by `mqblk
+//! bench`, as processes. Mounts file systems, so needs root.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use mqblk_test_bounds::Bound;
 use mqblk_tests::hostile::daemon::mqblk_binary;
 use tempfile::TempDir;
 
-/// Only a failing test waits that long.
+/// Returns a time that only a failing test waits for.
 fn long() -> Duration {
     Bound::seconds(60).time()
 }
@@ -29,7 +29,7 @@ fn output(args: &[&str]) -> (Option<i32>, String, String) {
     (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
-/// A mount. Dropping this unmounts it.
+/// A mount. Unmounted when dropped.
 struct Mount(PathBuf);
 
 impl Mount {
@@ -262,7 +262,7 @@ fn guests_see_no_error_of_storage_that_recovers() {
     assert!(daemon.log().contains("is tried again for up to 60 s"), "{}", daemon.log());
 }
 
-/// A frozen file system: writes to it hang. Dropping this thaws it.
+/// A frozen file system: writes to it hang. Thawed when dropped.
 struct Frozen(PathBuf);
 
 impl Frozen {
@@ -293,7 +293,7 @@ fn a_hung_file_system_is_logged_and_does_not_block_other_disks() {
     ["on", "off"].into_iter().for_each(hangs);
 }
 
-/// `direct`: `on` or `off`, to bypass the host's page cache or not.
+/// `direct`: `on` or `off`, with or without O_DIRECT.
 fn hangs(direct: &str) {
     let folder = TempDir::new().unwrap();
     let (mount, daemon) = on_ext4(folder.path(), direct);

@@ -1,8 +1,8 @@
-//! Every system call from every role of a thread in the sandbox, compared with the table `system_calls.txt`.
+//! Every system call from every thread role in the sandbox, compared with the table `system_calls.txt`.
 //!
-//! No call takes place: beneath the filters of the role lies one that ends each call with a number of its own, so that a call which the role
-//! may make is told from one that it may not, and neither does anything. (Of several filters that refuse, the kernel takes the error of the
-//! newest: seccomp(2).)
+//! No call takes effect: below the filters of the role is one that ends each call with a distinct error number. An
+//! allowed call thus differs from a refused one, and neither does anything. (Of several filters that refuse, the kernel
+//! takes the error of the newest: seccomp(2).)
 
 #![cfg(target_arch = "x86_64")] // the numbers
 
@@ -26,19 +26,19 @@ const ROLES: [(char, ThreadRole); 6] = [
     ('N', ThreadRole::Network),
     ('R', ThreadRole::RingMaker),
 ];
-/// More than any kernel has.
+/// Above the highest number of any kernel.
 const NUMBERS: std::ops::Range<i64> = 0..600;
-/// uretprobe and uprobe: no filter sees them, and the kernel ends a thread that makes one outside of its own trampoline (Linux 6.11 and 6.18,
-/// kernel/seccomp.c).
+/// uretprobe and uprobe: no filter sees them, and the kernel ends a thread that makes one outside of its own trampoline
+/// (Linux 6.11 and 6.18, kernel/seccomp.c).
 const OF_THE_KERNEL: std::ops::RangeInclusive<i64> = 335..=336;
-/// The error of a call that the role may make.
+/// The error of an allowed call.
 const MAY_BE_MADE: i32 = 4000;
 /// The last argument of the calls that this test makes, and of no others.
 const COOKIE: u32 = 0x6d71_626c;
-/// Set in the process that tries.
+/// Set in the process that makes the calls.
 const TRIES: &str = "MQBLK_TEST_TRIES_SYSTEM_CALLS";
 
-/// Calls of which a role may make some, by their arguments.
+/// Returns calls that a role may make with certain arguments only.
 fn cases() -> Vec<(String, i64, [u64; 5])> {
     let mut cases = Vec::new();
     let mut add = |name: &str, number: i64, arguments: &[i64]| {
@@ -95,7 +95,7 @@ fn cases() -> Vec<(String, i64, [u64; 5])> {
     cases
 }
 
-/// Ends each call whose last argument is the cookie, and lets the others pass.
+/// Ends each call whose last argument is the cookie, and allows the others.
 fn end_tried_calls() {
     let step = |code: u16, jf: u8, k: u32| sock_filter { code, jt: 0, jf, k };
     let program: BpfProgram = vec![
@@ -108,15 +108,15 @@ fn end_tried_calls() {
     apply_filter(&program).expect("a filter");
 }
 
-/// Returns the error with which a call ends.
+/// Returns the error of a call.
 fn try_call(number: i64, [a, b, c, d, e]: [u64; 5]) -> i32 {
-    // SAFETY: the filter beneath ends the call, whatever it is: nothing is done.
+    // SAFETY: the filter below ends every call, so it does nothing.
     let result = unsafe { libc::syscall(number, a, b, c, d, e, u64::from(COOKIE)) };
     assert_eq!(result, -1, "call {number} took place");
     std::io::Error::last_os_error().raw_os_error().expect("an error of the kernel")
 }
 
-/// Returns whether a thread of this role may make the calls, in their order.
+/// Returns for each call, in order, if a thread of this role may make it.
 fn of_role(role: ThreadRole, calls: &[(String, i64, [u64; 5])]) -> Vec<bool> {
     let try_all = || {
         end_tried_calls();
@@ -142,7 +142,7 @@ fn names(table: &str) -> BTreeMap<i64, &str> {
     numbered.collect()
 }
 
-/// Returns the table of what is the case. `known` is the one in the repository.
+/// Returns the actual table. `known` is the one in the repository.
 fn table(known: &str) -> String {
     let mut settings = Settings::new("serve");
     settings.insert("sandbox", "on").expect("a key");
@@ -170,7 +170,7 @@ fn each_role_may_make_the_calls_of_the_table_and_no_others() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/daemon").join(TABLE);
     let known = std::fs::read_to_string(&path).expect("the table");
     if std::env::var_os(TRIES).is_none() {
-        // In a process of its own, whose threads are restricted from then on.
+        // In a separate process, because its threads stay restricted.
         let mut command = Command::new(std::env::current_exe().expect("this program's path"));
         let out = command.args(["--exact", NAME, "--nocapture"]).env(TRIES, "1").output().expect("this program");
         let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);

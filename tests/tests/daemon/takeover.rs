@@ -1,5 +1,5 @@
-//! A new daemon takes over from a running one under verified load: no request fails, no frontend connects again. And what goes wrong leaves the
-//! running one as it was.
+//! A new daemon takes over from a running one under verified load: no request fails, and no frontend reconnects. A
+//! takeover that fails leaves the running one unchanged.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -72,7 +72,7 @@ impl Rig {
         let mut rig = Rig { daemon, devices: Vec::new(), controller: None, disks: Vec::new(), units: None };
         for (at, (id, _)) in (0..).zip(DISKS) {
             let socket = rig.daemon.folder().join(format!("{id}.sock"));
-            // Each takeover is one of split and of packed rings.
+            // Split and packed rings alternate.
             let options = BlkConnectOptions { packed: at % 2 == 1, ..blk::connect_options(socket, 2) };
             let (device, port) = BlkQueues::connect(&options);
             rig.devices.push(device);
@@ -89,7 +89,7 @@ impl Rig {
         wait_for("the admin socket", || Client::connect_with(&path, TIMEOUT.time()).ok())
     }
 
-    /// Waits until each load has had some completions.
+    /// Waits until each load has had this many completions.
     fn wait_progress(&mut self, completions: u64) {
         self.disks.iter_mut().for_each(|load| load.wait_completions(completions));
         self.units.iter_mut().for_each(|load| load.wait_completions(completions));
@@ -122,7 +122,7 @@ fn count(log: &str, what: &str) -> u64 {
     log.lines().filter(|line| line.contains(what)).count() as u64
 }
 
-/// Checks that no connection has ended before the end of the test, and nothing was wrong.
+/// Checks that no connection ended before the end of the test, and that there were no warnings.
 fn check_log(log: &str, takeovers: u64) {
     let devices = DISKS.len() as u64 + 1;
     assert_eq!(count(log, "frontend connected"), devices, "{log}");
@@ -139,7 +139,7 @@ fn takeovers(times: u64, more: &[&str]) {
         rig.wait_progress(random.random_range(1..100));
     }
     let stat = rig.admin().stat(&StatQuery::default()).expect("statistics");
-    // Commands to the controller are also meant to fail, such as a COMPARE AND WRITE: the load knows which.
+    // Some commands to the controller must fail, such as a COMPARE AND WRITE: the load checks those.
     for disk in &stat.disks {
         assert_eq!((disk.totals.counters.errors, disk.totals.counters.malformed), (0, 0), "{}", disk.id);
     }
@@ -167,7 +167,8 @@ fn fifty_takeovers_in_the_sandbox_under_verified_load() {
     takeovers(50, &["--sandbox", "on", "--state", "FOLDER/state"]);
 }
 
-/// Storage that takes longer than a drain may: what is in flight is left to the successor, which replays it when the old daemon has ended.
+/// Storage that takes longer than the drain timeout: requests in flight are left to the successor, which replays them
+/// when the old daemon has ended.
 #[test]
 fn requests_on_slow_storage_are_left_to_the_successor() {
     let seed = kills::seed();
@@ -201,7 +202,7 @@ fn requests_on_slow_storage_are_left_to_the_successor() {
     assert_eq!((count(&log, "frontend connected"), count(&log, "frontend taken over")), (2, 6), "{log}");
 }
 
-/// A device without a guest may go, and another one have its socket.
+/// A device without a guest may be removed, and another one may have its socket.
 #[test]
 fn devices_without_guests_come_and_go() {
     let disk = |id: &str, socket: &str| {
@@ -273,7 +274,7 @@ fn a_successor_that_cannot_start_changes_nothing() {
         rig.daemon.assert_alive();
         rig.wait_progress(20);
     }
-    // Killed at any moment before it serves.
+    // Killed at any time before it serves.
     let mut random = SmallRng::seed_from_u64(kills::seed());
     let mut killed = 0;
     while killed < 10 {
@@ -281,7 +282,7 @@ fn a_successor_that_cannot_start_changes_nothing() {
         std::thread::sleep(std::time::Duration::from_micros(random.random_range(0..20_000)));
         kill_process(Pid::from_child(&successor), Signal::KILL).expect("a signal");
         successor.wait().expect("its end");
-        // It may have been quicker.
+        // It may have finished before.
         let log = rig.daemon.log();
         assert_eq!(
             count(&log, "handed over; this process ends"),
@@ -296,7 +297,8 @@ fn a_successor_that_cannot_start_changes_nothing() {
     rig.finish();
 }
 
-/// What a frontend has set up, or half of a message, does not keep the others from the successor: that frontend connects again.
+/// An incomplete setup of a frontend, or half of a message, does not keep the others from the successor: that frontend
+/// reconnects.
 #[test]
 fn a_frontend_that_cannot_be_handed_over_connects_again() {
     const LOG_ALL: u64 = 1 << 26;
@@ -339,7 +341,7 @@ fn a_frontend_that_cannot_be_handed_over_connects_again() {
     daemon.stop();
 }
 
-/// Xen rings have no connection that could be handed over: they are drained, and the successor attaches to them.
+/// Xen rings have no connection to hand over: they are drained, and the successor attaches to them.
 #[test]
 fn xen_disks_go_to_the_successor() {
     let mut host = SimulatedHost::start(&["--workers", "1", "--xen-watch"]);
@@ -370,7 +372,7 @@ fn xen_disks_go_to_the_successor() {
         stat.disks.iter().map(|disk| disk.totals.counters.requests).min().unwrap_or(0)
     };
     for _ in 0..3 {
-        // Both loads get on with each daemon.
+        // Both loads make progress with each daemon.
         wait_for("requests of both disks", || (requests(&folder) > 100).then_some(()));
         host.take_over();
     }
@@ -383,13 +385,13 @@ fn xen_disks_go_to_the_successor() {
     assert_eq!(count(&host.log(), "handed over; this process ends"), 3);
 }
 
-/// One end of the connection that a successor has.
+/// A successor's end of the connection.
 struct FakeSuccessor {
     channel: OwnedFd,
 }
 
 impl FakeSuccessor {
-    /// Calls the verb. Returns the answer too.
+    /// Calls the verb. Also returns the answer.
     fn begin(admin: &mut Client, protocol: u64) -> (FakeSuccessor, Result<Value, ClientError>) {
         let (channel, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("sockets");
@@ -453,11 +455,11 @@ fn a_hostile_successor_is_refused_or_given_up() {
         rig.daemon.assert_alive();
         rig.wait_progress(20);
     };
-    // It leaves at once; says what is none of the protocol; knows no device; leaves with the connections.
+    // It leaves at once; sends an invalid message; knows no device; leaves with the connections.
     for (times, step) in (1..).zip(["leave", "garbage", "stranger", "connections", "refuse"]) {
         let (successor, answer) = FakeSuccessor::begin(&mut admin, 1);
         answer.unwrap_or_else(|error| panic!("{step}: {error}"));
-        // Nothing is changed meanwhile, and a second one is refused.
+        // Nothing changes meanwhile, and a second one is refused.
         if step == "leave" {
             let error = admin.call("disk.remove", &json!({ "id": "cache", "force": true })).unwrap_err().to_string();
             assert!(error.contains("found a takeover by another process"), "{error}");
@@ -484,7 +486,7 @@ fn a_hostile_successor_is_refused_or_given_up() {
         served_on(&mut rig, times);
     }
     assert!(rig.daemon.log().contains("a reason of the test"));
-    // It takes devices and dies: frontends connect again, to the old daemon, and nothing is lost.
+    // It takes devices and dies: frontends reconnect to the old daemon, and nothing is lost.
     let (successor, answer) = FakeSuccessor::begin(&mut admin, 1);
     answer.expect("an answer");
     successor.receive();
@@ -496,7 +498,7 @@ fn a_hostile_successor_is_refused_or_given_up() {
     assert_eq!(successor.receive()["message"], "serve");
     drop(successor);
     wait_for("the old daemon's line", || rig.daemon.log().contains("devices are served here again").then_some(()));
-    // The first device is the one that it had been given.
+    // The first device is the one that it was given.
     rig.devices[0].reconnect(TIMEOUT.time()).expect("a connection to the old daemon");
     rig.wait_progress(20);
     rig.daemon.take_over();
@@ -504,8 +506,8 @@ fn a_hostile_successor_is_refused_or_given_up() {
     rig.finish();
 }
 
-/// Both disks need more than a moment to drain, and the faster one does not wait for the other, which is in front of it. Its turn has not come
-/// when the successor dies: its queues start again where they have drained, and not before.
+/// Both disks take some time to drain, and the faster one does not wait for the other, which is before it. Its turn has
+/// not come when the successor dies: its queues restart where they have drained, and not before.
 #[test]
 fn a_drain_that_has_begun_ends_before_the_queues_start_again() {
     let seed = kills::seed();

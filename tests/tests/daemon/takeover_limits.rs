@@ -1,4 +1,4 @@
-//! Limits through a takeover: what a guest has used of them stays used.
+//! Limits through a takeover: the budget that a guest has used stays used.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use mqblk_tests::crash::daemon::RestartableDaemon;
 use mqblk_tests::hostile::TIMEOUT;
 
 const BYTES: u64 = 1 << 20;
-/// A request passes on credit: the next one waits for so long.
+/// A request passes on credit, and the next one waits for its time at this rate.
 const BANDWIDTH: u64 = BYTES / 4;
 const WAIT: Duration = Duration::from_millis(3900);
 

@@ -1,4 +1,4 @@
-//! The lock of an image through takeovers: whoever runs queues on it has it.
+//! The lock of an image through takeovers: the daemon that runs queues on it has it.
 
 use std::process::Command;
 
@@ -18,8 +18,8 @@ fn is_free(daemon: &RestartableDaemon) -> bool {
     output.status.success()
 }
 
-/// One unit of two controllers. They are handed over one after the other: the first process has a user of the lock when the second one has
-/// its first, and has its last one before the second has both.
+/// One unit of two controllers, handed over one after the other. The first process still uses the lock when the second
+/// one has its first controller, and gives up its last one before the second has both.
 #[test]
 fn a_lock_of_two_devices_goes_to_the_successor() {
     let arguments = [
@@ -45,7 +45,7 @@ fn a_lock_of_two_devices_goes_to_the_successor() {
         daemon.take_over();
         assert!(!is_free(&daemon), "after a takeover:\n{}", daemon.log());
     }
-    // One that gives up has had the lock, too.
+    // A successor that gives up has held the lock too.
     let nothing =
         ["--admin", "FOLDER/admin"].map(|word| word.replace("FOLDER", &daemon.folder().display().to_string()));
     let mut successor = daemon.spawn_successor(Some(&nothing));
@@ -53,7 +53,7 @@ fn a_lock_of_two_devices_goes_to_the_successor() {
     assert!(!status.success());
     daemon.assert_alive();
     assert!(!is_free(&daemon), "after a takeover that was given up:\n{}", daemon.log());
-    // What the takeovers have left behind does not keep it.
+    // The leftovers of the takeovers do not hold it.
     drop(first);
     assert!(!is_free(&daemon), "the other one uses it");
     drop(second);

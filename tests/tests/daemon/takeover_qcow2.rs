@@ -1,4 +1,5 @@
-//! Takeovers of qcow2 images, whose tables are in the memory of the daemon that serves them. What any disk does is in `takeover`.
+//! Takeovers of qcow2 images, whose tables are in the memory of the daemon that serves them. See `takeover` for the
+//! behaviour of any disk.
 
 use std::path::Path;
 
@@ -15,14 +16,14 @@ fn words<const N: usize>(words: [&str; N]) -> Vec<String> {
     words.map(str::to_owned).into()
 }
 
-/// Checks what a load has left in the image of its only disk.
+/// Checks a load's data in the image of its only disk.
 fn check(folder: &Path, id: &str, history: &mut LoadHistory) {
     let found = history.check_disk(0, &disk_content(folder, id));
     found.unwrap_or_else(|why| panic!("the image of {id}: {why}"));
 }
 
-/// One unit of two controllers, both with queues that run, and with the same base as another disk: no process may read tables that the other
-/// still changes, and who closes one of two disks keeps the lock of the other.
+/// One unit of two controllers, both with running queues, and with the same base as another disk. No process may read
+/// tables that the other still changes, and closing one of two disks keeps the lock of the other.
 #[test]
 fn one_image_of_two_controllers_goes_over_as_a_whole() {
     let arguments = words([
@@ -53,7 +54,7 @@ fn one_image_of_two_controllers_goes_over_as_a_whole() {
         load.wait_completions(50);
         neighbour.round();
     }
-    // The second one has a frontend that is served, too.
+    // The second one has a served frontend too.
     drop((second, other));
     let (_again, other) = connect("b");
     load.wait_completions(50);
@@ -68,8 +69,8 @@ fn one_image_of_two_controllers_goes_over_as_a_whole() {
     assert_eq!(log.matches("handed over; this process ends").count(), 7, "{log}");
 }
 
-/// Requests in flight cannot be left to the successor as those of raw images can: they change tables. It has the image when they are done, and
-/// the other disk does not wait for that.
+/// Requests in flight cannot be left to the successor like those of raw images, because they change tables. It gets the
+/// image when they are done, and the other disk does not wait for that.
 #[test]
 fn an_image_with_requests_that_the_storage_does_not_answer_goes_over_when_they_are_done() {
     let slow = "id=slow,socket=FOLDER/slow.sock,queues=2,storage=fault,inner=qcow2,base=FOLDER/slow.img,overlay=FOLDER/slow.qcow2,\
@@ -102,7 +103,8 @@ fn an_image_with_requests_that_the_storage_does_not_answer_goes_over_when_they_a
     );
 }
 
-/// A successor that is killed when it serves the image leaves it as a crash does: the old daemon loads it again, and mends it.
+/// A successor that is killed while it serves the image leaves it as a crash does: the old daemon loads it again, and
+/// repairs it.
 #[test]
 fn the_old_daemon_serves_on_what_a_killed_successor_has_changed() {
     // The image is handed over first, and the other disk drains for as long as its requests take.

@@ -1,4 +1,5 @@
-//! `--user` and `--group`: what the daemon is after its start, and what is refused before it. As root; else only the refusals are tested.
+//! `--user` and `--group`: the daemon's identity after its start, and the refused configurations. Needs root; otherwise
+//! only tests the refusals.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;

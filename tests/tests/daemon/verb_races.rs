@@ -1,5 +1,6 @@
-//! All verbs of the admin socket beside each other, in pairs, beside a scraper of metrics and a guest: none waits for another for ever, none
-//! keeps a takeover away, and none holds up the stop. The daemon checks the order of its locks meanwhile, as all builds with assertions do.
+//! All verbs of the admin socket concurrently, in pairs, beside a scraper of metrics and a guest: none waits for
+//! another for ever, and none blocks a takeover or the stop. The daemon checks the order of its locks meanwhile, as all
+//! builds with assertions do.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -18,15 +19,16 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use serde_json::Value;
 
-/// Seconds of the pairs, which `make soak` makes a minute.
+/// Seconds of the pairs; `make soak` sets 60.
 const SECONDS: &str = "MQBLK_VERB_RACE_SECONDS";
 const DEFAULT_SECONDS: u64 = 6;
 /// A verb that takes longer hangs: each has a bound of seconds.
 const HANG: Duration = Duration::from_secs(60);
-/// Between verbs beside a takeover: it begins when none runs.
+/// Pause between verbs beside a takeover, which begins when none runs.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What is called in turn by one side, a verb and what is undone after it. `S` in it is the side, so that both succeed; without it they meet.
+/// Calls of one side in turn: a verb, and its undo. `S` is the side, so that both sides succeed; without it they
+/// collide.
 const CALLS: &[&[(&str, &str)]] = &[
     &[("stat", r#"{"queues":true,"latency":true}"#)],
     &[("disks", "{}")],
@@ -129,12 +131,12 @@ impl Host {
     }
 }
 
-/// One side of a race: what it has called, and how often that succeeded.
+/// One side of a race: its calls, and the number of successes.
 struct Side {
     name: &'static str,
     folder: PathBuf,
     client: Option<Client>,
-    /// Of one daemon after another.
+    /// Reconnects to each new daemon.
     reconnects: bool,
     succeeded: BTreeMap<&'static str, u64>,
     /// The last refusal of each verb.
@@ -155,7 +157,7 @@ impl Side {
 
     fn call_all(&mut self, calls: &[(&'static str, &str)]) {
         for (verb, params) in calls {
-            // The folder last: its name may have any letter.
+            // The folder last, because its name may have any letter.
             let params = params.replace('S', self.name).replace("FOLDER", &self.folder.display().to_string());
             let params: Value = serde_json::from_str(&params).expect("parameters");
             self.call(verb, &params);
@@ -172,7 +174,7 @@ impl Side {
         let Some(client) = &mut self.client else { return };
         match client.call(verb, params) {
             Ok(_) => *self.succeeded.entry(verb).or_default() += 1,
-            // The other side was faster, or has what this one wants.
+            // The other side was faster, or holds the resource.
             Err(ClientError::Refused(error)) => _ = self.refused.insert(verb, format!("{params}: {error:?}")),
             Err(error @ ClientError::Late(_)) => panic!("{verb} {params} hangs: {error}"),
             Err(error) => {
@@ -183,7 +185,7 @@ impl Side {
     }
 }
 
-/// Sets it when it is dropped, also after a failure: others wait for it.
+/// Sets it when dropped, also after a failure, because others wait for it.
 struct SetAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for SetAtEnd<'_> {
@@ -225,7 +227,7 @@ fn every_pair_of_verbs_runs_at_once() {
     for verb in help.expect("help")["verbs"].as_array().expect("verbs") {
         let name = verb["name"].as_str().expect("a name");
         let is_called = CALLS.iter().flat_map(|calls| calls.iter()).any(|(called, _)| *called == name);
-        // A takeover ends the daemon: below.
+        // A takeover ends the daemon, and follows below.
         assert!(is_called || ["help", "takeover"].contains(&name), "{name} is raced with nothing: add it to CALLS");
     }
     let mut pairs: Vec<(usize, usize)> =
@@ -255,7 +257,7 @@ fn every_pair_of_verbs_runs_at_once() {
     });
     for (verb, _) in CALLS.iter().flat_map(|calls| calls.iter()) {
         let succeeded: u64 = [&left, &right].iter().filter_map(|side| side.succeeded.get(verb)).sum();
-        // It is stopped by no request here.
+        // No request stops it here.
         let refused = (left.refused.get(verb), right.refused.get(verb));
         assert!(succeeded > 0 || *verb == "resume", "{verb} never succeeded: {refused:?}");
     }
@@ -293,7 +295,7 @@ fn verbs_race_with_takeovers_and_the_stop() {
             host.neighbour.assert_progress("a takeover");
         }
         host.neighbour.finish();
-        // Beside the verbs.
+        // Concurrently with the verbs.
         host.daemon.stop();
     });
     assert!(*succeeded.lock().expect("no panic") > 0);

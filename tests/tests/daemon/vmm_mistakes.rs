@@ -1,4 +1,4 @@
-//! The log for a misconfigured VMM: more queues than are offered, memory that is not shared. Without a VMM.
+//! The log for a misconfigured VMM: too many queues, and memory that is not shared. Without a VMM.
 
 use mqblk_tests::hostile::daemon::HostileDaemon;
 use mqblk_tests::hostile::frontend::{DEFAULT_RING_SIZE, HostileFrontend};
@@ -56,7 +56,8 @@ fn memory_that_the_vmm_maps_privately() {
     let idle = HostileFrontend::start(&daemon.socket("idle"), 0, 1);
     idle.queues[0].kick.add(1);
 
-    // Kicks, and no visible writes of the guest. Several times: kicks that the daemon has not seen yet count as one.
+    // Kicks without visible writes of the guest. Several times, because kicks that the daemon has not seen yet count as
+    // one.
     let private = HostileFrontend::start(&daemon.socket("private"), 0, 1);
     wait_for("the daemon's warning", || {
         private.queues[0].kick.add(1);

@@ -1,5 +1,5 @@
-//! Storage of a Xen disk that does not answer: it holds up no other disk, neither a stop nor a takeover, and what it does later never lands on what
-//! was written after it.
+//! Storage of a Xen disk that does not answer: it blocks no other disk, no stop and no takeover, and its late effects
+//! never overwrite later writes.
 
 use std::process::Child;
 
@@ -124,7 +124,8 @@ fn wait_end(child: &mut Child, what: &str) -> bool {
     wait_for(what, || child.try_wait().expect("wait")).success()
 }
 
-/// The guest closes a disk whose flush never ends: all other disks are attached, served and detached, and a stop ends with its own bound.
+/// The guest closes a disk whose flush never ends: all other disks are attached, served and detached, and a stop ends
+/// within its bound.
 #[test]
 fn a_flush_that_hangs_holds_up_no_other_disk_and_no_stop() {
     let mut host = start(&fault(&format!("fault-sync-us={NEVER}")), &["--drain-timeout-s", "1"]);
@@ -154,8 +155,8 @@ fn a_flush_that_hangs_holds_up_no_other_disk_and_no_stop() {
     assert!(!log.contains("the stop does not end"), "its steps have bounds of their own:\n{log}");
 }
 
-/// A takeover while a disk's request hangs: the other disk goes over at once, under verified load. The hung one stays until a signal or the drain
-/// timeout ends the old daemon, and its request is answered by the new one.
+/// A takeover while a disk's request hangs: the other disk goes over at once, under verified load. The hung one stays
+/// until a signal or the drain timeout ends the old daemon, and the new one answers its request.
 #[test]
 fn a_takeover_leaves_a_hung_disk_behind() {
     let mut host = start(&fault(&format!("fault-latency-us={NEVER}")), &["--drain-timeout-s", "3600"]);
@@ -194,7 +195,8 @@ fn a_takeover_leaves_a_hung_disk_behind() {
     host.stop();
 }
 
-/// Requests that no journal records are not left behind: the takeover is given up before the other disk is touched, and all are served on.
+/// Requests without a journal are not left behind: the takeover is given up before the other disk is affected, and all
+/// disks are served.
 #[test]
 fn a_takeover_is_given_up_for_a_hung_disk_without_a_journal() {
     let hung = format!("{},journal=off", fault(&format!("fault-latency-us={NEVER}")));
@@ -217,20 +219,20 @@ fn a_takeover_is_given_up_for_a_hung_disk_without_a_journal() {
     host.kill();
 }
 
-/// VHOST_F_LOG_ALL (QEMU's `vhost-user.rst`): a guest that is being migrated is not taken over.
+/// VHOST_F_LOG_ALL (QEMU's `vhost-user.rst`): a migrating guest is not taken over.
 const LOG_ALL: u64 = 1 << 26;
 
-/// A frontend whose request the storage of its disk does not answer.
+/// A frontend whose request hangs in the storage of its disk.
 fn hang_virtio_request(host: &SimulatedHost) -> HostileFrontend {
     let mut guest = HostileFrontend::start(&host.folder().join("slow.sock"), LOG_ALL, 1);
     guest.queues[0].read_first_sector(START + 0x4000);
-    // The queue asks for a kick after this request: so this one was pulled.
+    // The queue requests a kick after this request, so it was pulled.
     wait_for("the request to be taken", || (guest.queues[0].ring.avail_event() == 1).then_some(()));
     guest
 }
 
-/// A signal ends the successor while it waits for the old daemon's storage, and the takeover while the old daemon waits for it. Xen disks are
-/// served on.
+/// A signal ends the successor while it waits for the old daemon's storage, and the takeover while the old daemon waits
+/// for it. Xen disks are served throughout.
 #[test]
 fn a_signal_ends_a_takeover_that_waits_for_storage() {
     for ends_successor in [true, false] {
@@ -268,7 +270,7 @@ fn a_signal_ends_a_takeover_that_waits_for_storage() {
     }
 }
 
-/// How a daemon ends that has a write in the kernel.
+/// End of a daemon that has a write in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     TakenOver,
@@ -276,8 +278,8 @@ enum Ending {
     Killed,
 }
 
-/// A write that the kernel carries out late: the next daemon serves the disk when it has ended, so that no later write is undone. The image's
-/// lock does not fence it: it is shared in a takeover, and off in the other cases.
+/// A write that the kernel executes late: the next daemon serves the disk when it has ended, so that no later write is
+/// undone. The image's lock does not fence it: it is shared in a takeover, and off in the other cases.
 #[test]
 fn a_late_write_never_lands_on_a_later_one() {
     for ending in [Ending::TakenOver, Ending::Stopped, Ending::Killed] {

@@ -1,5 +1,5 @@
-//! A guest that is migrated by the test's own frontend: its memory is copied by the device's dirty log and by the driver's own writes, as a
-//! VMM does it.
+//! A guest migrated by the test's own frontend. Its memory is copied by the device's dirty log and by the driver's own
+//! writes, as a VMM does it.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -19,7 +19,7 @@ use rand::{Rng, RngExt, SeedableRng};
 
 pub(crate) const PAGE: u64 = 4096;
 pub(crate) const LOG_ALL: u64 = 1 << 26;
-/// Most requests of a queue, each with its own part of memory and of the disk.
+/// Most requests of a queue, each with its own range of memory and of the disk.
 const SLOTS: usize = 12;
 /// Bytes of memory of each.
 const SLOT_BYTES: u64 = 0x4000;
@@ -71,8 +71,8 @@ impl Log {
         Log { file, bytes }
     }
 
-    /// Takes and clears all marks, as a VMM does before it copies. The daemon may set others at the same time, so bits are cleared
-    /// atomically.
+    /// Takes and clears all marks, as a VMM does before it copies. The daemon may set others at the same time, so bits
+    /// are cleared atomically.
     pub(crate) fn take(&self) -> BTreeSet<u64> {
         let map =
             mqblk_memory::DirtyLog::from_file(&self.file, mqblk_memory::SharedFileRules::default(), 0, self.bytes)
@@ -264,7 +264,7 @@ impl Migrant {
         (pieces, Running { read, disk: start, status: response, expect_sense })
     }
 
-    /// Takes completions: all that are there, or with `wait` until nothing is in flight.
+    /// Takes all completions. With `wait`, until nothing is in flight.
     pub(crate) fn reap(&mut self, wait: bool) {
         for queue in 0..self.queues {
             let busy = |migrant: &Migrant| migrant.running[queue].iter().any(Option::is_some);
@@ -301,7 +301,7 @@ impl Migrant {
         }
     }
 
-    /// Clears the unit attention of a controller that was just started.
+    /// Clears the unit attention of a newly started controller.
     pub(crate) fn settle(&mut self) {
         if self.interface == Interface::Scsi {
             self.answers = 0;
@@ -398,14 +398,14 @@ impl Migrant {
         assert!(differ.is_empty(), "pages that were written and not marked: {differ:x?}");
     }
 
-    /// Starts the queues again at the source, after a migration that failed.
+    /// Restarts the queues at the source, after a failed migration.
     pub(crate) fn start_again(&mut self, bases: &[u16]) {
         for (index, base) in bases.iter().enumerate() {
             self.front.start_queue(index as u32, *base);
         }
     }
 
-    /// Continues at another daemon, with the copied memory. Requests in flight are completed there.
+    /// Continues at another daemon, with the copied memory. Requests in flight complete there.
     pub(crate) fn arrive(self, socket: &Path, bases: &[u16]) -> Migrant {
         let memory = SharedMemory::two_regions();
         memory.write(START, &self.copy);

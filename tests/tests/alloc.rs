@@ -1,7 +1,8 @@
-//! No allocation per request: after a warm-up, a million requests through real rings do not call the allocator once, in any thread of the
-//! process: neither in the workers nor in the driver, which follows the same rule.
+//! No allocation per request: after a warm-up, a million requests through real rings do not call the allocator once in
+//! any thread of the process, neither in the workers nor in the driver, which follows the same rule.
 //!
-//! One test runs all cases in sequence and without a test harness, because the allocator's counters are those of the whole process.
+//! One test runs all cases in sequence and without a test harness, because the allocator's counters are those of the
+//! whole process.
 
 use std::alloc::System;
 use std::hint::black_box;
@@ -32,7 +33,8 @@ const DEPTH: u16 = 32;
 const BLOCK: u32 = 4096;
 /// Data segments of the largest request.
 const PIECES: u32 = 5;
-/// Requests until tables that grow to the most in flight at once (such as lists of more than two segments) have their size.
+/// Requests until tables that grow with the number in flight (such as lists of more than two segments) reach their
+/// size.
 const WARM_UP: u64 = 20_000;
 const MILLION: u64 = 1_000_000;
 /// Blocks of the disk in use.
@@ -40,7 +42,7 @@ const BLOCKS: u64 = 4096;
 
 type Buffer = <UringContext as mqblk_core::IoContext>::Buffer;
 
-/// Passes requests to another channel and allocates once in `every` of them, which the test must detect.
+/// Passes requests to another channel and allocates in one of `every` requests, which the test must detect.
 struct AllocatingChannel {
     inner: AnyChannel,
     every: u64,
@@ -87,14 +89,14 @@ impl DiskChannel<UringContext> for AllocatingChannel {
     }
 }
 
-/// Which requests are sent.
+/// The mix of requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mix {
-    /// The largest requests: all of them with several segments.
+    /// The largest requests, all with several segments.
     Largest,
     /// All kinds.
     All,
-    /// Reads and writes in sequence, which are merged.
+    /// Sequential reads and writes, which are merged.
     Sequential,
 }
 
@@ -165,7 +167,7 @@ fn allocations(disk: &Arc<AnyDisk>, mix: Mix, requests: u64) -> usize {
     allocations_with(disk, &Arc::default(), false, mix, requests)
 }
 
-/// As [`allocations`], of a disk with limits, or of packed rings.
+/// As [`allocations`], for a disk with limits, or with packed rings.
 fn allocations_with(disk: &Arc<AnyDisk>, health: &Arc<DiskHealth>, packed: bool, mix: Mix, requests: u64) -> usize {
     let mut found = 0;
     for shape in [DescriptorLayout::Direct, DescriptorLayout::Indirect] {
@@ -200,7 +202,8 @@ fn allocations_with(disk: &Arc<AnyDisk>, health: &Arc<DiskHealth>, packed: bool,
     found
 }
 
-/// Waits until the server has checked that the connection's memory is shared: once, in a thread that allocates.
+/// Waits until the server has checked that the connection's memory is shared: it does so once, in a thread that
+/// allocates.
 fn wait_for_watch() {
     let name = |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("comm")).ok();
     let watches = || {
@@ -212,14 +215,15 @@ fn wait_for_watch() {
     }
 }
 
-/// Fails unless one of several runs allocates nothing. Tables that grow to the most in flight at once may do so late on a busy machine;
-/// allocations for requests happen in every run.
+/// Fails unless one of several runs allocates nothing. Tables that grow with the number in flight may do so late on a
+/// busy machine; allocations for requests happen in every run.
 fn none(what: &str, run: impl FnMut() -> usize) {
     let tries: Vec<usize> = std::iter::repeat_with(run).take(3).take_while(|found| *found > 0).collect();
     assert!(tries.len() < 3, "{what}: found {tries:?} allocations in three runs, expected a run without");
 }
 
-/// One trial, on the main thread. The standard harness has a thread of its own beside the test, which allocates when a test has run for 60 s.
+/// One trial, on the main thread. The standard harness has a thread beside the test, which allocates when a test has
+/// run for 60 s.
 fn main() -> std::process::ExitCode {
     let mut arguments = libtest_mimic::Arguments::from_args();
     arguments.test_threads = Some(1);
@@ -234,7 +238,7 @@ fn a_million_requests_allocate_nothing() {
     let ram = disk("ram", &[("size", "16M")]);
     let leaky = allocating(Arc::clone(&ram), 10_000, &Arc::default());
     let noticed = allocations(&leaky, Mix::All, MILLION / 10);
-    // Each of two workers allocates ten times, less those at the end of the warm-up.
+    // Each of two workers allocates ten times, except at the end of the warm-up.
     assert!((5..=12).contains(&noticed), "found {noticed} allocations, expected those that were smuggled in");
 
     none("ram", || allocations(&ram, Mix::All, MILLION));
@@ -252,13 +256,13 @@ fn a_million_requests_allocate_nothing() {
     none("null with limits", || allocations_with(&null, &health, false, Mix::All, MILLION / 10));
     assert!(health.limits().stats().throttled > 0, "the limits were not met");
     none("a queue of several disks", || many_disks(MILLION));
-    // Each operation in flight has an iovec list. How many are in flight at once depends on the storage, and lists are allocated when
-    // there are more than before: not per request.
+    // Each operation in flight has an iovec list. Their number depends on the storage, and lists are allocated when it
+    // exceeds its maximum so far: not per request.
     let lists = file(env!("CARGO_TARGET_TMPDIR"), Mix::All, 20_000);
     assert!(lists <= 3 * usize::from(DEPTH * QUEUES), "file on disk: {lists} allocations");
 }
 
-/// A queue of several disks: it admits a given number of requests, to one disk after the other, some with two steps.
+/// A queue of several disks: it admits a given number of requests, to the disks in turn, some with two steps.
 struct ManyDisks {
     share: MemoryShare,
     admitted: u64,

@@ -1,5 +1,6 @@
-//! A frontend that reconnects a thousand times, and one that changes its state a thousand times, leak nothing: no descriptor, no mapping,
-//! no port, no thread. The only test in this program, because it counts the resources of the process.
+//! A frontend that reconnects a thousand times and one that changes its state a thousand times leak nothing: no
+//! descriptor, no mapping, no port, no thread. The only test in this program, because it counts the resources of the
+//! process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -126,7 +127,7 @@ fn nothing_is_leaked() {
         load.finish();
     };
     (0..5).for_each(reconnect);
-    // The resources of a closed device; the first connections leave those that workers keep for the next.
+    // The resources of a closed device. The first connections leave those that workers keep for the next.
     let mut quiet = holds(&machine);
     wait_for("the rest", || {
         std::thread::sleep(Duration::from_millis(100));
@@ -139,7 +140,8 @@ fn nothing_is_leaked() {
     }
     wait_holds(&machine, quiet, "a thousand reconnects");
 
-    // Any state after any other, with rings announced, withdrawn, and set up; toolstacks that detach and attach the device again.
+    // Any state after any other, with rings announced, withdrawn, and set up. Toolstacks detach and reattach the
+    // device.
     let mut random = SmallRng::seed_from_u64(17);
     let mut writer = options.xen.store().unwrap();
     let mut connected = None;

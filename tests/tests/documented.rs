@@ -1,8 +1,8 @@
-//! Every command that README.md, docs/ and the help texts print is run as it is printed, but those with virtual machines
-//! (`tests/tests/guest/documented.rs`); and what documents name is there. See tests/src/documented.
+//! Runs every command of README.md, docs/ and the help texts as printed, except those with virtual machines
+//! (`tests/tests/guest/documented.rs`), and checks that references of documents exist. See tests/src/documented.
 //!
-//! Each page is run in namespaces of its own, which takes root or a kernel that lets users make namespaces, and socat.
-//! `MQBLK_DOCUMENT=docs/xen.md` runs the pages alone whose names have this.
+//! Each page runs in its own namespaces, which needs root or a kernel that lets users make namespaces, and socat.
+//! `MQBLK_DOCUMENT=docs/xen.md` runs only the pages whose names contain this.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -17,10 +17,10 @@ use mqblk_tests::documented::{Sandbox, Script, Session, links, plan, repository}
 use mqblk_tests::hostile::daemon::{mqblk_bench_binary, mqblk_binary};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// Pages that are run at the same time: most of the time they wait.
+/// Pages that run at the same time. They mostly wait.
 const AT_ONCE: usize = 3;
 
-/// Runs these blocks of a page in a machine of their own; how long it took, and its slowest block.
+/// Runs these blocks of a page in their own machine. Returns the duration, and the slowest block.
 fn run(scripts: &[Script], install: bool) -> Result<String> {
     let start = Instant::now();
     let mut slowest = (0.0, String::new());
@@ -41,12 +41,12 @@ fn run(scripts: &[Script], install: bool) -> Result<String> {
     Ok(format!("{} blocks in {took:.1} s, of which {:.1} s {}", scripts.len(), slowest.0, slowest.1))
 }
 
-/// A page that is not one of the repository's, run as its documents are.
+/// Runs a text like a page of the repository's documents.
 fn run_text(page: &str, text: &str) -> Result<String> {
     run(&plan::scripts(&plan::blocks(page, text)?)?, false)
 }
 
-/// Returns the settings of a unit's section `[Service]`, with what a template is named by as in the unit that is none.
+/// Returns the settings of a unit's section `[Service]`, with the names of a template as in the plain unit.
 fn service(unit: &str) -> BTreeSet<String> {
     let text = std::fs::read_to_string(repository().join("examples").join(unit)).expect("the unit");
     let lines = text.lines().skip_while(|line| *line != "[Service]").take_while(|line| *line != "[Install]");
@@ -54,7 +54,7 @@ fn service(unit: &str) -> BTreeSet<String> {
     settings.map(|line| line.replace("/mqblk/%i.toml", "/mqblk.toml").replace("mqblk-%i", "mqblk")).collect()
 }
 
-/// The template differs only in that systemd changes the user, not the daemon, and in the capabilities that this needs.
+/// The template differs only in the user, changed by systemd instead of the daemon, and in the capabilities for that.
 #[test]
 fn the_template_unit_has_what_the_unit_has() {
     let (unit, template) = (service("mqblk.service"), service("mqblk@.service"));
@@ -89,7 +89,7 @@ fn every_command_that_is_printed_can_be_run() {
             waiting.push((page.clone(), chosen));
         }
     }
-    // Benchmarks take longest, and begin first.
+    // Benchmarks take longest, so they begin first.
     let benchmark = |(_, command): &&(usize, String)| command.starts_with("mqblk bench");
     waiting.sort_by_key(|(_, scripts)| {
         scripts.iter().map(|script| script.commands.iter().filter(benchmark).count()).sum::<usize>()
@@ -97,7 +97,7 @@ fn every_command_that_is_printed_can_be_run() {
     let (waiting, told) = (Mutex::new(waiting), Mutex::new(Vec::new()));
     let next = || waiting.lock().unwrap().pop();
     std::thread::scope(|scope| {
-        // The memory that a user may lock is counted over all processes.
+        // The limit of locked memory counts over all processes of a user.
         let at_once = if rustix::process::geteuid().is_root() { AT_ONCE } else { 1 };
         for _ in 0..at_once {
             scope.spawn(|| {
@@ -117,7 +117,7 @@ fn every_command_that_is_printed_can_be_run() {
     assert!(bad.is_empty(), "{} pages have commands that fail:\n\n{}", bad.len(), bad.join("\n\n"));
 }
 
-/// Seen with --nocapture.
+/// Visible with --nocapture.
 #[expect(clippy::print_stdout, reason = "what was run is worth to know")]
 fn tell(lines: &[String]) {
     lines.iter().for_each(|line| println!("{line}"));
@@ -144,7 +144,7 @@ fn what_is_listed_as_not_run_is_there() -> Result<()> {
     Ok(())
 }
 
-/// The error of a page whose commands are wrong.
+/// Returns the error of a page with wrong commands.
 fn caught(text: &str) -> String {
     format!("{:?}", run_text("docs/wrong.md", text).expect_err(text))
 }
@@ -152,7 +152,7 @@ fn caught(text: &str) -> String {
 #[test]
 fn wrong_commands_are_caught() {
     let serve = "# A\n\n```sh\ntruncate -s 1G a.img\nmqblk serve --disk path=a.img,socket=/tmp/a.sock --admin /tmp/admin.sock\n```\n\n";
-    // It works, so that what follows fails for no other reason.
+    // This page works, so the following ones fail for no other reason.
     run_text("docs/right.md", serve).expect("a page that is right");
 
     let error = caught(&format!("{serve}```sh\ntrue\nmqblk resize \\\n  b 2G --socket /tmp/admin.sock\ntrue\n```\n"));
@@ -163,18 +163,18 @@ fn wrong_commands_are_caught() {
     );
     assert!(error.contains("mqblk: resize: id: found \"b\""), "{error}");
 
-    // Not made, so the server ends.
+    // The image does not exist, so the server ends.
     let error = caught("```sh\nmqblk serve --disk path=none.img,socket=/tmp/a.sock\n```\n");
     assert!(error.contains("docs/wrong.md:2: ") && error.contains("none.img"), "{error}");
     assert!(error.contains("expected it to run until Ctrl-C"), "{error}");
 
-    // socat knows nothing of JSON-RPC.
+    // socat does not check JSON-RPC.
     let error = caught(&format!(
         "{serve}```sh\necho '{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"stats\"}}' | socat -t 10 - UNIX-CONNECT:/tmp/admin.sock\n```\n"
     ));
     assert!(error.contains("docs/wrong.md:9: ") && error.contains("found an error of the admin socket"), "{error}");
 
-    // A server that was in use by another one.
+    // A socket in use by another server.
     let error = caught(&format!("{serve}```sh\nmqblk serve --disk path=a.img,socket=/tmp/b.sock\n```\n"));
     assert!(error.contains("docs/wrong.md:9: ") && error.contains("another terminal shows at its end"), "{error}");
 
@@ -187,15 +187,15 @@ fn wrong_commands_are_caught() {
     assert!(error.contains("docs/wrong.md:4: found a command in a block of language text, expected sh"), "{error}");
 }
 
-/// Returns true if the lines of a block are lines of a source, in this order; others may be between them. A line with a name in capitals
-/// is a reader's own.
+/// Returns true if the lines of a block are lines of a source, in this order; others may be between them. A line with a
+/// name in capitals is a reader's own.
 fn is_part_of(block: &str, source: &str) -> bool {
     let mut lines = source.lines().map(str::trim);
     let mut wanted = block.lines().map(str::trim).filter(|line| !line.is_empty() && !line.contains("NAME"));
     wanted.all(|line| lines.any(|other| other == line))
 }
 
-/// The texts of all sources in these folders.
+/// Returns the texts of all sources in these folders.
 fn sources(folders: &[&str]) -> Result<Vec<String>> {
     let mut sources = Vec::new();
     let mut folders: Vec<_> = folders.iter().map(|it| repository().join(it)).collect();
@@ -212,7 +212,7 @@ fn sources(folders: &[&str]) -> Result<Vec<String>> {
     Ok(sources)
 }
 
-/// A source without the ends of lines that a string goes over.
+/// Joins the lines of multi-line strings in a source.
 fn with_whole_strings(source: &str) -> String {
     let mut whole = String::with_capacity(source.len());
     let mut lines = source.lines();
@@ -227,7 +227,7 @@ fn with_whole_strings(source: &str) -> String {
     whole
 }
 
-/// What troubleshooting.md has of the log is what the daemon says. `...` stands for what differs.
+/// The log messages in troubleshooting.md are those of the daemon. `...` stands for variable parts.
 #[test]
 fn messages_of_troubleshooting_are_in_the_sources() -> Result<()> {
     const PAGE: &str = "docs/troubleshooting.md";
@@ -264,7 +264,7 @@ fn rust_that_is_printed_is_in_the_sources() -> Result<()> {
     Ok(())
 }
 
-/// Until a command has installed it, there is no mqblk; and each page has folders of its own.
+/// There is no mqblk until a command has installed it, and each page has its own folders.
 #[test]
 fn a_page_finds_nothing_that_it_does_not_make() -> Result<()> {
     let page = "```sh\nfind /srv /tmp /run -mindepth 1 | tee found; [ ! -s found ]\nmqblk --version\n```\n";
@@ -277,7 +277,7 @@ fn a_page_finds_nothing_that_it_does_not_make() -> Result<()> {
     Ok(())
 }
 
-/// A reader finds each page: the index has it, or that of its folder.
+/// Each page is in the index, or in that of its folder.
 #[test]
 fn every_page_is_in_an_index() -> Result<()> {
     let pages = plan::documents(&["docs"])?;
@@ -297,7 +297,7 @@ fn every_page_is_in_an_index() -> Result<()> {
     Ok(())
 }
 
-/// What documents name is there.
+/// References in documents exist.
 #[test]
 fn links_and_paths_of_documents_lead_somewhere() {
     let root = repository();
@@ -310,7 +310,7 @@ fn links_and_paths_of_documents_lead_somewhere() {
     assert!(faults.is_empty(), "{} links or paths lead nowhere:\n{}", faults.len(), faults.join("\n"));
 }
 
-/// README's first command, but for the build: what it prints, that Ctrl-C ends it with 0, and that nothing is left.
+/// README's first command, without the build: its output, Ctrl-C ends it with 0, and nothing is left.
 #[test]
 fn the_quickstart_verifies_measures_and_ends_with_ctrl_c() {
     let folder = tempfile::tempdir().expect("a folder");

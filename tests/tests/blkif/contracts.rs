@@ -1,4 +1,5 @@
-//! What a Xen guest was given of its disk is kept for it by the next daemons, whatever their configurations say, until it is gone.
+//! The next daemons keep the properties that a Xen guest was given of its disk, regardless of their configurations,
+//! until the guest is gone.
 
 use mqblk_driver::blkfront::BlkfrontOptions;
 use mqblk_driver::blkfront::toolstack::Vbd;
@@ -54,7 +55,7 @@ fn a_guest_keeps_what_it_was_given() {
     let line = "disk \"a\": block-size: the guest has 512, found 4096 in the configuration";
     assert!(host.log().matches(line).count() >= 3, "of each daemon:\n{}", host.log());
 
-    // It leaves, and the next one has what is configured.
+    // After it leaves, the next guest gets the configured properties.
     loads.into_iter().for_each(|load| drop(load.finish()));
     wait_for("the end of both", || {
         let mut store = host.store();

@@ -30,14 +30,14 @@ fn a_guest_that_writes_all_the_time_does_not_slow_down_others() {
                     if stop.load(Ordering::Relaxed) {
                         return;
                     }
-                    // States, keys of rings, and nodes below the one that is watched.
+                    // States, keys of rings, and nodes below the watched one.
                     let (key, value) = match (number + thread) % 4 {
                         0 => ("state".to_owned(), (number % 9).to_string()),
                         1 => ("state".to_owned(), "3".to_owned()),
                         2 => (format!("state/{}", number % 100), "x".to_owned()),
                         _ => ("ring-ref".to_owned(), number.to_string()),
                     };
-                    // Beyond its quota its writes are refused.
+                    // Writes beyond its quota are refused.
                     let _ = store.write(&format!("{front}/{key}"), &value);
                     written.fetch_add(1, Ordering::Relaxed);
                 }
@@ -63,7 +63,7 @@ fn a_guest_that_writes_all_the_time_does_not_slow_down_others() {
     }
     stop.store(true, Ordering::Relaxed);
     floods.into_iter().for_each(|flood| flood.join().unwrap());
-    // After the flood it is served.
+    // The device is served after the flood.
     let mut store = host.store();
     flooder.create(&mut store).unwrap();
     let mut load = BlkfrontLoad::connect(&BlkfrontOptions { queues: 2, ..host.frontend_options(&flooder) }, 100, 1);
@@ -79,7 +79,7 @@ fn a_guest_that_writes_all_the_time_does_not_slow_down_others() {
     host.stop();
 }
 
-/// A device that waits does not block other devices: here for slow storage while its rings are torn down.
+/// A waiting device does not block other devices: here it waits for slow storage while its rings are torn down.
 #[test]
 fn a_slow_teardown_blocks_no_other_device() {
     let slow = "id=slow,interface=xen,storage=fault,inner=ram,size=4M,queues=2,fault-latency-us=3000000";

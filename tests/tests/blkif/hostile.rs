@@ -68,7 +68,7 @@ fn every_scenario_is_tested() {
     assert!(missing.is_empty(), "no test runs {missing:?}");
 }
 
-/// Runs all scenarios one after the other on one machine, so that each finds what those before have left.
+/// Runs all scenarios one after the other on one machine, so that each meets the leftovers of those before.
 #[test]
 fn one_daemon_for_all() {
     let mut rig = LoopbackFixture::simulated(&mqblk_bench_binary()).unwrap_or_else(|error| panic!("{error:#}"));

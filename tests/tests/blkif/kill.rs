@@ -1,5 +1,5 @@
-//! The backend is killed, or stopped, in the middle of a guest's verified requests, again and again. The guest only sees a delay, and
-//! nothing is lost.
+//! The backend is killed, or stopped, in the middle of a guest's verified requests, repeatedly. The guest only sees a
+//! delay, and nothing is lost.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn options(host: &SimulatedHost, queues: u16, order: u8) -> BlkfrontOptions {
     BlkfrontOptions { queues, ring_order: Some(order), ..host.frontend_options(&device) }
 }
 
-/// Starts a daemon with these settings for its disk, `FOLDER/a.img`, and these further arguments.
+/// Starts a daemon with these settings for its disk, `FOLDER/a.img`, and more arguments.
 fn start_with(settings: &str, more: &[&str]) -> SimulatedHost {
     // The image must exist before the daemon starts.
     let mut host = SimulatedHost::start(&["--workers", "1", "--disk", "id=none,interface=xen,storage=ram,size=1M"]);
@@ -39,7 +39,8 @@ fn start_with(settings: &str, more: &[&str]) -> SimulatedHost {
 /// Starts the next daemon.
 fn start_another(host: &mut SimulatedHost, settings: &str, more: &[&str]) {
     let disk = format!("id=a,interface=xen,queues=2,{settings}");
-    // With an admin socket it serves on where the kernel still has requests of the one before, which keep the image's lock: the disk is out.
+    // With an admin socket it also serves while the kernel still has requests of the previous daemon, which keep the
+    // image's lock: the disk is out.
     host.spawn_with(&[&["--workers", "2", "--admin", "FOLDER/admin", "--disk", &disk], more].concat());
 }
 
@@ -69,7 +70,7 @@ fn killed_in_the_middle_of_writes() {
         let connected = |host: &SimulatedHost| host.log().matches(" connected device").count();
         let mut before = 0;
         while !client.is_finished() && kills < 12 {
-            // Every other daemon is killed when it serves the rings, however long its start takes here.
+            // Every other daemon is killed once it serves the rings, regardless of the duration of its start.
             if kills % 2 == 1 {
                 let serves = |host: &SimulatedHost| connected(host) > before || client.is_finished();
                 wait_for("a daemon that serves the rings", || serves(&host).then_some(()));
@@ -130,12 +131,12 @@ fn stopped_orderly_and_started_again() {
     assert_eq!(host.journal_count(), 0, "the guest has closed: no journal is needed");
 }
 
-/// A daemon that stops does not complete requests that the storage has not completed in time, or that are parked at a stopped disk: the
-/// next daemon replays them.
+/// A stopping daemon does not complete requests that the storage has not completed in time, or that are parked at a
+/// stopped disk: the next daemon replays them.
 #[test]
 fn stopped_while_storage_hangs_or_has_stopped() {
     const FILE: &str = "inner=file,path=FOLDER/a.img";
-    // The flush at the stop takes less, a request more.
+    // The flush at the stop takes less than this, a request more.
     let drain_s = Bound::seconds(1).time().as_secs().max(1);
     let (drain, latency) = (drain_s.to_string(), drain_s * 5_000_000);
     for grants in GRANTS {
@@ -160,7 +161,7 @@ fn stopped_while_storage_hangs_or_has_stopped() {
             } else {
                 let connected = || host.log().matches(" rings device=").count();
                 wait_for("the guest", || (connected() > 0).then_some(()));
-                // The first requests come at once, and take longer than this daemon runs.
+                // The first requests arrive at once, and take longer than this daemon runs.
                 std::thread::sleep(Duration::from_millis(500));
             }
             host.stop();

@@ -1,4 +1,5 @@
-//! Devices are attached, used and detached, in every mode and layout, and by every kind of detach; other guests are not affected.
+//! Devices are attached, used and detached, in every mode and layout, and by every kind of detach. Other guests are not
+//! affected.
 
 use std::time::Duration;
 
@@ -156,7 +157,7 @@ fn devices_vanish_in_every_state() {
                 load = Some(found);
             }
             XenbusState::InitWait => host.wait_for_backend_state(&device, XenbusState::InitWait),
-            // Rings are announced that do not exist.
+            // The announced rings do not exist.
             XenbusState::Initialised => host.domain(1).store().unwrap().write(&front, "3").unwrap(),
             _ => {}
         }
@@ -212,7 +213,7 @@ fn mistakes_are_written_to_the_error_node() {
         host.wait_for_backend_state(&device, XenbusState::Closing);
         let error = host.backend_error(&device).unwrap_or_default();
         assert!(error.starts_with(want), "{params}: {error}");
-        // The frontend, which never saw a backend that was ready, closes.
+        // The frontend, which never saw a ready backend, closes.
         store.write(&format!("{}/state", device.frontend_path()), "6").unwrap();
         host.wait_for_backend_state(&device, XenbusState::Closed);
         device.remove(&mut store).unwrap();
@@ -255,7 +256,7 @@ fn mistakes_are_written_to_the_error_node() {
         host.wait_for_backend_state(&device, XenbusState::Closed);
         guest.write(&format!("{front}/state"), "1").unwrap();
     }
-    // Then the guest behaves.
+    // Then the guest writes valid keys.
     for key in ["ring-ref", "event-channel"] {
         let _ = host.domain(1).store().unwrap().remove(&format!("{}/{key}", device.frontend_path()));
     }

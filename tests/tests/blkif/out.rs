@@ -1,4 +1,5 @@
-//! A disk that cannot be served when the daemon starts: its guest waits, whether it was there before or not, and has the disk when it comes.
+//! A disk that cannot be served when the daemon starts: its guest waits, new or not, and gets the disk once it can be
+//! served.
 
 use mqblk_admin::Client;
 use mqblk_driver::blkfront::BlkfrontOptions;
@@ -18,13 +19,13 @@ fn call(host: &SimulatedHost, verb: &str, params: &Value) -> Result<Value, Strin
     wait_for("the admin socket", connect).call(verb, params).map_err(|error| error.to_string())
 }
 
-/// Returns true if the disk is out. Another one may be, too, where the kernel still has requests of a daemon that was killed.
+/// Returns true if the disk is out. Other disks may be out while the kernel still has requests of a killed daemon.
 fn is_out(host: &SimulatedHost, id: &str) -> bool {
     let list = call(host, "disk.list", &Value::Null).expect("a list");
     list["out"].as_array().expect("a list").iter().any(|disk| disk["id"] == id)
 }
 
-/// `vdev`: the keys by which the configuration attaches the disk to the guest; empty: its toolstack does.
+/// `vdev`: the keys by which the configuration attaches the disk to the guest. Empty: its toolstack attaches it.
 fn a_guest_waits_for_its_disk(vdev: &str, watch: &[&str]) {
     let disk = |id: &str| {
         let vdev = if id == "a" { vdev } else { "" };
@@ -39,7 +40,7 @@ fn a_guest_waits_for_its_disk(vdev: &str, watch: &[&str]) {
     let why = call(&host, "disk.retry", &json!({ "id": "a" })).expect_err("it is not there");
     assert!(why.contains("No such file"), "{why}");
 
-    // The toolstack has made the device, or the daemon will; the guest is new.
+    // The toolstack has made the device, or the daemon will. The guest is new.
     let other = host.create_device(1, "xvdb", "mqblk:b");
     let device = match vdev {
         "" => host.create_device(1, "xvda", "mqblk:a"),
@@ -59,7 +60,7 @@ fn a_guest_waits_for_its_disk(vdev: &str, watch: &[&str]) {
     call(&host, "disk.retry", &json!({ "id": "a" })).expect("it is there");
     let mut load = guest.join().expect("a guest that notices nothing");
 
-    // The next daemon does not find it, and is left to try it by itself.
+    // The next daemon does not find it, and tries it again by itself.
     let (image, away) = (host.folder().join("a.img"), host.folder().join("away.img"));
     for _ in 0..2 {
         host.kill();

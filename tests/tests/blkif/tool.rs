@@ -151,7 +151,7 @@ fn errors_are_reported() {
         let text = refused(&host.run_mqblk_xen(action, arguments), code);
         assert!(text.starts_with(&format!("mqblk: {want}")), "{arguments:?}: {text}");
     }
-    // A vdev that another backend has.
+    // A vdev of another backend.
     let taken = refused(&host.run_mqblk_xen("attach", &["--domid", "1", "--vdev", "xvdc", "null:1G"]), 1);
     assert!(taken.contains("which domain 1 has already (backend /local/domain/0/backend/other/1/51744)"), "{taken}");
     for vdev in ["xvda", "xvdb"] {

@@ -1,4 +1,4 @@
-//! An image that changes while it is served: snapshots, and another size.
+//! An image that changes while it is served: snapshots, and resizes.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use serde_json::json;
 
 const BLOCKS: usize = 64;
 
-/// A snapshot that is taken between two rounds has what was written before it, for Ceph's program and for a daemon that serves it while the
-/// image goes on.
+/// A snapshot between two rounds has the data written before it, for Ceph's program and for a daemon that serves it
+/// while the image is in use.
 #[test]
 fn a_snapshot_is_taken_while_the_image_is_served() {
     let cluster = CephCluster::start();
@@ -26,7 +26,7 @@ fn a_snapshot_is_taken_while_the_image_is_served() {
     assert_ne!(load.generations(), before);
     cluster.check_blocks("a@s", &before);
 
-    // Served beside it, without its lock.
+    // Served at the same time, without its lock.
     let reader = HostileDaemon::start(1, &[("s", &format!("{settings},snap=s,queues=1"))]);
     let mut snapshot = VhostUserLoad::connect(reader.socket("s"), 1, BLOCKS, 2);
     assert!(snapshot.device().info().read_only, "a snapshot is not written");
@@ -41,7 +41,8 @@ fn a_snapshot_is_taken_while_the_image_is_served() {
     cluster.check_blocks("a", &after);
 }
 
-/// The image grows by Ceph's program, and the guest is told without a command; it shrinks and grows by the daemon's.
+/// The image grows by Ceph's program, and the guest is notified without a command. It shrinks and grows by the daemon's
+/// command.
 #[test]
 fn an_image_gets_another_size_under_load() {
     let cluster = CephCluster::start();
@@ -84,7 +85,7 @@ fn an_image_gets_another_size_under_load() {
         assert_eq!(bytes(&mut load), mib << 20);
     }
     let mut generations = load.generations().to_vec();
-    // What was cut off does not come back.
+    // Truncated data does not reappear.
     generations.resize((10 << 20) / BLOCK, 0);
     drop(load);
     daemon.stop();

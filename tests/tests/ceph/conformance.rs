@@ -1,4 +1,4 @@
-//! The conformance suite on real images, and what is refused when one is opened.
+//! The conformance suite on real images, and the errors of an open.
 
 use mqblk_storage::conformance::{TestTarget, run};
 use mqblk_tests::ceph::{CephCluster, POOL};
@@ -31,7 +31,7 @@ fn real_images_conform() {
     run(&TestTarget { kind: "rbd", settings: &settings, keeps_data: true, seed: 3 });
 }
 
-/// Each error names its key, what was found with the cluster's answer, and what was expected.
+/// Each error names its key, the value with the cluster's answer, and the expected value.
 #[test]
 fn what_cannot_be_opened_is_named() {
     let cluster = CephCluster::start();
@@ -67,7 +67,7 @@ fn what_cannot_be_opened_is_named() {
         let error = open(settings);
         assert!(error.starts_with(begin) && error.ends_with(end), "{error}");
     }
-    // Monitors that do not answer, in the time that the configuration gives them.
+    // Monitors that do not answer within the time of the configuration.
     let silent = format!("{conf}.silent");
     std::fs::write(&silent, "[global]\nmon_host = [v2:127.0.0.1:9]\nclient_mount_timeout = 2\n").unwrap();
     let error = open(&[("pool", POOL), ("image", "a"), ("conf", &silent)]);

@@ -1,16 +1,17 @@
-//! Daemons that are killed and stopped under load, with what a package of Ceph configures: librbd has a write cache (`rbd_cache`).
+//! Daemons that are killed and stopped under load, with the default configuration of a Ceph package: librbd has a write
+//! cache (`rbd_cache`).
 
 use mqblk_tests::ceph::{CephCluster, POOL};
 use mqblk_tests::crash::blk_rig::BlkRig;
 use mqblk_tests::crash::kills::{KillPlan, is_full_run};
 
-/// As the cluster's configuration has it; and with a cache that the image itself asks for, which is stronger than what a client sets.
+/// With the cluster's configuration, and with a cache set on the image itself, which overrides a client's setting.
 #[test]
 fn killed_and_stopped_under_load() {
     let cluster = CephCluster::start();
     let conf = std::fs::read_to_string(cluster.conf()).expect("the configuration");
     assert!(!conf.contains("rbd_cache"), "not what a package installs:\n{conf}");
-    // A killed daemon's lock is broken after this time; by default 30 s.
+    // A killed daemon's lock is broken after this time; 30 s by default.
     cluster.ceph(&["config", "set", "osd", "osd_client_watch_timeout", "5"]);
     let settings = [cluster.image("usual", 5), cluster.image("cached", 5)];
     cluster.rbd(&["config", "image", "set", &format!("{POOL}/cached"), "rbd_cache", "true"]);

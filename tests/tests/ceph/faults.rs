@@ -1,4 +1,4 @@
-//! Parts of the cluster that fail under a load that verifies what it reads.
+//! Parts of the cluster fail under a load that verifies its reads.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use mqblk_tests::ceph::CephCluster;
 use mqblk_tests::hostile::daemon::HostileDaemon;
 use mqblk_tests::hostile::load::VhostUserNeighbour;
 
-/// An OSD is killed in mid-I/O and comes back, then the other one: each has missed writes that it must get from the other. Meanwhile the
-/// monitor is killed, without which no client learns of a change.
+/// The OSDs are killed in mid-I/O and restarted, one after the other: each must get the missed writes from the other.
+/// Meanwhile the monitor is killed, without which no client learns of a change.
 #[test]
 fn osds_and_the_monitor_are_killed_in_mid_io() {
     let cluster = CephCluster::start();
@@ -28,7 +28,7 @@ fn osds_and_the_monitor_are_killed_in_mid_io() {
     cluster.check_blocks("a", &generations);
 }
 
-/// Without any OSD requests wait: none fails, and all go on when one is back.
+/// Requests wait while there is no OSD: none fails, and all continue when one is back.
 #[test]
 fn requests_wait_for_a_cluster_that_is_away() {
     let cluster = CephCluster::start();
@@ -38,7 +38,7 @@ fn requests_wait_for_a_cluster_that_is_away() {
     let other = VhostUserNeighbour::start(daemon.socket("other"), 1, 2);
     cluster.kill("osd.0");
     cluster.kill("osd.1");
-    // What was on its way is through.
+    // Requests already sent have completed.
     std::thread::sleep(Duration::from_millis(500));
     let stuck = load.rounds();
     other.assert_progress("the OSDs were killed");

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const BLOCKS: usize = 64;
 
-/// Starts a daemon that must not start. Returns what it says.
+/// Starts a daemon that must not start. Returns its error.
 fn refused(settings: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let disk = format!("id=b,socket={}/b.sock,{settings}", folder.path().display());
@@ -21,8 +21,8 @@ fn refused(settings: &str) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// While one daemon has the image, another one is refused, also when the first is idle; it reads a snapshot or the image. After a stop the next
-/// one starts at once.
+/// While one daemon owns the image, another is refused, even if the first is idle; a snapshot or read-only access is
+/// allowed. After a stop the next daemon starts at once.
 #[test]
 fn a_second_daemon_is_refused_until_the_first_has_stopped() {
     let cluster = CephCluster::start();
@@ -41,7 +41,7 @@ fn a_second_daemon_is_refused_until_the_first_has_stopped() {
     cluster.check_blocks("a", &generations);
     HostileDaemon::start(1, &[("a", &settings)]).stop();
 
-    // Nor is it left behind by a process that opens the image and does not serve it: the next one would wait for 30 s.
+    // A process that opens the image without serving it leaves no lock behind: the next one would wait for 30 s.
     let disk = format!("id=b,socket=/nowhere/b.sock,{settings}");
     for words in [&["--print-config", "--disk", &disk][..], &["--disk", &disk], &["--disk", &disk, "--disk", "id=c"]] {
         Command::new(mqblk_binary()).arg("serve").args(words).output().unwrap();
@@ -49,8 +49,8 @@ fn a_second_daemon_is_refused_until_the_first_has_stopped() {
     }
 }
 
-/// A daemon that hangs (here: it is stopped by a signal, with writes in flight) loses the image to the next one once the cluster has lost it, and is
-/// fenced: whatever it still has to write never reaches the image.
+/// A daemon that hangs (stopped by a signal, with writes in flight) loses the image to the next one once the cluster
+/// has lost it. It is fenced: none of its later writes reaches the image.
 #[test]
 fn a_daemon_that_was_replaced_is_fenced() {
     let cluster = CephCluster::start();
@@ -68,7 +68,7 @@ fn a_daemon_that_was_replaced_is_fenced() {
     kill_process(pid, Signal::STOP).unwrap();
 
     let second = start_patiently(&settings);
-    // All blocks that the first has written, so that a late write of it shows.
+    // All blocks that the first has written, so that a late write of one is detected.
     let mut writer = VhostUserLoad::connect(second.socket("a"), 1, 1024, 2);
     while writer.generations().contains(&0) {
         writer.round();
@@ -82,7 +82,7 @@ fn a_daemon_that_was_replaced_is_fenced() {
     wait_for("the observer to be told", || {
         first.warnings("a").iter().any(|line| line.contains("blocklisted by the cluster")).then_some(())
     });
-    // Its guest sees errors, with which its client panics.
+    // Its guest sees errors, so its client panics.
     let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| load.finish()));
     assert!(failed.is_err(), "a fenced daemon completes requests as done");
     (0..20).for_each(|_| writer.round());
@@ -93,7 +93,7 @@ fn a_daemon_that_was_replaced_is_fenced() {
     drop(first);
 }
 
-/// Starts a daemon whose predecessor the cluster has not lost yet (30 s): that takes longer than a test waits for a daemon.
+/// Starts a daemon whose predecessor the cluster has not lost yet. The 30 s exceed a test's usual wait for a daemon.
 fn start_patiently(settings: &str) -> HostileDaemon {
     for _ in 0..6 {
         let settings = settings.to_owned();
@@ -105,7 +105,8 @@ fn start_patiently(settings: &str) -> HostileDaemon {
     panic!("the second daemon does not get the image");
 }
 
-/// With `lock=shared-migration` both ends of a migration have the image open, and the one whose queues run has the lock.
+/// With `lock=shared-migration` both ends of a migration have the image open, and the one with running queues has the
+/// lock.
 #[test]
 fn the_lock_goes_from_the_source_of_a_migration_to_its_destination() {
     let cluster = CephCluster::start();

@@ -1,4 +1,4 @@
-//! What a daemon in the sandbox may do for its images, and no more.
+//! The rights of a daemon in the sandbox for its images.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -10,7 +10,7 @@ use mqblk_tests::hostile::load::VhostUserNeighbour;
 use mqblk_tests::hostile::wait_for;
 use tempfile::TempDir;
 
-/// Returns the name and the mode of seccomp of each thread, with the capabilities that it may have.
+/// Returns name, seccomp mode and possible capabilities of each thread.
 fn threads(pid: u32) -> Vec<(String, String, String)> {
     let field = |path: &Path, name: &str| {
         let status = std::fs::read_to_string(path.join("status")).unwrap_or_default();
@@ -24,7 +24,7 @@ fn threads(pid: u32) -> Vec<(String, String, String)> {
         .collect()
 }
 
-/// The library's threads have a filter of system calls and no capability, also those that a lost connection is made again with.
+/// The library's threads have a system call filter and no capability, including those that restore a lost connection.
 #[test]
 fn the_librarys_threads_are_restricted_and_connect_again() {
     let cluster = CephCluster::start();
@@ -48,8 +48,8 @@ fn the_librarys_threads_are_restricted_and_connect_again() {
     daemon.stop();
 }
 
-/// Starts a daemon with a disk and an empty controller, and adds and removes a LUN. Returns the daemon, what came of adding it, and the folder of the
-/// controller's socket.
+/// Starts a daemon with a disk and an empty controller, and adds and removes a LUN. Returns the daemon, the result of
+/// the addition, and the folder of the controller's socket.
 fn add_lun(disk: &str, lun: &str) -> (HostileDaemon, Output, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).display().to_string();
@@ -66,7 +66,8 @@ fn add_lun(disk: &str, lun: &str) -> (HostileDaemon, Output, TempDir) {
     (daemon, added, folder)
 }
 
-/// A daemon with an image gets others at run time, and lets go of their locks when they are removed; one without cannot get any.
+/// A daemon with an image gets others at run time, and releases their locks when they are removed. A daemon without one
+/// cannot get any.
 #[test]
 fn luns_come_and_go_if_the_daemon_has_an_image_from_the_start() {
     let cluster = CephCluster::start();

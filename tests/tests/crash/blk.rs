@@ -1,4 +1,5 @@
-//! virtio-blk: daemons that are killed and stopped at random times, under overlapping requests of all sizes, which complete in any order.
+//! virtio-blk: daemons that are killed and stopped at random times, under overlapping requests of all sizes, which
+//! complete in any order.
 
 use std::time::Duration;
 
@@ -36,7 +37,8 @@ fn kill_and_stop_under_load(packed: bool) {
     rig.kill_and_stop(name, &DISKS, KillPlan::usual(), BlkRig::content);
 }
 
-/// Sectors are written by reading and writing a block of the device: a kill between the two, or within the write, leaves their neighbours.
+/// Sectors are written by reading and writing a block of the device. A kill between the two, or within the write,
+/// leaves their neighbours intact.
 #[test]
 fn killed_and_stopped_with_blocks_smaller_than_the_device_s() {
     let backing = tempfile::NamedTempFile::new().expect("a file");
@@ -58,7 +60,7 @@ fn killed_and_stopped_with_blocks_smaller_than_the_device_s() {
     }
 }
 
-/// Each request takes 0.2 s, so that there are always some in flight.
+/// Each request takes 0.2 s, so that some are always in flight.
 const SLOW: [(&str, &str); 2] = [
     ("slow", "storage=fault,inner=file,direct=off,fault-latency-us=200000,fault-jitter-us=50000"),
     ("cache", "storage=file,direct=off"),
@@ -85,7 +87,7 @@ fn drivers_that_die_and_reconnect_at_once() {
             std::thread::sleep(Duration::from_micros(random.random_range(0..20_000)));
             let (known, port) = load.die();
             history = known;
-            // As a killed process: the socket is closed first, then its memory.
+            // In the order of a killed process: the socket is closed first, then its memory.
             rig.devices.clear();
             drop(port);
             if random.random_ratio(1, 3) {
@@ -113,7 +115,7 @@ fn stopped_while_storage_does_not_complete_in_time() {
     let port = rig.connect(disk.0);
     let mut load = RunningLoad::start(disk.0, port, LoadHistory::new(1), seed);
     load.wait_completions(1);
-    // The requests that follow the first completions are pulled within this time, and take longer than the drain timeout.
+    // Requests after the first completions are pulled within this time, and take longer than the drain timeout.
     std::thread::sleep(Duration::from_millis(300));
     rig.stop();
     rig.spawn();

@@ -41,7 +41,7 @@ fn killed(daemon: &mut RestartableDaemon, guest: HostileFrontend) -> HostileFron
     guest.reconnect(&daemon.folder().join("d.sock"))
 }
 
-/// Checks that reads are served, again and again.
+/// Checks that several reads are served.
 fn serves(guest: &mut HostileFrontend) {
     for _ in 0..3 {
         guest.queues[0].read_first_sector(REQUESTS);
@@ -75,7 +75,7 @@ fn killed_after_the_region_is_set_and_before_a_queue_starts() {
     daemon.stop();
 }
 
-/// One of two queues has started, without a kick; the other never does.
+/// One of two queues has started, without a kick. The other never does.
 #[test]
 fn killed_after_a_queue_starts_and_before_its_first_request() {
     let mut daemon = start();
@@ -105,7 +105,7 @@ fn set_writeback(guest: &mut HostileFrontend, on: u8) {
     guest.connection.send_acked(m::SET_CONFIG, &[&about[..], &[on]].concat(), &[]);
 }
 
-/// It keeps the value that the driver wrote, without another write, until the device is reset.
+/// It keeps the driver's value, without another write, until the device is reset.
 #[test]
 fn the_cache_mode_that_a_driver_chose_survives_the_daemon() {
     let mut daemon = start();

@@ -1,6 +1,7 @@
-//! Requests of a killed daemon that are still in the kernel: the next daemon's queues wait for them. The disks are files of the test's own
-//! file system, which holds reads and writes back until the test releases them; as with a block device, the kernel continues direct
-//! transfers after the process that submitted them is gone. The durability of writes is checked, too. Needs root and /dev/fuse.
+//! Requests of a killed daemon that are still in the kernel: the next daemon's queues wait for them. The disks are
+//! files of the test's own file system, which holds reads and writes until the test releases them. As with a block
+//! device, the kernel continues direct transfers after their process is gone. Also checks the durability of writes.
+//! Needs root and /dev/fuse.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ const SIZE: usize = 1 << 20;
 const PAGE: usize = 4096;
 const REQUEST: u64 = START + 0x4000;
 const DATA: u64 = START + 0x5000;
-/// The daemon's log line when it waits.
+/// The daemon's log line while it waits.
 const WAITS: &str = "queues wait for the storage to end requests";
 
 struct Rig {
@@ -28,7 +29,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// Starts a daemon. `None`, with a message, where this process cannot use FUSE.
+    /// Starts a daemon. Prints a message and returns `None` if this process cannot use FUSE.
     fn start(settings: &str) -> Option<Rig> {
         if std::fs::File::open("/dev/fuse").is_err() {
             print_uncaptured("not run: it needs root and /dev/fuse");
@@ -67,7 +68,8 @@ fn submit(guest: &mut HostileFrontend, is_write: bool) {
     queue.publish_and_kick();
 }
 
-/// Kills the daemon while the kernel has one of its requests, and checks that the next one completes nothing before that has ended.
+/// Kills the daemon while the kernel has one of its requests, and checks that the next one completes nothing until that
+/// has ended.
 fn killed_with_a_request_in_the_kernel(settings: &str, is_write: bool) -> Option<(Rig, HostileFrontend)> {
     let mut rig = Rig::start(settings)?;
     let mut guest = rig.connect();
@@ -113,7 +115,7 @@ fn a_late_write_does_not_overwrite_a_newer_one() {
     rig.daemon.stop();
 }
 
-/// Returns how many sectors of the last write a power cut could lose now.
+/// Returns the number of sectors of the last write that a power cut could lose now.
 fn lost(rig: &Rig, byte: u8) -> usize {
     let at = rig.log.position();
     let cut = |seed| rig.log.cut(0, SIZE, at, CacheModel::Honest, seed);

@@ -1,5 +1,5 @@
-//! virtio-scsi: daemons that are killed and stopped at random times, while logical units of different speed share queues, with multi-step
-//! commands and task management functions among the reads and writes.
+//! virtio-scsi: daemons that are killed and stopped at random times. Logical units of different speed share queues,
+//! with multi-step commands and task management functions among the reads and writes.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,7 +23,7 @@ const UNITS: [(&str, &str); 3] = [
 struct Rig {
     daemon: RestartableDaemon,
     device: Option<ScsiController>,
-    /// Connect with packed rings.
+    /// True: connects with packed rings.
     packed: bool,
 }
 
@@ -120,7 +120,7 @@ fn kill_and_stop_under_load(packed: bool) {
     assert!(stats.compare_writes > 0, "no COMPARE AND WRITE succeeded");
 }
 
-/// On one of them each request takes 0.2 s, beside fast ones on the same queues.
+/// Each request of one of them takes 0.2 s, beside fast ones on the same queues.
 const SLOW: [(&str, &str); 2] = [
     ("slow", "storage=fault,inner=file,direct=off,fault-latency-us=200000,fault-jitter-us=50000"),
     ("cache", "storage=file,direct=off"),
@@ -150,7 +150,7 @@ fn stopped_while_a_unit_does_not_complete_in_time() {
     let port = rig.connect();
     let mut load = RunningLoad::start("scsi", port, LoadHistory::new(1), seed);
     load.wait_completions(1);
-    // The requests that follow the first completions are pulled within this time, and take longer than the drain timeout.
+    // Requests after the first completions are pulled within this time, and take longer than the drain timeout.
     std::thread::sleep(Duration::from_millis(300));
     rig.stop();
     rig.spawn();

@@ -1,5 +1,5 @@
-//! The daemon's counters match the requests of its driver exactly: while queues are attached and detached, with and without merging, with
-//! immediate and deferred calls.
+//! The daemon's counters match the requests of its driver exactly: while queues are attached and detached, with and
+//! without merging, with immediate and deferred calls.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const QUEUES: usize = 3;
 const DEPTH: u32 = 32;
 const SECTORS: u64 = 4096;
 
-/// Sends random requests and adds the counters that the daemon must have.
+/// Sends random requests and adds them to the expected counters.
 fn expect(counters: &mut QueueCounters, random: &mut SmallRng, set: &mut BlkQueueSet, index: usize) {
     let count = random.random_range(1..=DEPTH);
     let queue = &mut set.queues_mut()[index];
@@ -129,7 +129,7 @@ fn run(merge: MergeMode, coalesce: Coalesce, seed: u64) {
             assert_eq!(counted.iter().sum::<u64>(), disk);
         }
         let sum = |what: fn(&QueueCounters) -> u64| report.iter().map(|report| what(&report.counters)).sum::<u64>();
-        // Kicks and calls that come together count as one: never more than were sent.
+        // Concurrent kicks and calls count as one: never more than were sent.
         kicks += sets[0].kicks();
         calls += sets[0].calls().expect("the counter can be read");
         assert!((1..=kicks).contains(&sum(|it| it.kicks)), "{} of {kicks} kicks", sum(|it| it.kicks));

@@ -1,4 +1,4 @@
-//! Storage that cannot be flushed when the queues stop: a VMM that migrates its guest must learn of it.
+//! Storage that cannot be flushed when the queues stop: a VMM that migrates its guest must be notified.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
-//! Rate limits with real clocks and real sleep. The normal suite asserts upper bounds only, which hold on a slow machine too. How exact
-//! limits are is measured by hand:
+//! Rate limits with real clocks and real sleep. The normal suite asserts only upper bounds, which hold on a slow
+//! machine too. The accuracy of the limits is measured manually:
 //!
 //! `cargo test --release -p mqblk-tests --test in_process -- --ignored --nocapture limits_are_exact`
 #![allow(clippy::print_stdout, reason = "figures for people")]
@@ -79,7 +79,7 @@ fn read_until(set: &mut BlkQueueSet, depth: u16, end: &AtomicBool, completed: &A
     }
 }
 
-/// What was measured under load.
+/// Measurements under load.
 struct Measured {
     completed: u64,
     time: Duration,
@@ -91,7 +91,8 @@ impl Measured {
     }
 }
 
-/// Loads all queues with one thread for each set, and measures for `time` after a second's warm-up, in which the bucket is emptied.
+/// Loads all queues with one thread for each set, and measures for `time` after a warm-up of a second, in which the
+/// bucket is emptied.
 fn measure(sets: &mut [BlkQueueSet], depth: u16, warm_up: Duration, time: Duration) -> Measured {
     let (end, completed) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -116,13 +117,13 @@ fn no_more_requests_pass_than_a_limit_allows_and_a_worker_sleeps_meanwhile() {
     let measured = measure(&mut sets, 64, Duration::ZERO, Duration::from_secs(2));
     let all: u64 = rig.report().iter().map(|queue| queue.counters.reads).sum();
     let seconds = start.elapsed().as_secs_f64();
-    // A tenth of a second's worth from the start, and what leases may have.
+    // The burst of a tenth of a second, and the most that leases may have.
     let most = RATE as f64 * (seconds + 0.1) + 50.0;
     assert!(all as f64 <= most, "{all} reads in {seconds} s, at most {most} are allowed");
     assert!(measured.completed > 0);
     let stats = health.limits().stats();
     assert!(stats.throttled > 0 && stats.throttled <= all && stats.waiting == 0, "{stats:?}");
-    // Whatever the machine's speed: as many turns for each request as 10 us have, none while it waits.
+    // On any machine: as many turns per request as fit in 10 us, none while it waits.
     for worker in rig.worker_stats() {
         let turns = worker.turns + worker.empty_turns;
         assert!(worker.sleeps > 0 && turns < 200 * all, "{turns} turns, {} sleeps for {all} requests", worker.sleeps);
@@ -130,7 +131,7 @@ fn no_more_requests_pass_than_a_limit_allows_and_a_worker_sleeps_meanwhile() {
     rig.stop(sets);
 }
 
-/// Its requests that wait are served at the limit before its queues have stopped: one that leaves and comes again gets no more.
+/// Its waiting requests are served at the limit before its queues have stopped: a guest that reconnects gets no more.
 #[test]
 fn a_guest_that_leaves_is_served_at_its_limits() {
     const RATE: u64 = 50;
@@ -176,10 +177,10 @@ fn a_limit_is_changed_under_load() {
                 Some(IoLimit { rate: 1, .. }) => {
                     std::thread::sleep(Duration::from_millis(300));
                     let passed = completed.load(Ordering::Relaxed) - before;
-                    // One, one from the bucket, and what the guest had not seen yet of the requests before.
+                    // One, one from the bucket, and previous completions that the guest had not seen yet.
                     assert!(passed as f64 <= 2.0 + start.elapsed().as_secs_f64() + 64.0, "{passed}");
                 }
-                // At one a second this would take hours.
+                // At one request per second this would take hours.
                 _ => wait_for(20_000_u64.min(limits.get(LimitKind::Iops).map_or(20_000, |limit| limit.rate / 5))),
             }
         }
@@ -200,7 +201,7 @@ fn two_guests_of_a_group_get_equal_parts() {
     std::thread::scope(|scope| {
         scope.spawn(|| read_until(&mut one_sets[0], 32, &end, &counts[0]));
         scope.spawn(|| read_until(&mut other_sets[0], 32, &end, &counts[1]));
-        // Both get on, whatever the machine: nobody starves.
+        // Both make progress on any machine: none starves.
         while counts.iter().any(|count| count.load(Ordering::Relaxed) < 2000) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -215,7 +216,7 @@ fn two_guests_of_a_group_get_equal_parts() {
     other.stop(other_sets);
 }
 
-/// Measures, and prints what was measured. A limit that the machine does not reach without one is not judged.
+/// Measures, and prints the results. A limit above the machine's unlimited rate is not checked.
 #[test]
 #[ignore = "measures for two minutes; needs a machine that does nothing else, and a release build"]
 fn limits_are_exact() {

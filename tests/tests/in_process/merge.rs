@@ -1,4 +1,5 @@
-//! Plug and merge end to end: the project's driver, a real socket, worker threads that sleep, and a real file with bad sectors.
+//! Plug and merge end to end: the project's driver, a real socket, worker threads that sleep, and a real file with bad
+//! sectors.
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -217,7 +218,7 @@ fn streams_over_several_queues_fail_only_where_the_disk_is_bad() {
     }
 }
 
-/// Runs `test` on a thread of its own for a minute at most: the error that it checks for is a hang.
+/// Runs `test` on a thread for at most a minute, because it checks for a hang.
 fn with_timeout(test: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     let thread = std::thread::spawn(move || {
@@ -233,7 +234,7 @@ fn with_timeout(test: impl FnOnce() + Send + 'static) {
 #[test]
 fn a_failed_merged_request_is_repeated_although_nothing_else_is_in_flight() {
     with_timeout(|| {
-        // The members must be repeated by a worker that would sleep otherwise.
+        // The members must be repeated by a worker that would otherwise sleep.
         for latency in ["0", "300"] {
             let settings =
                 [("inner", "ram"), ("size", "1M"), ("fail-read", "4K+512:EIO"), ("fault-latency-us", latency)];

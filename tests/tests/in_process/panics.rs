@@ -1,4 +1,4 @@
-//! A panic on a disk's control thread ends the connection that it happened in. The disk is served on.
+//! A panic on a disk's control thread ends its connection. The disk is still served.
 
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use mqblk_tests::in_process::{Plan, disk, serve_device};
 use mqblk_virtio::{ApplyState, QueueResources, VirtioDevice};
 use mqblk_virtio_blk::VirtioBlk;
 
-/// A device that panics the next time that a function of this name is called.
+/// A device that panics at the next call of the function with this name.
 #[derive(Default)]
 struct Fault {
     function: Mutex<&'static str>,
@@ -104,7 +104,7 @@ impl VirtioDevice<UringContext> for FaultyDevice {
 fn wait_hang_up(socket: &std::path::Path) {
     let mut stream = UnixStream::connect(socket).expect("it listens");
     stream.set_read_timeout(Some(TIMEOUT.time())).expect("a time");
-    // Nothing is sent to a frontend that says nothing.
+    // The server sends nothing to a silent frontend.
     let ended = stream.read(&mut [0]);
     assert!(matches!(&ended, Ok(0)) || ended.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset));
 }
@@ -135,7 +135,7 @@ fn a_panic_of_the_control_thread_ends_one_connection() {
     for (count, function) in (1..).zip(["reset", "features", "driver_started"]) {
         fault.arm(function);
         match function {
-            // Of the connection itself, before any message.
+            // Closed before any message.
             "reset" => wait_hang_up(&options.socket),
             _ => assert!(BlkDevice::connect(&options).is_err(), "the connection outlives a panic in {function}"),
         }

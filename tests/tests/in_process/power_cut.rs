@@ -1,4 +1,4 @@
-//! Thousands of power cuts under the project's drivers: durable data is there, and data that was never written is not.
+//! Thousands of power cuts under the project's drivers: durable data is there, and unwritten data is not.
 //!
 //! Each test also cuts the power of a disk that violates durability, and must detect that.
 
@@ -65,7 +65,7 @@ fn load(writeback: bool) -> (Arc<PowerLog>, WriteHistory) {
     (log, history)
 }
 
-/// As [`load`], of a disk whose storage is recorded in `log`.
+/// As [`load`], for a disk whose storage is recorded in `log`.
 fn load_disk(disk: Arc<AnyDisk>, log: &PowerLog, writeback: bool, mut history: WriteHistory) -> WriteHistory {
     const QUEUES: u16 = 3;
     const OPERATIONS: u64 = 3000;
@@ -135,7 +135,7 @@ fn load_disk(disk: Arc<AnyDisk>, log: &PowerLog, writeback: bool, mut history: W
     history
 }
 
-/// Submits a write, zeroes or a discard of a part of a block.
+/// Submits a write, zeroes or a discard within a block.
 fn change(
     queue: &mut BlkQueue,
     slot: u32,
@@ -185,9 +185,9 @@ fn a_write_through_disk_keeps_completed_writes() {
     assert!(!lost.is_empty(), "a disk that ignores write-through was not seen");
 }
 
-/// Stamp of what the backing file has.
+/// Stamp of the backing file's content.
 const BELOW: u64 = u64::MAX;
-/// Bytes of the file of a qcow2 image: its tables, and clusters that are given back and allocated again.
+/// Bytes of a qcow2 image file: its tables, and clusters that are released and reallocated.
 const IMAGE_SIZE: usize = 4 << 20;
 const IMAGE_CUTS: u64 = 60;
 
@@ -196,9 +196,9 @@ fn qemu_img(arguments: &[&str]) -> Output {
     output.unwrap_or_else(|error| panic!("qemu-img: {error}; apt-get install qemu-utils"))
 }
 
-/// Has this daemon or QEMU repair an image's refcounts, as whoever opens it first does. Returns what is wrong in it then.
+/// Makes this daemon or QEMU repair an image's refcounts, as at a first open. Returns the faults that remain.
 fn repair(image: &str, by_qemu: bool) -> Option<String> {
-    // The dirty bit (incompatible_features, docs/interop/qcow2.rst of QEMU) says that refcounts may be late.
+    // The dirty bit (incompatible_features, docs/interop/qcow2.rst of QEMU) allows refcounts to be late.
     let is_dirty = std::fs::read(image).expect("the image")[79] & 1 == 1;
     let before = qemu_img(&["check", "-f", "qcow2", image]);
     if !is_dirty && before.status.code() != Some(0) {
@@ -209,12 +209,12 @@ fn repair(image: &str, by_qemu: bool) -> Option<String> {
     } else if let Err(error) = try_disk("qcow2", &[("path", image), ("backing", "allow")]) {
         return Some(format!("{before:?}, then {error}"));
     }
-    // 3: clusters that nobody names, which a cut may leave.
+    // 3: clusters without a reference, which a cut may leave.
     let after = qemu_img(&["check", "-f", "qcow2", image]);
     (!matches!(after.status.code(), Some(0 | 3))).then(|| format!("by QEMU {by_qemu}: {before:?}, then {after:?}"))
 }
 
-/// Returns what QEMU's programs find wrong in the images of cuts after `from`, and what is not in the disk that should be.
+/// Returns the faults that QEMU's programs find in the images of cuts after `from`, and the missing data of the disk.
 fn image_faults(log: &PowerLog, from: Position, history: &WriteHistory, cache: CacheModel) -> Vec<String> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let [image, raw] = ["image", "raw"].map(|name| folder.path().join(name).display().to_string());

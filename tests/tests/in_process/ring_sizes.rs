@@ -1,4 +1,4 @@
-//! Full rings of every size: as many requests at a time as the ring has entries, all of them at the storage at once.
+//! Full rings of every size: as many requests as ring entries, all of them at the storage at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use mqblk_virtio_scsi::{LunAddress, ScsiOptions, VirtioScsi};
 
 use mqblk_tests::in_process::{Plan, Rig, disk};
 
-/// The smallest size of the project's driver; QEMU 7.2's, the former largest, QEMU 10.0's, the largest of virtio.
+/// The smallest size of the project's driver, QEMU 7.2's, the previous largest, QEMU 10.0's, the largest of virtio.
 const SIZES: [u16; 5] = [4, 128, 256, 1024, 32768];
 
 /// Split and packed rings of all sizes.
@@ -32,7 +32,7 @@ fn formats_and_sizes() -> impl Iterator<Item = (bool, u16)> {
 const ROUNDS: u64 = 3;
 const SECTOR: u32 = 512;
 
-/// A channel that completes requests only when it has as many as the ring has entries.
+/// A channel that completes requests only when it has as many as ring entries.
 struct Gate {
     inner: Arc<AnyDisk>,
     wanted: usize,
@@ -97,7 +97,7 @@ fn gate(size: u16) -> Arc<AnyDisk> {
     Arc::new(Gate { inner: disk("null", &[("size", "32M")]), wanted: size.into() })
 }
 
-/// Returns the data that request `slot` of a round writes.
+/// Returns the data of request `slot` of a round.
 fn content(round: u64, slot: u32) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&(round + 1).to_le_bytes());

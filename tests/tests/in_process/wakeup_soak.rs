@@ -1,10 +1,12 @@
-//! Hundreds of thousands of single requests (`MQBLK_REPETITIONS` times as often) at random gaps around the poll window, by a client that sleeps: no wakeup is lost.
+//! Hundreds of thousands of single requests (times `MQBLK_REPETITIONS`) at random gaps around the poll window, by a
+//! client that sleeps: no wakeup is lost.
 //!
-//! One request is in flight at a time, on one of two queues of one worker, so that while a window closes the other queue is already armed.
-//! Every wait is bounded: a request that does not complete in time fails the test, which prints it and the lost wakeup.
+//! One request is in flight at a time, on one of two queues of one worker, so that the other queue is already armed
+//! when a window closes. Every wait is bounded: a request that does not complete in time fails the test, which prints
+//! it and the lost wakeup.
 //!
-//! How often either end sleeps by itself depends on the host's cost of waking a thread. So one request in 50 waits for it: it is sent when
-//! the worker sleeps, and completed when the client sleeps.
+//! The number of sleeps of either end depends on the host's cost of waking a thread. Therefore one request in 50 waits
+//! for it: it is sent when the worker sleeps, and completed when the client sleeps.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -26,12 +28,12 @@ const PATIENCE: Bound = Bound::seconds(10);
 
 /// One request in this many waits for both ends to sleep.
 const ASLEEP_EVERY: u64 = 50;
-/// The sector that such a request reads; others read the sectors before it.
+/// The sector of these requests; others read the sectors before it.
 const LATE: Sector512 = Sector512(1024);
-/// How often the channel checks whether the client sleeps.
+/// Interval of the channel's checks for a sleeping client.
 const LOOK_EVERY: Duration = Duration::from_micros(20);
 
-/// The threads of the two ends, 0 before they are known.
+/// The threads of the two ends; 0 while unknown.
 #[derive(Default)]
 struct Ends {
     worker: AtomicI32,
@@ -49,11 +51,11 @@ fn is_asleep(thread: &AtomicI32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('S'))
 }
 
-/// A channel that holds the completions of reads of [`LATE`] back until the client sleeps.
+/// A channel that holds the completions of reads of [`LATE`] until the client sleeps.
 struct LateChannel {
     inner: AnyChannel,
     ends: Arc<Ends>,
-    /// Of one request at a time.
+    /// There is one such request at a time.
     late: bool,
     held: Vec<Completion<Buffer>>,
 }
@@ -99,7 +101,8 @@ impl DiskChannel<UringContext> for LateChannel {
     }
 }
 
-/// Returns the time between a completion and the next request, in nanoseconds: mostly none, often about `window`, sometimes any.
+/// Returns the time between a completion and the next request in nanoseconds: mostly none, often about `window`,
+/// sometimes any.
 fn gap(random: &mut SmallRng, window: u64) -> Duration {
     let nanoseconds = match random.random_range(0..10) {
         0..5 => random.random_range(0..1500),
@@ -141,7 +144,7 @@ fn watch(progress: &Progress, waker: &Waker) {
     }
 }
 
-/// Sends `count` requests. Fails with the state of one that does not complete.
+/// Sends `count` requests. Fails with the state of a request that does not complete.
 fn send(
     set: &mut BlkQueueSet,
     progress: &Progress,
@@ -167,7 +170,7 @@ fn send(
         let kicks = queue.kicks();
         queue.publish().map_err(|error| error.to_string())?;
         let kicked = queue.kicks() != kicks;
-        // The completion comes before, while and after the client arms.
+        // The completion comes before, while or after the client arms.
         if random.random_bool(0.5) && !late {
             spin(Duration::from_nanos(random.random_range(0..5000)));
         }

@@ -1,4 +1,4 @@
-//! Scripts install packages through one function, which waits for the locks of another apt.
+//! Scripts install packages through one function that waits for the locks of another apt.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -9,7 +9,7 @@ use rustix::fs::{FlockOperation, fcntl_lock};
 
 use super::metadata;
 
-/// Returns the lines of a shell script that call apt-get, and not to ask what it would do.
+/// Returns the lines of a shell script that call apt-get, except simulations.
 fn apt_calls(script: &str) -> Vec<&str> {
     let calls = |line: &&str| {
         let code = line.trim_start();
@@ -39,7 +39,7 @@ fn one_script_calls_apt() {
     assert_eq!(apt_calls("  # apt-get update\n  apt-get install x\n").len(), 1);
 }
 
-/// apt-get itself waits for the locks of dpkg alone.
+/// apt-get itself waits only for the locks of dpkg.
 #[test]
 fn apt_waits_for_the_lock_of_its_lists() {
     let folder = tempfile::tempdir().expect("a folder");

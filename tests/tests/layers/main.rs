@@ -1,5 +1,5 @@
-//! The house keeps its shape: who may depend on whom, where `unsafe` lives, where units are converted, how long files are and
-//! what things are not called. Each rule is shown to catch what it forbids.
+//! The layers of the workspace: allowed dependencies, the places of `unsafe` and of unit conversions, the length of
+//! files, and forbidden names. Each rule is tested with what it forbids.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ mod words;
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package, TargetKind};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// The components, and which components each may use. A component is a folder of the workspace; `transport` has sides.
+/// The components, and their allowed dependencies. A component is a folder of the workspace; `transport` has sides.
 const ROOMS: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("memory", &["core"]),
@@ -48,25 +48,25 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("cli", &["core", "memory", "engine", "transport/server", "transport/client", "admin", "daemon"]),
 ];
 
-/// Tests may use every room.
+/// Tests may use every component.
 const TESTS: &str = "tests";
 
-/// Upper bounds of waits, for the tests of every room.
+/// Upper bounds of waits, for the tests of every component.
 const BOUNDS: &str = "mqblk-test-bounds";
 
-/// The rooms that may hold `unsafe`.
+/// The components that may hold `unsafe`.
 const UNSAFE: [&str; 4] = ["memory", "uring", "transport/nodes", "rbd"];
-/// Tests of somebody else's client, whose interface hands out memory that is not initialised, and one that makes every system call there is.
+/// Tests of a third-party client, whose interface returns uninitialised memory, and one that makes every system call.
 const UNSAFE_TESTS: [&str; 3] =
     ["tests/tests/daemon/client_blkio.rs", "tests/examples/blkio_load.rs", "tests/tests/daemon/system_calls.rs"];
 
-/// The only place that converts between sectors and bytes.
+/// The only source that converts between sectors and bytes.
 const UNITS: &str = "core/src/units.rs";
 
 /// Most lines of a file.
 const LINES: usize = 700;
 
-/// Words that say nothing of what a thing is.
+/// Words that do not describe a thing.
 const EMPTY_WORDS: [&str; 4] = ["util", "common", "helper", "manager"];
 
 fn metadata() -> Metadata {
@@ -79,7 +79,7 @@ fn folder<'a>(metadata: &'a Metadata, package: &'a Package) -> &'a str {
     folder.strip_prefix(&metadata.workspace_root).expect("a member lies in the workspace").as_str()
 }
 
-/// The room of a folder of the workspace.
+/// Returns the component of a folder of the workspace.
 fn room(folder: &str) -> String {
     let mut parts = folder.split('/');
     match (parts.next(), parts.next_back()) {
@@ -88,7 +88,7 @@ fn room(folder: &str) -> String {
     }
 }
 
-/// What is wrong with an edge, if anything.
+/// Returns the fault of an edge, if any.
 fn judge_edge(from: &str, to: &str) -> Option<String> {
     if from == TESTS {
         return None;
@@ -108,7 +108,7 @@ fn rooms_use_only_the_rooms_that_they_may() {
         for dependency in package.dependencies.iter().filter(|dependency| dependency.path.is_some()) {
             let other = metadata.workspace_packages().into_iter().find(|other| *other.name == dependency.name);
             let other = other.unwrap_or_else(|| panic!("{} lies outside the workspace", dependency.name));
-            // A crate may name itself for the sake of its own features in its tests. Tests of every crate have bounds.
+            // A crate may name itself, for its own features in its tests. Tests of every crate have bounds.
             let is_bounds = *other.name == BOUNDS && dependency.kind == DependencyKind::Development;
             if other.name != package.name && !is_bounds {
                 edges += 1;
@@ -139,7 +139,7 @@ fn a_wrong_edge_is_found() {
     assert_eq!(room("guest/virtio_blk"), "guest");
 }
 
-/// The crates that a crate needs to be built without its tests, itself included.
+/// Returns the crates that a build of a crate without its tests needs, itself included.
 fn linked(metadata: &Metadata, from: &str) -> Vec<String> {
     let mut found = vec![from.to_owned()];
     let mut at = 0;
@@ -167,7 +167,7 @@ fn the_daemon_links_neither_the_benchmark_nor_the_simulated_xen() {
     }
 }
 
-/// The table of guest interfaces, and what each is: the only part of the daemon that may name one.
+/// The table of guest interfaces, and the implementation of each: the only part of the daemon that may name one.
 const INTERFACES: &str = "daemon/src/interfaces/";
 
 /// Returns true if a source names a guest interface by its path.
@@ -210,16 +210,16 @@ fn devices_and_transports_name_no_ring_format() {
 
 /// A source file of the workspace.
 struct Source {
-    /// Relative to the workspace.
+    /// Path relative to the workspace.
     path: String,
-    /// Of the crate that it belongs to.
+    /// The component of its crate.
     room: String,
     text: String,
 }
 
 impl Source {
     fn tokens(&self) -> TokenStream {
-        // A first line for the kernel is no Rust; attributes and documentation are.
+        // A first line for the kernel is not Rust, unlike attributes and documentation.
         self.text.parse().unwrap_or_else(|error| panic!("{}: {error}", self.path))
     }
 }
@@ -251,7 +251,7 @@ fn walk(root: &Path, folder: &Path, room: &str, found: &mut Vec<Source>) {
     }
 }
 
-/// Calls `each` with every token that is not test code, last, after up to three that stand before it.
+/// Calls `each` with every token that is not test code, last, after up to three preceding tokens.
 fn visit(tokens: TokenStream, each: &mut impl FnMut(&[TokenTree])) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut at = 0;
@@ -268,7 +268,7 @@ fn visit(tokens: TokenStream, each: &mut impl FnMut(&[TokenTree])) {
     }
 }
 
-/// The end of the item that starts at `at` with a `#[cfg(... test ...)]`, if one does.
+/// Returns the end of the item that starts at `at` with a `#[cfg(... test ...)]`, if there is one.
 fn test_item(tokens: &[TokenTree], at: usize) -> Option<usize> {
     let (TokenTree::Punct(hash), TokenTree::Group(attribute)) = (&tokens[at], tokens.get(at + 1)?) else {
         return None;
@@ -290,8 +290,8 @@ fn is_test_cfg(attribute: &str) -> bool {
     words.first() == Some(&"cfg") && words.contains(&"test") && !words.contains(&"not")
 }
 
-/// Files and folders that are modules of tests only: those that a `#[cfg(test)] mod name;` declares, and what cargo takes for
-/// tests.
+/// Returns the files and folders that are modules of tests only: those declared by `#[cfg(test)] mod name;`, and those
+/// that cargo takes for tests.
 fn test_modules(sources: &[Source]) -> Vec<String> {
     let mut found = vec![];
     for source in sources {
@@ -319,12 +319,12 @@ fn is_test(path: &str, modules: &[String]) -> bool {
     cargos || modules.iter().any(|module| path == module || (module.ends_with('/') && path.starts_with(module)))
 }
 
-/// Whether a token is this number, with or without a suffix.
+/// Returns true if a token is this number, with or without a suffix.
 fn is_number(token: &str, wanted: &str) -> bool {
     token.strip_prefix(wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with(['u', 'i', '_']))
 }
 
-/// Places where a source converts between sectors and bytes by hand.
+/// Returns the places where a source converts between sectors and bytes itself.
 fn conversions(tokens: TokenStream) -> Vec<String> {
     let mut found = vec![];
     visit(tokens, &mut |tokens| {
@@ -379,7 +379,7 @@ fn a_conversion_by_hand_is_found() {
     }
 }
 
-/// Whether the tokens hold the word `unsafe`, in tests too.
+/// Returns true if the tokens hold the word `unsafe`, in tests too.
 fn holds_unsafe(tokens: TokenStream) -> bool {
     tokens.into_iter().any(|token| match token {
         TokenTree::Ident(word) => word == "unsafe",
@@ -436,7 +436,7 @@ fn files_are_not_long() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-/// Whether a name in any style has an empty word in it.
+/// Returns true if a name in any style contains an empty word.
 fn says_nothing(name: &str) -> bool {
     let mut words = String::new();
     for letter in name.chars() {
@@ -448,7 +448,7 @@ fn says_nothing(name: &str) -> bool {
     words.split(['_', '-', '.']).any(|word| EMPTY_WORDS.contains(&word.strip_suffix('s').unwrap_or(word)))
 }
 
-/// Names of modules and types.
+/// Collects names of modules and types.
 fn names(tokens: TokenStream, found: &mut Vec<String>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     for pair in tokens.windows(2) {
@@ -498,10 +498,10 @@ fn an_empty_name_is_found() {
     assert_eq!(found, ["a", "B"]);
 }
 
-/// Where control state is locked by several threads: daemons, servers, verbs.
+/// Folders where several threads lock control state: daemons, servers, verbs.
 const RANKED: [&str; 5] =
     ["daemon/src/", "admin/src/", "metrics/src/", "transport/vhost_user/server/src/", "transport/xen/server/src/"];
-/// A session, which the crate `vhost` locks too: its rank is taken where it is locked.
+/// A session, which the crate `vhost` locks too: its rank is taken at the lock.
 const SESSION: [&str; 3] = [
     "transport/vhost_user/server/src/control.rs",
     "transport/vhost_user/server/src/session/migration.rs",
@@ -533,13 +533,14 @@ fn locks_of_control_state_have_ranks() {
     assert!(has_unranked_lock("table: Mutex<u8>,") && !has_unranked_lock("table: RankedMutex<u8>, // Mutexes"));
 }
 
-/// Returns the constants of a test's source that bound a wait by a time that knows nothing of the machine.
+/// Returns the constants of a test's source that bound a wait by a time independent of the machine.
 fn fixed_bounds(text: &str) -> Vec<&str> {
     let bounds = ["TIMEOUT: Duration", "WITHIN: Duration", "PATIENCE: Duration", "STALL: Duration"];
     text.lines().filter(|line| bounds.iter().any(|bound| line.contains(bound))).collect()
 }
 
-/// Tests of waits have bounds that are multiplied by the slowness of the machine. What runs in an emulated dom0 has a bound around it.
+/// Tests bound waits by times that are multiplied by the slowness of the machine. Programs in an emulated dom0 have a
+/// bound around them.
 #[test]
 fn waits_of_tests_have_bounds() {
     let sources = sources();

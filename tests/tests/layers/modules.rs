@@ -18,7 +18,7 @@ const WITHOUT_CIRCLES: [&str; 10] = [
     "metrics/",
 ];
 
-/// Which modules of a crate each of them uses: those that its sources name as `crate::module`, outside of tests.
+/// The modules that each module of a crate uses: those that its sources name as `crate::module`, outside of tests.
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
 /// Returns the modules that a crate's `lib.rs` declares, without those for tests.
@@ -61,7 +61,7 @@ fn named(code: &str) -> BTreeSet<String> {
     names
 }
 
-/// Returns which modules each module of a crate uses. A source is its path below the crate's `src/` and its text.
+/// Returns the modules that each module of a crate uses. A source is its path below the crate's `src/` and its text.
 fn uses(sources: &[(&str, &str)]) -> Uses {
     let lib = sources.iter().find(|(path, _)| *path == "lib.rs").map_or("", |(_, text)| *text);
     let modules = modules(lib);
@@ -93,7 +93,8 @@ fn uses(sources: &[(&str, &str)]) -> Uses {
     uses
 }
 
-/// Returns the modules that are part of a circle, or use one: those that remain when modules that use no other are removed again and again.
+/// Returns the modules that are part of a circle, or use one: those that remain after repeatedly removing modules that
+/// use no other.
 fn circle(mut uses: Uses) -> Uses {
     loop {
         let leaves: Vec<_> =

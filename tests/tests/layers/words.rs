@@ -1,4 +1,5 @@
-//! The names of things: docs/glossary.md is the law. Words that it retires do not come back, and a public type's name says what the type is, once per crate.
+//! Naming rules of docs/glossary.md: retired words do not come back, and the name of a public type is specific, and
+//! unique in its crate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -11,13 +12,13 @@ const GLOSSARY: &str = "docs/glossary.md";
 /// The heading of its table of retired words.
 const RETIRED: &str = "## Retired words";
 
-/// Names that say nothing on their own: of what?
+/// Names that are too general on their own.
 const VAGUE: [&str; 17] = [
     "Place", "Kind", "Entry", "Step", "State", "Part", "Found", "Asked", "Unit", "Ring", "Row", "Shape", "Answer",
     "Told", "Thing", "Data", "Info",
 ];
 
-/// Words that are not used any more.
+/// Retired words.
 #[derive(Default)]
 struct Retired {
     /// Words of identifiers, in lower case.
@@ -27,7 +28,7 @@ struct Retired {
 }
 
 impl Retired {
-    /// Reads the table: `| names: word, word; text: phrase | what is said instead |`, either part may be missing.
+    /// Reads the table: `| names: word, word; text: phrase | replacement |`, either part may be missing.
     fn parse(glossary: &str) -> Retired {
         let mut retired = Retired::default();
         let table = glossary.split_once(RETIRED).map_or("", |(_, table)| table);
@@ -46,14 +47,14 @@ impl Retired {
         retired
     }
 
-    /// The retired words of an identifier.
+    /// Returns the retired words of an identifier.
     fn of_name(&self, name: &str) -> Vec<String> {
         words(name).into_iter().filter(|word| self.in_names.contains(word)).collect()
     }
 
-    /// The retired phrases of a text.
+    /// Returns the retired phrases of a text.
     fn of_text(&self, text: &str) -> Vec<&str> {
-        // Quoted titles of specifications keep their spelling. Only whole words: a phrase is looked for between spaces.
+        // Quoted titles of specifications keep their spelling. A phrase matches whole words only.
         let text: String = text.split('"').step_by(2).collect::<Vec<_>>().join(" ");
         let spaced: String =
             text.chars().map(|c| if c.is_alphanumeric() || c == '-' { c.to_ascii_lowercase() } else { ' ' }).collect();
@@ -62,7 +63,7 @@ impl Retired {
     }
 }
 
-/// The words of an identifier in any style, in lower case: `DeviceRing2`, `device_ring`.
+/// Returns the words of an identifier in any style, in lower case: `DeviceRing2`, `device_ring`.
 fn words(name: &str) -> Vec<String> {
     let mut spaced = String::new();
     let mut before_lower = false;
@@ -76,7 +77,7 @@ fn words(name: &str) -> Vec<String> {
     spaced.split(|c: char| !c.is_alphabetic()).filter(|word| !word.is_empty()).map(str::to_owned).collect()
 }
 
-/// Calls `each` with every identifier, and with the line where it stands.
+/// Calls `each` with every identifier, and with its line.
 fn identifiers(tokens: TokenStream, each: &mut impl FnMut(&str, usize)) {
     for token in tokens {
         match token {
@@ -87,7 +88,7 @@ fn identifiers(tokens: TokenStream, each: &mut impl FnMut(&str, usize)) {
     }
 }
 
-/// The comment of a line, if it has one: what comes after `//`, outside of literals as far as a line shows.
+/// Returns the comment of a line, if it has one: the text after `//`, outside of literals as far as a line shows.
 fn comment(line: &str) -> Option<&str> {
     let at = line.find("//")?;
     line[..at].matches('"').count().is_multiple_of(2).then(|| &line[at + 2..])
@@ -168,7 +169,7 @@ fn lines_of_documents_are_not_long() {
     assert_eq!(long_lines(&format!("{text}\n```\n{text}\n```\n| {text} |\n{text}\na")), [1, 6]);
 }
 
-/// The types that a source defines outside of tests for its crate or for others, with their lines.
+/// Collects the types that a source defines for its crate or for others, outside of tests, with their lines.
 fn shared_types(tokens: TokenStream, found: &mut Vec<(String, usize)>) {
     super::visit(tokens, &mut |tokens| {
         let text: Vec<String> = tokens.iter().map(ToString::to_string).collect();
@@ -185,7 +186,7 @@ fn shared_types(tokens: TokenStream, found: &mut Vec<(String, usize)>) {
     });
 }
 
-/// What is wrong with the types of one crate: `(name, where)` each.
+/// Returns the faults of the types of one crate, each given as `(name, where)`.
 fn judge_types(types: &[(String, String)]) -> Vec<String> {
     let mut by_name: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     types.iter().for_each(|(name, place)| by_name.entry(name).or_default().push(place));
@@ -199,7 +200,7 @@ fn judge_types(types: &[(String, String)]) -> Vec<String> {
     wrong
 }
 
-/// The folder of the crate that a source belongs to.
+/// Returns the folder of a source's crate.
 fn crate_of<'a>(source: &'a Source, folders: &'a [String]) -> &'a str {
     let of = folders.iter().filter(|folder| source.path.starts_with(&format!("{folder}/")));
     of.max_by_key(|folder| folder.len()).map_or("", String::as_str)

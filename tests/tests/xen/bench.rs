@@ -1,5 +1,5 @@
-//! The benchmark as a frontend on a real Xen: in dom0 against a daemon in dom0, in every layout of requests and with rings and requests of
-//! all sizes; and in a PV guest against the daemon in dom0.
+//! The benchmark as a frontend on a real Xen. In dom0 against a daemon in dom0: every layout of requests, and rings and
+//! requests of all sizes. Then in a PV guest against the daemon in dom0.
 
 use anyhow::{Context, Result, ensure};
 use mqblk_test_bounds::Bound;
@@ -23,7 +23,7 @@ fn every_block_is_verified_through_rings_of_dom0() -> Result<()> {
         "--grants copy --abi x86_64 --queues 2 --ring-order 0 --bs 4k --iodepth 8",
         "--grants persistent --abi x86_32 --queues 2 --ring-order 4 --bs 64k --iodepth 4",
         "--grants map --abi arm --queues 1 --ring-order 1 --bs 16k --iodepth 8",
-        // As many segments as Linux offers, then no indirect segments: six requests for an I/O.
+        // As many segments as Linux offers, then no indirect segments: six requests per I/O.
         "--grants persistent --abi x86_32 --queues 1 --ring-order 1 --bs 1M --iodepth 2",
         "--grants copy --abi arm --queues 2 --ring-order 0 --bs 256k --iodepth 2 --indirect-segments 11",
     ] {

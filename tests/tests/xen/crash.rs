@@ -1,4 +1,5 @@
-//! The daemon is killed with SIGKILL while a real Xen guest writes and verifies, and started again: the guest sees a delay only.
+//! The daemon is killed with SIGKILL while a real Xen guest writes and verifies, and restarted: the guest sees only a
+//! delay.
 
 use std::time::Duration;
 
@@ -18,12 +19,12 @@ const MODES: [(&str, &str, &str); 4] = [
     ("kept", "xvdd", "grants=persistent,direct=off"),
 ];
 
-/// The settings of each disk's storage.
+/// Limit of each disk's storage in writes per second.
 const WRITES_PER_SECOND: u32 = 40;
 
 /// Most kills with each kind of rings: with the last kind until a kill has found requests in flight.
 const MOST_KILLS: u32 = 6;
-/// How many kills there are at least with each kind of rings; 1 unless it is set. More than 1: with both kinds of rings.
+/// Least kills with each kind of rings (1). More than 1 tests both kinds of rings.
 const LEAST_KILLS: &str = "MQBLK_XEN_KILLS";
 
 #[test]
@@ -33,13 +34,13 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
     }
     let least: u32 = std::env::var(LEAST_KILLS).map_or(Ok(1), |text| text.parse()).context(LEAST_KILLS)?;
     let mut host = BackendProgram::Mqblk.boot(XenHost::builder("crash"))?;
-    // In a short run those whose writes are slow.
+    // A short run has those with slow writes.
     let modes = if least > 1 { &MODES[..] } else { &MODES[..2] };
     let mut disks = Vec::new();
     for &(mode, _, options) in modes {
         let image = Dom0Image::sparse(&mut host, mode, 16)?;
-        // On a fast device a kill would seldom find a pulled request without a response. Writing back the page cache of a slow one would
-        // take half a minute.
+        // On a fast device a kill rarely finds a pulled request without a response. Writing back the page cache of a
+        // slow one would take half a minute.
         if !options.contains("direct=off") {
             image.slow_down(&mut host, WRITES_PER_SECOND)?;
         }

@@ -9,11 +9,11 @@ use mqblk_tests::xen::{
 
 const MIB: u64 = 1 << 20;
 
-/// The disk's size in MiB at first, and later.
+/// The disk's size in MiB, before and after.
 const SIZE: u32 = 24;
 const GROWN: u32 = 48;
 
-/// Number of the guest's writes, with a flush after each or without.
+/// Number of the guest's writes, each with or without a flush.
 const FLUSHES: u64 = 20;
 
 struct Rig {
@@ -55,7 +55,7 @@ fn flush_discard_read_only_and_size() -> Result<()> {
     host.power_off()
 }
 
-/// Single 4 KiB writes to a disk, one after another; `more` goes to each dd.
+/// Single 4 KiB writes to a disk, one after another. `more` are arguments of each dd.
 fn writes(disk: &str, more: &str) -> String {
     format!(
         "for i in $(seq {FLUSHES}); do
@@ -78,7 +78,7 @@ fn flushes_reach_the_device(rig: &mut Rig, image: &Dom0Image) -> Result<()> {
     Ok(())
 }
 
-/// Checks that exactly the range is a hole in dom0's file, and that the data around it is kept.
+/// Checks that exactly the range is a hole in dom0's file, and that the data around it is intact.
 fn discards_make_holes(rig: &mut Rig, image: &Dom0Image) -> Result<()> {
     let Rig { host, guest, .. } = rig;
     let limit: u64 = guest.queue_attribute("xvda", "discard_max_bytes")?.parse()?;
@@ -93,7 +93,7 @@ fn discards_make_holes(rig: &mut Rig, image: &Dom0Image) -> Result<()> {
     guest.must("dd if=/dev/xvda bs=1M skip=8 count=8 iflag=direct 2>/dev/null | cmp -n 8388608 - /dev/zero").map(drop)
 }
 
-/// Checks that the guest sees a resize while it is connected, and can use the added space.
+/// Checks that the connected guest sees a resize, and can use the added space.
 fn size_follows_the_device(rig: &mut Rig, image: &Dom0Image) -> Result<()> {
     let Rig { host, guest, backend, .. } = rig;
     assert_eq!(guest.must("cat /sys/block/xvda/size")?, (SIZE * 2048).to_string());

@@ -1,4 +1,4 @@
-//! The kernel's own backend on a real Xen: validates the harness with which the daemon is tested.
+//! The kernel's own backend on a real Xen: validates the test harness.
 
 use anyhow::{Result, ensure};
 use mqblk_test_bounds::Bound;

@@ -1,4 +1,4 @@
-//! Lifecycle of disks and guests on a real Xen: detach and attach again, a reboot, two guests, a guest that is destroyed.
+//! Lifecycle of disks and guests on a real Xen: detach and reattach, a reboot, two guests, a destroyed guest.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use serde_json::json;
 /// Prints the checksum of the first 8 MiB of a disk, bypassing the guest's page cache.
 const BEGINNING: &str = "set -o pipefail; dd if=/dev/xvda bs=1M count=8 iflag=direct 2>/dev/null | sha256sum";
 
-/// Returns a command that writes for ever, for guests that are destroyed meanwhile.
+/// Returns a command that writes for ever, for guests that are destroyed.
 fn endless_writes() -> String {
     FioJobs::new(
         "--name=endless --filename=/dev/xvda --ioengine=io_uring --direct=1 --iodepth=32 --thread --rw=randwrite --bs=16k \
@@ -22,7 +22,7 @@ fn endless_writes() -> String {
     .script("endless")
 }
 
-/// Waits until the guest's writes reach the image, so that the next step happens in mid-I/O.
+/// Waits until the guest's writes reach the image, so that the next action happens in mid-I/O.
 fn wait_for_writes(host: &mut XenHost, image: &Dom0Image) -> Result<()> {
     let before = image.allocated(host)?;
     let mut deadline = Bound::seconds(60).begin();
@@ -114,7 +114,7 @@ fn two_guests_at_once() -> Result<()> {
     for guest in [&mut victim, &mut other_guest] {
         guest.load_blkfront(BlkfrontParameters::default())?;
     }
-    // Both know their disk by the same name and device number.
+    // Both guests have the same name and device number for their disk.
     backend.attach(&mut host, &mut victim, "xvda", "a")?;
     backend.attach(&mut host, &mut other_guest, "xvda", "b")?;
     if let Some(mqblk) = backend.mqblk() {
@@ -151,7 +151,7 @@ fn two_guests_at_once() -> Result<()> {
     FioOutcome::read(answer.status, &answer.output)?.must_have_verified()?;
     other_guest.must_have_no_warnings()?;
 
-    // No page of the destroyed one is mapped: Xen would keep it as a dying domain.
+    // No page of the destroyed one is mapped; otherwise Xen would keep it as a dying domain.
     host.must("for i in $(seq 200); do [ $(xl list | wc -l) = 3 ] && exit 0; sleep 0.1; done; xl list; exit 1")?;
 
     // Its disk serves the next one.

@@ -1,4 +1,4 @@
-//! Hostile frontends on a real Xen: the scenarios that `tests/tests/blkif/hostile.rs` runs on a simulated machine, in dom0, against a daemon in dom0.
+//! Hostile frontends on a real Xen: the scenarios of `tests/tests/blkif/hostile.rs`, in dom0 against a daemon in dom0.
 
 use anyhow::{Result, ensure};
 use mqblk_test_bounds::Bound;
@@ -14,7 +14,7 @@ const WITHIN: Bound = Bound::seconds(700);
 fn hostile_frontends_in_dom0() -> Result<()> {
     let builder = XenHost::builder("loopback").with_mqblk();
     let mut host = builder.with_program("xen_loopback", env!("CARGO_BIN_EXE_xen_loopback")).boot()?;
-    // Descriptor 4 writes to target/test-logs, line by line as printed. It is a port that can be opened only once, so not by tee.
+    // Descriptor 4 writes to target/test-logs, line by line. It is a port that can be opened only once, so not by tee.
     let script = "RUST_BACKTRACE=1 xen_loopback /sbin/mqblk 2>&4 | while read -r line; do echo \"$line\" >&4; echo \"$line\"; done";
     let output = host.must_within(script, WITHIN)?;
     print(&output);

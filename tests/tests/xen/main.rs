@@ -1,6 +1,6 @@
 //! A real Xen, emulated by QEMU.
 //!
-//! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
+//! Run one test at a time, after tests/xen/prepare.sh: see tests/src/xen.
 
 mod bench;
 mod crash;

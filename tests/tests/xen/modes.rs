@@ -31,7 +31,7 @@ fn serve(server: BackendProgram, host: &mut XenHost, queues: u16) -> Result<XenB
     XenBackend::start(server, host, &disks)
 }
 
-/// The load of each disk: as many jobs as it has queues, so that each queue is used.
+/// The load of each disk: as many jobs as queues, so that each queue is used.
 struct Load {
     jobs: u16,
     depth: u16,
@@ -66,8 +66,8 @@ fn figures(backend: &XenBackend, host: &mut XenHost, modes: &[(&str, &str)]) -> 
     modes.iter().map(|(mode, _)| mqblk.disk_stat(host, mode)).collect()
 }
 
-/// Checks that the load used each queue of each disk, by the guest's events and the daemon's counters; and that pages were accessed in the
-/// configured grant mode.
+/// Checks by the guest's events and the daemon's counters that the load used each queue of each disk, and that pages
+/// were accessed in the configured grant mode.
 fn each_queue_served(
     guest: &mut Domain,
     modes: &[(&str, &str)],
@@ -99,7 +99,7 @@ fn each_queue_served(
     Ok(())
 }
 
-/// Checks that the guest's pages were accessed in the configured grant mode only; when no request is in flight.
+/// Checks, with no request in flight, that the guest's pages were accessed in the configured grant mode only.
 fn used_as_asked(mode: &str, persistent: bool, before: &GrantCounters, after: &GrantCounters) -> Result<()> {
     let (maps, unmaps) = (after.maps - before.maps, after.unmaps - before.unmaps);
     let hits = after.persistent_hits - before.persistent_hits;
@@ -119,8 +119,8 @@ fn used_as_asked(mode: &str, persistent: bool, before: &GrantCounters, after: &G
     Ok(())
 }
 
-/// Two CPUs, two queues; rings of one page, 32 segments: the driver's defaults. Then without persistent grants: `copy` and `map` use none in the
-/// first round either.
+/// Two CPUs, two queues; rings of one page, 32 segments: the driver's defaults. Then without persistent grants, which
+/// `copy` and `map` do not use in the first round either.
 #[test]
 fn two_queues_by_every_mode() -> Result<()> {
     let server = BackendProgram::from_environment()?;
@@ -152,9 +152,10 @@ fn two_queues_by_every_mode() -> Result<()> {
     host.power_off()
 }
 
-/// Four CPUs, four queues. With persistent grants the driver holds a page for each segment of each entry of each ring, so rings of 16 pages
-/// together with requests of 256 segments are used without persistent grants only. A guest has 32,768 grants in all (`gnttab_max_frames`),
-/// and persistent ones are not freed while the disk is busy, so few long requests are in flight at a time.
+/// Four CPUs, four queues. With persistent grants the driver holds a page for each segment of each entry of each ring,
+/// so rings of 16 pages with requests of 256 segments are used only without persistent grants. A guest has 32,768
+/// grants in all (`gnttab_max_frames`), and persistent ones are not freed while the disk is busy, so few long requests
+/// are in flight at a time.
 #[test]
 #[ignore = "long: make soak, make test-xen"]
 fn four_queues_large_rings_and_long_requests() -> Result<()> {

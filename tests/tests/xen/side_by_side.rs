@@ -10,14 +10,14 @@ use mqblk_tests::xen::{
     BlkfrontParameters, CallCounts, Dom0Daemon, Domain, DomainConfig, KernelProbe, KernelProbes, XenHost, interrupts,
 };
 
-/// The kernel functions of all grant operations and notifications of a backend in dom0: those of xen-blkback, and those that gntdev and
-/// evtchn call for a program. The parameter is the number of grants (x86_64: rsi second, rcx fourth).
+/// The kernel functions of all grant operations and notifications of a backend in dom0: those of xen-blkback, and those
+/// that gntdev and evtchn call for a program. The parameter is the number of grants (x86_64: rsi second, rcx fourth).
 const PROBES: [KernelProbe; 6] = [
     KernelProbe { function: "gnttab_map_refs", summed_argument: Some("%cx:u32") },
     KernelProbe { function: "gnttab_unmap_refs", summed_argument: Some("%cx:u32") },
     KernelProbe { function: "gnttab_batch_copy", summed_argument: Some("%si:u32") },
     KernelProbe { function: "notify_remote_via_irq", summed_argument: None },
-    // A program's notification is an ioctl, and it unmasks its event channels by a write.
+    // A program notifies by an ioctl, and unmasks its event channels by a write.
     KernelProbe { function: "evtchn_ioctl", summed_argument: None },
     KernelProbe { function: "evtchn_write", summed_argument: None },
 ];
@@ -29,7 +29,7 @@ struct Cost {
     mapped: CallCounts,
     unmapped: CallCounts,
     copied: CallCounts,
-    /// Events that the backend sent, and those that the guest took: several may be taken as one.
+    /// Events that the backend sent, and those that the guest took: it may take several as one.
     sent: u64,
     taken: u64,
     /// Events that dom0 took.
@@ -37,7 +37,7 @@ struct Cost {
     iops: f64,
 }
 
-/// Requests of a run, of each of two jobs: enough that one-time mappings count for little.
+/// Requests of each of a run's two jobs: enough that one-time mappings count for little.
 const REQUESTS: u64 = 1500;
 
 fn read_at_random(guest: &mut Domain) -> Result<f64> {
@@ -50,7 +50,7 @@ fn read_at_random(guest: &mut Domain) -> Result<f64> {
     Ok(ran.reads as f64 / ran.elapsed.as_secs_f64())
 }
 
-/// Does one run for the time, and one with kprobes, which take time themselves, for the operations.
+/// Measures the time in one run, and the operations in another with kprobes, which take time themselves.
 fn measure(host: &mut XenHost, guest: &mut Domain, events_of_dom0: &str) -> Result<Cost> {
     guest.wait_disk("xvda")?;
     let iops = read_at_random(guest)?;

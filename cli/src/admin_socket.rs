@@ -1,8 +1,8 @@
-//! Which daemon a subcommand talks to.
+//! The daemon that a subcommand talks to.
 
 use std::path::PathBuf;
 
-/// The option that names a daemon's admin socket.
+/// The option for a daemon's admin socket.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AdminSocket {
     /// The daemon's admin socket [default: $MQBLK_ADMIN, else that of `mqblk serve --admin`]

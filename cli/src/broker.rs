@@ -10,7 +10,7 @@ use crate::failure::{self, FAILED};
 
 /// Serves until the daemon has ended.
 pub(crate) fn run() -> ExitCode {
-    // They are for the daemon, which drains first: terminals and systemd send them to both.
+    // Terminals and systemd send these to both processes. They are for the daemon, which drains first.
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         if let Err(error) = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))) {
             return failure::report(&error, FAILED);

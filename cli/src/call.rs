@@ -10,10 +10,10 @@ use serde_json::{Map, Value};
 
 use crate::admin_socket::AdminSocket;
 
-/// How long to wait for the daemon's response: longer than any time-out of the daemon itself, which waits for storage for at most
-/// `drain-timeout-s` and flushes as long again.
+/// Timeout of the daemon's response: longer than any timeout of the daemon itself, which waits for storage for at most
+/// `drain-timeout-s` and flushes for the same time.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// JSON-RPC's code for a parameter that cannot be used.
+/// JSON-RPC's code for an invalid parameter.
 const INVALID_PARAMS: i64 = -32602;
 
 /// The options of subcommands that call a daemon.
@@ -27,7 +27,7 @@ pub(crate) struct DaemonArgs {
     pub(crate) json: bool,
 }
 
-/// Why a call failed, or its result was not printed. Each message begins with the subcommand.
+/// A failed call, or a result that was not printed. Each message begins with the subcommand.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     /// The daemon does not accept a parameter.
@@ -36,7 +36,7 @@ pub(crate) enum CallError {
     /// The daemon did not answer.
     #[error("{0}: {1}")]
     Client(&'static str, #[source] ClientError),
-    /// The daemon refused, or could not do it.
+    /// The daemon refused, or failed.
     #[error("{0}: {1}")]
     Refused(&'static str, String),
     /// Standard output.
@@ -75,7 +75,7 @@ pub(crate) fn read<T: DeserializeOwned>(subcommand: &'static str, response: Valu
     serde_json::from_value(response).map_err(|error| CallError::Client(subcommand, malformed(error)))
 }
 
-/// Returns what a message about a change says of a restart.
+/// Returns the note on restarts in a message about a change.
 pub(crate) fn lost_unless(survives_restart: bool) -> &'static str {
     if survives_restart { "" } else { "; it does not survive a restart of the daemon, which has no --state" }
 }

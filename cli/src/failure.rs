@@ -4,7 +4,7 @@ use std::fmt::{Display, Write as _};
 use std::io::Write as _;
 use std::process::ExitCode;
 
-/// Exit code for a command line or configuration that cannot be used.
+/// Exit code for an invalid command line or configuration.
 pub(crate) const BAD_USAGE: u8 = 2;
 /// Exit code for every other failure.
 pub(crate) const FAILED: u8 = 1;
@@ -12,7 +12,7 @@ pub(crate) const FAILED: u8 = 1;
 /// Prints `mqblk: error` and returns `code`.
 pub(crate) fn report(error: &(impl Display + ?Sized), code: u8) -> ExitCode {
     let line = format!("mqblk: {}\n", one_line(&error.to_string()));
-    // An error here means that standard error is closed: there is nowhere to report it.
+    // An error here means that standard error is closed: there is no other place to report it.
     let _ = std::io::stderr().write_all(line.as_bytes());
     ExitCode::from(code)
 }

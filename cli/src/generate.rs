@@ -1,4 +1,5 @@
-//! `mqblk generate`, `mqblk-bench generate`: man pages and completions of shells, made of the options themselves. For packages.
+//! `mqblk generate`, `mqblk-bench generate`: man pages and shell completions, made from the options themselves. For
+//! packages.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,7 +35,8 @@ enum Output {
     Completions,
 }
 
-/// Writes the files of a program's command; `foreign` are commands whose pages are another program's. Exit code 1 if they cannot be written.
+/// Writes the files of a program's command; `foreign` are commands with pages in another program. Exit code 1 if they
+/// cannot be written.
 pub fn run(args: &GenerateArgs, command: Command, foreign: &[&str]) -> ExitCode {
     let written = match args.what {
         Output::Man => write_man_pages(command, &args.folder, foreign),
@@ -51,7 +53,8 @@ fn write_completions(mut command: Command, folder: &Path) -> io::Result<()> {
     for shell in SHELLS {
         let path = clap_complete::generate_to(shell, &mut command, &name, folder)?;
         if shell == Shell::Bash && name.contains('-') {
-            // clap_complete 4.6 takes a hyphen of the program's name for the begin of a subcommand, where it answers, not where it asks.
+            // clap_complete 4.6 takes a hyphen in the program's name for the beginning of a subcommand where it
+            // answers, but not where it asks.
             let (asked, answered) = (name.replace('-', "__"), name.replace('-', "__subcmd__"));
             let script = std::fs::read_to_string(&path)?;
             let script = script.replace(&format!("{answered}__subcmd__"), &format!("{asked}__subcmd__"));
@@ -90,7 +93,7 @@ fn write_pages(command: &Command, folder: &Path, foreign: &[&str]) -> io::Result
     std::fs::write(folder.join(man.get_filename()), page)
 }
 
-/// Writes a text as it is: its lines and tables are made for 80 columns.
+/// Writes a text unchanged: its lines and tables are made for 80 columns.
 fn write_section(heading: &str, text: Option<&clap::builder::StyledStr>, page: &mut Vec<u8>) -> io::Result<()> {
     let text = text.map(ToString::to_string).unwrap_or_default();
     if text.trim().is_empty() {

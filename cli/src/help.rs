@@ -1,16 +1,17 @@
-//! How help looks: `-h` is one screen, `--help` has everything, its examples first and its options in groups.
+//! Layout of help: `-h` is one screen; `--help` has everything, examples first and options in groups.
 //!
-//! The options and their texts are where they are parsed, those of keys with their headings in the table of keys. An [`Arrangement`] says
-//! which of many are on the screen of `-h`, with words short enough for a line each, and which group an option is in.
+//! The options and their texts are defined where they are parsed, those of keys with their headings in the table of
+//! keys. An [`Arrangement`] selects the options on the screen of `-h`, with texts of one line each, and the group of
+//! each option.
 
 use std::ffi::OsString;
 
 use clap::Command;
 
-/// As clap's own, with what comes before the help below the usage: there examples are seen, and one knows of what.
+/// As clap's own, with the text before the help below the usage: examples appear there, after the command's name.
 const TEMPLATE: &str = "{about-with-newline}\n{usage-heading} {usage}\n\n{before-help}{all-args}{after-help}";
 
-/// What a line says that is followed by examples.
+/// The line before examples.
 const EXAMPLES: &str = "Examples:";
 
 /// A subcommand with many options.
@@ -24,7 +25,7 @@ pub struct Arrangement {
     pub groups: &'static [(&'static str, &'static [&'static str])],
 }
 
-/// What help is asked for. They differ in what clap cannot say for one of them alone: groups, and values that are possible.
+/// The requested help. The styles differ where clap cannot: groups, and possible values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HelpStyle {
     /// That of `-h`.
@@ -34,7 +35,7 @@ pub enum HelpStyle {
 }
 
 impl HelpStyle {
-    /// Returns the one that a command line asks for.
+    /// Returns the style that a command line requests.
     pub fn of(arguments: &[OsString]) -> HelpStyle {
         if arguments.iter().any(|argument| argument == "-h") { HelpStyle::Short } else { HelpStyle::Long }
     }

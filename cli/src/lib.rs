@@ -1,6 +1,6 @@
 //! The command line of the `mqblk` program: parses it and runs a subcommand. The guest interfaces are a parameter.
 //!
-//! What the command line of `mqblk-bench` shares with it is public: help, man pages, the log, and where the other program is.
+//! The parts shared with `mqblk-bench` are public: help, man pages, the log, and the search for the other program.
 #![forbid(unsafe_code)]
 
 mod admin_socket;

@@ -1,4 +1,5 @@
-//! Log lines, on standard error. Nobody waits for whoever reads them, and a disk whose guest or VMM causes too many of them loses the rest.
+//! Log lines, on standard error. No thread waits for their reader. A disk whose guest or VMM causes too many loses the
+//! rest.
 
 mod fields;
 mod journald;
@@ -43,7 +44,7 @@ pub enum LogFormat {
 }
 
 impl LogFormat {
-    /// Returns the format for whoever reads standard error.
+    /// Returns the format for the reader of standard error.
     fn detect() -> LogFormat {
         let stderr = rustix::fs::fstat(std::io::stderr());
         let journal = std::env::var("JOURNAL_STREAM").ok();
@@ -61,7 +62,7 @@ impl LogFormat {
     }
 }
 
-/// The level of the log, which can be changed.
+/// The log level, which can be changed.
 struct ReloadableLevel {
     filter: reload::Handle<EnvFilter, Registry>,
     directives: Mutex<String>,
@@ -83,7 +84,8 @@ impl LogLevel for ReloadableLevel {
     }
 }
 
-/// Starts logging at the level of the options, by default at that of `RUST_LOG`, by default at info; by default in the format for whoever reads it.
+/// Starts logging at the level of the options, by default that of `RUST_LOG`, else info; by default in the format for
+/// the reader.
 ///
 /// # Errors
 /// If the level is not valid.
@@ -127,8 +129,8 @@ fn parse(subject: &str, key: &'static str, directives: &str) -> Result<EnvFilter
     EnvFilter::try_new(directives).map_err(|_| invalid())
 }
 
-/// Logs panics from now on. Rust's own message waits for whoever reads standard error: a worker that panicked would neither go on nor end
-/// the process.
+/// Logs panics from now on. Rust's own message waits for the reader of standard error: a panicking worker would neither
+/// go on nor end the process.
 pub(crate) fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
@@ -141,7 +143,8 @@ pub(crate) fn log_panics() {
             calls.lines().for_each(|call| tracing::error!("{}", call.trim_end()));
         }
     }));
-    // The library reads the symbols when they are asked for first, and keeps them. In the sandbox it could not open the program's file.
+    // The library reads the symbols at the first use, and keeps them. In the sandbox it could not open the program's
+    // file.
     let _ = calls();
 }
 
@@ -151,7 +154,8 @@ fn calls() -> Option<String> {
     (calls.status() == BacktraceStatus::Captured).then(|| calls.to_string())
 }
 
-/// Returns true if `text` is a level or `TARGET=LEVEL`. `EnvFilter` takes any other word as a target, which disables all other targets.
+/// Returns true if `text` is a level or `TARGET=LEVEL`. `EnvFilter` takes any other word as a target, which disables
+/// all other targets.
 fn is_directive(text: &str) -> bool {
     match text.split_once('=') {
         Some((target, level)) => !target.is_empty() && is_level(level),
@@ -235,7 +239,7 @@ mod tests {
         }
         start(&LogOptions { log: Some("error".to_owned()), log_format: None }).unwrap();
         log_panics();
-        // The three standard ones are open. Lower, and poll(2) refuses them.
+        // The three standard ones are open. With a lower limit poll(2) refuses them.
         let limit = rustix::process::getrlimit(Resource::Nofile);
         rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..limit }).unwrap();
         std::fs::File::open("/proc/self/exe").expect_err("no descriptor is left");

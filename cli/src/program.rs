@@ -1,4 +1,5 @@
-//! Commands of the other program, which is packaged apart: found beside this one or in `PATH`, as git finds its programs.
+//! Commands of the other program, which has a package of its own: found beside this one or in `PATH`, as git finds its
+//! programs.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -28,7 +29,7 @@ pub(crate) struct ForeignArgs {
 }
 
 impl ForeignArgs {
-    /// Becomes the program that has the command `word`, with the whole command line. Returns if there is none.
+    /// Executes the program of the command `word`, with the whole command line. Returns if there is none.
     pub(crate) fn run(&self, word: &str, arguments: &[OsString]) -> ExitCode {
         let Some(program) = find(BENCH) else {
             let expected = format!("it: install the package {BENCH}");
@@ -65,7 +66,7 @@ mod tests {
         let [beside, first, second] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
         let path = std::env::join_paths([first.path(), second.path()]).unwrap();
         let found = || find_in("other", Some(beside.path().to_owned()), Some(&path));
-        // What cannot be executed is no program.
+        // A file that is not executable is no program.
         std::fs::write(first.path().join("other"), "").unwrap();
         assert_eq!(found(), None);
         for folder in [&second, &beside] {

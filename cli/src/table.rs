@@ -21,8 +21,8 @@ pub(crate) fn align(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Wraps a line between words, with the lines after the first indented. Each ends with a newline. A word that is longer than `width` is cut
-/// nowhere.
+/// Wraps a line between words, with the lines after the first indented. Each ends with a newline. Words longer than
+/// `width` are not cut.
 pub(crate) fn wrap(line: &str, width: usize) -> String {
     const INDENT: &str = "    ";
     let mut text = String::new();

@@ -1,5 +1,5 @@
-//! `mqblk vhost-user`: one virtio-blk disk, by the conventions for vhost-user programs (QEMU's docs/interop/vhost-user.rst). A program of the
-//! name `vhost-user-block` is the same without the word.
+//! `mqblk vhost-user`: one virtio-blk disk, by the conventions for vhost-user programs (QEMU's
+//! docs/interop/vhost-user.rst). A program named `vhost-user-block` is the same without the word.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -8,7 +8,7 @@ use mqblk_core::settings::{SettingError, Settings};
 
 /// The word of the command line.
 const WORD: &str = "vhost-user";
-/// The name of the program that needs no word: "vhost-user-" and the name of the device in Linux's `virtio_ids.h`.
+/// The name of the program without the word: "vhost-user-" and the name of the device in Linux's `virtio_ids.h`.
 const PROGRAM: &str = "vhost-user-block";
 
 /// The options of `mqblk vhost-user`.
@@ -40,7 +40,7 @@ impl VhostUserArgs {
     /// Returns the disk as keys and values.
     ///
     /// # Errors
-    /// If the descriptor cannot be served on.
+    /// If the descriptor cannot be served.
     pub(crate) fn disk(&self) -> Result<Settings, SettingError> {
         let mut disk = Settings::new(WORD);
         let socket = match self.fd {
@@ -54,7 +54,7 @@ impl VhostUserArgs {
     }
 }
 
-/// Returns the command line with the word, if the program has the name that stands for it.
+/// Returns the command line, with the word inserted if the program's name implies it.
 pub(crate) fn with_word(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
     let is_it = arguments.first().is_some_and(|name| Path::new(name).file_name().is_some_and(|name| name == PROGRAM));

@@ -26,7 +26,7 @@ fn the_socket_has_its_mode_and_is_removed_on_stop() {
         let daemon = Daemon::start(more);
         let mode = std::fs::metadata(daemon.admin()).unwrap().permissions().mode() & 0o7777;
         assert_eq!(mode, want);
-        // Connected clients, also in the middle of a message, do not delay the stop.
+        // Connected clients, even in the middle of a message, do not delay the stop.
         let idle = UnixStream::connect(daemon.admin()).unwrap();
         let mut half = UnixStream::connect(daemon.admin()).unwrap();
         half.write_all(b"{\"jsonrpc\"").unwrap();
@@ -38,7 +38,8 @@ fn the_socket_has_its_mode_and_is_removed_on_stop() {
     }
 }
 
-/// Leaves a socket that nobody listens on. The child of another test's thread has the listener too, between its fork and its exec.
+/// Leaves a socket without a listener. The child of another test's thread also has the listener, between its fork and
+/// its exec.
 fn leave_socket(path: &Path) {
     drop(UnixListener::bind(path).unwrap());
     let deadline = Instant::now() + long();
@@ -70,7 +71,7 @@ fn invalid_paths_are_refused_before_anything_is_created() {
     std::fs::write(folder.path().join("plain"), "kept").unwrap();
     let disk = format!("storage=null,size=1M,socket={at}/s");
     for (admin, expected, want) in [
-        // What the host refuses may be right later.
+        // The host may accept a refused operation later.
         (format!("{at}/plain"), 1, format!("admin: found \"{at}/plain\", which is no stream socket")),
         (format!("{at}/none/admin"), 1, format!("admin: found \"{at}/none/admin\": No such file or directory")),
         (format!("{at}/s"), 2, format!("admin: found \"{at}/s\", the socket of disk \"null\"")),

@@ -150,7 +150,7 @@ fn an_invalid_configuration_is_one_line_and_creates_nothing() {
     for (args, want) in disks.chain(options) {
         let output = mqblk(&["serve"]).args(&args).output().unwrap();
         let want = format!("mqblk: {want}");
-        // 1: what the host refuses now may be right later, without another configuration.
+        // 1: the host may accept it later with the same configuration.
         let refused = ["No such file", "which is no stream socket", "path: found \"/", "4 bytes in"]
             .iter()
             .any(|why| want.contains(why));
@@ -182,7 +182,7 @@ fn takeover_takes_a_path_or_none() {
         let arguments = [&["serve", "--disk", &disk], &words[..]].concat();
         let output = mqblk(&arguments).env("MQBLK_ADMIN", &default).output().unwrap();
         let want = want.display().to_string();
-        // Nobody listens there.
+        // No process listens there.
         assert_eq!(output.status.code(), Some(1), "{words:?}: {}", stderr(&output));
         assert!(stderr(&output).contains(&want), "{words:?}: found {}, expected {want}", stderr(&output));
     }
@@ -274,7 +274,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_refused() {
     let socket = folder.path().join("disk.sock");
     drop(UnixListener::bind(&socket).unwrap());
     let serving = Serving::start(&disk(folder.path(), ""), &socket);
-    // The file was there before the daemon.
+    // The file existed before the daemon.
     while UnixStream::connect(&socket).is_err() {
         std::thread::sleep(Duration::from_millis(5));
     }

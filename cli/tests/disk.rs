@@ -22,7 +22,7 @@ fn done(daemon: &Daemon, words: &[&str]) -> String {
     stdout
 }
 
-/// The first column of the list.
+/// Returns the first column of the list.
 fn listed(daemon: &Daemon) -> Vec<String> {
     let table = done(daemon, &["list"]);
     table.lines().skip(1).map(|line| line.split_whitespace().next().unwrap().to_owned()).collect()
@@ -48,7 +48,7 @@ fn disks_survive_restarts_and_kills() {
         daemon = with_state(daemon.ended().1);
     }
     done(&daemon, &["set", "c", "iops=5000"]);
-    // Its image is away for a while.
+    // Its image is missing for a while.
     std::fs::rename(daemon.path().join("c.img"), daemon.path().join("elsewhere")).unwrap();
     daemon.signal(Signal::TERM);
     daemon = with_state(daemon.ended().1);
@@ -57,7 +57,7 @@ fn disks_survive_restarts_and_kills() {
     assert!(table.contains("c is out, and tried again") && table.contains("No such file"), "{table}");
     std::fs::rename(daemon.path().join("elsewhere"), daemon.path().join("c.img")).unwrap();
     assert_eq!(done(&daemon, &["retry", "c"]), "c is served\n");
-    // With what was set of it, and nothing of others is forgotten.
+    // With its own settings, and those of others are intact.
     let disks = Client::connect(&daemon.admin()).unwrap().call("disks", &Value::Null).unwrap();
     let settings =
         disks["disks"].as_array().unwrap().iter().find(|disk| disk["id"] == "c").map(|disk| &disk["settings"]);
@@ -102,7 +102,7 @@ fn mistakes_name_the_key() {
     assert!(stderr.starts_with("mqblk: log: level: found \"loud\", expected off, error"), "{stderr}");
 }
 
-/// Exit code and standard error of a daemon that cannot have its state file, which logs before that.
+/// Returns exit code and standard error of a daemon that cannot have its state file, and logs before that.
 fn log_of(more: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().display().to_string();

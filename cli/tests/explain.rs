@@ -48,7 +48,7 @@ fn mistakes_are_named() {
     assert_eq!(daemon.ended().0, Some(0));
 }
 
-/// A bench that is ended with the test.
+/// A bench that ends with the test.
 struct Load(std::process::Child);
 
 impl Drop for Load {

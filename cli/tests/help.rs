@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 const LINES: usize = 24;
 const COLUMNS: usize = 80;
 
-/// All subcommands that a user types.
+/// All subcommands for users.
 const COMMANDS: [&[&str]; 35] = [
     &[],
     &["serve"],
@@ -68,7 +68,7 @@ fn short_help_is_one_screen() {
     for words in COMMANDS {
         let text = help(words, "-h");
         let lines = text.lines().count();
-        // The list of commands is what a reader looks for.
+        // A reader looks for the list of commands.
         let most = if words.is_empty() { LINES + 8 } else { LINES };
         let widest = text.lines().map(|line| line.chars().count()).max().unwrap_or_default();
         assert!(lines <= most && widest <= COLUMNS, "{words:?}: {lines} lines, {widest} columns\n{text}");
@@ -94,7 +94,7 @@ fn options_of_long_help_are_in_groups() {
     for group in ["Workers:", "Admin socket:", "Storage that takes long:", "Rights:", "Information:", "xen:"] {
         assert!(text.lines().any(|line| line == group), "{group}\n{text}");
     }
-    // What is in no group is listed first: few.
+    // Options without a group are listed first: few.
     let options = text.split("\nOptions:\n").nth(1).unwrap();
     let ungrouped = options.lines().take_while(|line| line.is_empty() || line.starts_with(' '));
     let count =
@@ -114,7 +114,7 @@ fn man_pages_have_all_that_help_has() {
         assert!(words.len() > 1 || page.contains(".SH EXAMPLES"), "{name}");
         for option in help(words, "--help").split_whitespace().filter(|word| word.starts_with("--")) {
             let option = option.trim_matches(|char: char| !char.is_ascii_alphanumeric() && char != '-');
-            // As groff wants dashes.
+            // groff's form of dashes.
             let escaped = option.replace('-', "\\-");
             assert!(option == "--" || page.contains(&escaped) || page.contains(option), "{name}: {option}");
         }
@@ -124,7 +124,7 @@ fn man_pages_have_all_that_help_has() {
     {
         assert!(!folder.path().join(format!("mqblk-{name}.1")).exists(), "{name}: {why}");
     }
-    // groff says what it does not understand.
+    // groff reports unknown input.
     if let Ok(groff) =
         Command::new("groff").args(["-man", "-Tutf8", "-ww", "-z"]).arg(folder.path().join("mqblk-serve.1")).output()
     {
@@ -148,7 +148,7 @@ fn completions_complete() {
     for (shell, file) in [("zsh", "_mqblk"), ("fish", "mqblk.fish")] {
         let text = std::fs::read_to_string(folder.path().join(file)).unwrap();
         assert!(text.contains("hang-warning-s") && text.contains("admin-group"), "{file}");
-        // Where the shell is installed it reads the file.
+        // An installed shell reads the file.
         if let Ok(checked) = Command::new(shell).arg("-n").arg(folder.path().join(file)).output() {
             assert!(checked.status.success(), "{shell}: {}", String::from_utf8_lossy(&checked.stderr));
         }
@@ -162,7 +162,7 @@ fn completions_complete() {
 #[test]
 fn commands_of_the_other_program_are_run_by_it() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    // Where the other program is built beside this one it is found first: this one is run alone.
+    // The other program beside this one would be found first, so this one runs alone.
     let own = folder.path().join("own");
     std::fs::create_dir(&own).unwrap();
     std::fs::hard_link(env!("CARGO_BIN_EXE_mqblk"), own.join("mqblk")).unwrap();

@@ -1,4 +1,4 @@
-//! The tables of keys in documents are those of the table of keys. `MQBLK_WRITE_DOCUMENTS=1` writes them.
+//! The tables of keys in documents match the table of keys. `MQBLK_WRITE_DOCUMENTS=1` writes them.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -9,17 +9,17 @@ use mqblk_core::settings::{Key, KeyDefault, Settings, parse_size};
 use mqblk_daemon::interfaces::INTERFACES;
 use mqblk_daemon::keys::{KeyTable, PROCESS_GROUPS, TableKey, process_keys, storage_keys, tables};
 
-/// The documents with tables. What is between `<!-- keys: NAME -->` and `<!-- end -->` is made here.
+/// The documents with tables. The text between `<!-- keys: NAME -->` and `<!-- end -->` is generated here.
 const DOCUMENTS: [&str; 2] = ["serve.md", "xen.md"];
 const BEGIN: &str = "<!-- keys: ";
 const END: &str = "<!-- end -->\n";
 
-/// Keys that [rate-limits.md](../../docs/rate-limits.md) has.
+/// Returns true for keys of [rate-limits.md](../../docs/rate-limits.md).
 fn is_limit(key: &Key) -> bool {
     key.name.starts_with("iops") || key.name.starts_with("bandwidth")
 }
 
-/// Returns the cell of a table that says which values a key has, and which by default.
+/// Returns the cell of a table with a key's values and its default.
 fn values(key: &Key) -> String {
     let values = key.values_text();
     match key.default {
@@ -110,7 +110,7 @@ fn table(name: &str, known: &mut BTreeSet<*const Key>) -> String {
     text
 }
 
-/// Returns a document with its tables made again. `known` are the keys of tables before.
+/// Returns a document with its tables regenerated. `known` are the keys of earlier tables.
 fn with_tables(document: &str, known: &mut BTreeSet<*const Key>) -> String {
     let (mut text, mut rest) = (String::new(), document);
     while let Some((before, after)) = rest.split_once(BEGIN) {
@@ -143,10 +143,10 @@ fn documents_have_the_tables_of_keys() {
     }
 }
 
-/// Keys that are given here, and those whose `auto` is printed as what it came to.
+/// Keys set here, and those whose `auto` is printed as its result.
 const OTHERS: [&str; 4] = ["lock", "interface", "format", "aio"];
 
-/// A printed configuration has every default filled in: it is the one that the key declares.
+/// A printed configuration has every default filled in: the declared one.
 #[test]
 fn printed_defaults_are_those_declared() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -184,7 +184,7 @@ fn printed_defaults_are_those_declared() {
     assert!(checked.len() > 25, "{checked:?}");
 }
 
-/// What documents and help texts call the default is one that the key accepts.
+/// A key accepts its default in documents and help texts.
 #[test]
 fn declared_defaults_are_accepted() {
     let all = tables(INTERFACES).into_iter().flat_map(|table| table.keys);
@@ -201,7 +201,7 @@ fn declared_defaults_are_accepted() {
             Number(..) => settings.number(key).is_ok(),
             Size => settings.size(key).is_ok(),
             Words(_) => settings.word(key).is_ok(),
-            // Checked where it is taken.
+            // Checked by its consumer.
             Text(_) => continue,
         };
         assert!(accepted, "{key}: found {value:?} as its default");

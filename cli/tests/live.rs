@@ -27,7 +27,7 @@ fn call(daemon: &Daemon, verb: &str, params: &Value) -> Result<Value, String> {
     Client::connect(&daemon.admin()).unwrap().call(verb, params).map_err(|error| error.to_string())
 }
 
-/// The settings that are shown of a disk, controller or LUN.
+/// Returns the shown settings of a disk, controller or LUN.
 fn settings(daemon: &Daemon, id: &str) -> Value {
     let all = call(daemon, "disks", &Value::Null).unwrap();
     let luns = call(daemon, "lun.list", &Value::Null).unwrap();
@@ -113,7 +113,7 @@ fn changed_settings_survive_restarts_and_kills() {
     let rows: Vec<Vec<&str>> = list.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows, [["disk", "queue", "worker"], ["c", "0", "1"], ["c", "1", "0"]]);
 
-    // What was edited in the configuration has priority; so has a configuration in which something is gone.
+    // Edits of the configuration have priority, also a removal.
     let edited = CONFIG
         .replace("iops = 100\n", "iops = 200\nmerge = \"auto\"\n")
         .replace("name = \"gold\"", "name = \"silver\"");
@@ -146,14 +146,14 @@ fn controllers_come_and_go_and_are_kept() {
     let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[2], ["n", "virtio-scsi", "-", "n:0:0,second"]);
 
-    // What was set of a LUN is not its successor's.
+    // A LUN's settings do not pass to its successor.
     done(&daemon, &["disk", "set", "second", "depth=5"]);
     done(&daemon, &["lun", "remove", "second"]);
     done(&daemon, &["lun", "add", "controller=n,storage=null,size=2M,id=second"]);
     daemon = restart(daemon, Signal::KILL, CONFIG);
     assert_eq!(values(&daemon, "second", &["depth"]), [json!(0)]);
 
-    // A LUN of the other one shares a unit: that stays.
+    // A LUN of the other one shares a unit, which stays.
     done(&daemon, &["lun", "add", "controller=c,unit=second,id=path"]);
     let (code, _, stderr) = run(&daemon, &["controller", "remove", "n"]);
     assert!(code == Some(1) && stderr.contains("LUN \"path\" of controller \"c\" shares a unit of it"), "{stderr}");
@@ -170,7 +170,7 @@ fn controllers_come_and_go_and_are_kept() {
     done(&daemon, &["controller", "remove", "n"]);
     daemon = restart(daemon, Signal::TERM, CONFIG);
     assert_eq!(controllers(&daemon), []);
-    // A configuration without it is one that forgets its removal.
+    // A configuration without it drops the record of its removal.
     daemon = restart(daemon, Signal::TERM, "");
     daemon = restart(daemon, Signal::TERM, CONFIG);
     assert_eq!(controllers(&daemon), named(&[("c", &["c:0:0"])]));
@@ -207,7 +207,7 @@ fn applied(what: &[&str]) -> Vec<(String, bool, Option<String>)> {
 #[test]
 fn an_edited_configuration_is_applied() {
     let daemon = start(tempfile::tempdir().unwrap(), CONFIG);
-    // What was set at run time stays where the file says the same as before.
+    // Settings made at run time stay where the file is unchanged.
     done(&daemon, &["disk", "set", "d", "depth=9", "iops=5"]);
     let edited = CONFIG
         .replace("iops = 100\n", "iops = 200\niops-max = 400\npoll = \"adaptive:100\"\nqueue-map = \"0:1,1:1\"\n")
@@ -248,11 +248,11 @@ fn an_edited_configuration_is_applied() {
     };
     check(&daemon);
     assert_eq!(apply(&daemon, "config.apply", &edited), []);
-    // The next daemon reads the same file, and has what was set at run time.
+    // The next daemon reads the same file, and has the settings made at run time.
     let daemon = restart(daemon, Signal::KILL, &edited);
     check(&daemon);
 
-    // Back: what is not configured any more has its default, and what cannot change is told and touches nothing.
+    // Back: removed keys get their defaults, and changes that need a restart are reported and change nothing.
     let back = CONFIG.replace("queues = 2\niops = 100\n", "queues = 1\n");
     let changes = apply(&daemon, "config.apply", &back);
     let (done_ones, others): (Vec<_>, Vec<_>) = changes.into_iter().partition(|(_, applied, _)| *applied);
@@ -274,7 +274,7 @@ fn an_edited_configuration_is_applied() {
         [Value::Null, json!("adaptive"), json!("0:1,1:1"), json!(9), json!(2)]
     );
     assert_eq!(controllers(&daemon), named(&[("c", &["c:0:0"])]));
-    // A value that cannot be used is an error of that line, and the others are applied.
+    // An invalid value is an error of that line, and the others are applied.
     let wrong = back.replace("[[controller.lun]]", "poll = \"sometimes\"\n[[controller.lun]]\ndepth = 8");
     let changes = apply(&daemon, "config.apply", &wrong);
     let error =
@@ -318,7 +318,7 @@ fn the_number_of_workers_is_kept() {
     let table = done(&daemon, &["worker", "list"]);
     let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!((&rows[0][..], &rows[3][..2]), (&["worker", "cpu", "queues"][..], &["2", "0"][..]));
-    // Its queues move; the map that is kept names no worker that is gone.
+    // Its queues move, and the kept map names no removed worker.
     assert_eq!(done(&daemon, &["worker", "remove"]), "removed worker 3: there are 3\n");
     let map = values(&daemon, "d", &["queue-map"]);
     let daemon = restart(daemon, Signal::KILL, CONFIG);

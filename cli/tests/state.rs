@@ -1,4 +1,5 @@
-//! `--state`: LUNs that are added and removed at run time, over restarts and kills. And signals that do not end the daemon.
+//! `--state`: LUNs that are added and removed at run time, over restarts and kills. Also signals that do not end the
+//! daemon.
 
 #[path = "daemon/mod.rs"]
 mod daemon;

@@ -18,15 +18,15 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 
-/// What turns the second screen of a terminal on (xterm's ctlseqs).
+/// Turns on the second screen of a terminal (xterm's ctlseqs).
 const SCREEN_ON: &str = "\x1b[?1049h";
 
 /// A program on a terminal of 80 columns and 24 lines.
 struct OnTerminal {
     child: Child,
-    /// `None` when it has gone.
+    /// `None` when it is closed.
     keyboard: Option<File>,
-    /// The program's end. While it is open the terminal is, too.
+    /// The program's end. It keeps the terminal open.
     end: File,
     shown: Arc<Mutex<(Vec<u8>, vt100::Parser)>>,
     before: Termios,
@@ -70,12 +70,12 @@ impl OnTerminal {
         OnTerminal { child, keyboard: Some(keyboard), end, shown, before, hung_up, reader: Some(reader) }
     }
 
-    /// Returns all that it has written.
+    /// Returns all output so far.
     fn written(&self) -> String {
         String::from_utf8_lossy(&self.shown.lock().unwrap().0).into_owned()
     }
 
-    /// Returns what the screen shows.
+    /// Returns the content of the screen.
     fn shown(&self) -> String {
         self.shown.lock().unwrap().1.screen().contents()
     }
@@ -96,7 +96,7 @@ impl OnTerminal {
         self.keyboard.as_mut().unwrap().write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Closes the terminal, as an emulator does that was killed.
+    /// Closes the terminal like a killed emulator.
     fn hang_up(&mut self) {
         self.hung_up.store(true, Ordering::Relaxed);
         self.reader.take().unwrap().join().unwrap();
@@ -119,7 +119,7 @@ impl OnTerminal {
         }
     }
 
-    /// The terminal is as it was.
+    /// Checks that the terminal is in its initial state.
     fn assert_left_intact(&self) {
         assert!(self.written().contains(SCREEN_ON));
         // The reader of the screen may be behind.
@@ -247,7 +247,7 @@ fn top_ends_with_its_terminal() {
     let daemon = Daemon::start(&[]);
     let mut screen = top(&daemon);
     screen.wait_for("%util");
-    // It is no process of the terminal's session: no signal tells it.
+    // It is no process of the terminal's session, so it gets no signal.
     screen.hang_up();
     screen.ended();
 }

@@ -1,4 +1,4 @@
-//! `mqblk config`: a running daemon beside its configuration file.
+//! `mqblk config`: compares a running daemon with its configuration file.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;

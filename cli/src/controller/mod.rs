@@ -11,7 +11,7 @@ use crate::{disk, failure, table};
 
 /// The name for messages.
 const LIST: &str = "controller list";
-/// The cell of a value that there is none of.
+/// The cell of a missing value.
 const NONE: &str = "-";
 
 /// The actions of `mqblk controller`.

@@ -11,7 +11,7 @@ use crate::table;
 
 /// The name for messages.
 const LIST: &str = "disk list";
-/// The cell of a value that there is none of.
+/// The cell of a missing value.
 const NONE: &str = "-";
 
 /// Shows the disks and LUNs.
@@ -35,7 +35,7 @@ fn disk_table(disks: &[ListedDisk], out: &[OutDisk]) -> String {
     table::align(&rows.collect::<Vec<_>>()) + &why.collect::<String>()
 }
 
-/// The row of a disk that is out: since when, instead of a VMM.
+/// Returns the row of a disk that is out: with the time since then, instead of a VMM.
 fn out_row(disk: &OutDisk) -> Vec<String> {
     let since = short(Duration::from_nanos(disk.out_ns));
     [&disk.id, &disk.interface, NONE, NONE, "out", NONE, NONE, &since, NONE].map(str::to_owned).to_vec()

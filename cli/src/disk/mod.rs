@@ -87,7 +87,7 @@ pub(crate) fn run(args: DiskArgs) -> ExitCode {
     failure::show(result, CallError::is_usage)
 }
 
-/// Has the daemon try disks that are out.
+/// Makes the daemon try disks that are out.
 fn retry(daemon: &DaemonArgs, id: Option<&str>) -> Result<String, CallError> {
     let what = "disk retry";
     let params = id.map_or_else(|| json!({}), |id| json!({ "id": id }));
@@ -101,7 +101,7 @@ fn retry(daemon: &DaemonArgs, id: Option<&str>) -> Result<String, CallError> {
     Ok(if text.is_empty() { "no disk is out\n".to_owned() } else { text })
 }
 
-/// Has the daemon add what `settings` describe, by `verb`. Returns what to print; `what` names the subcommand in messages.
+/// Makes the daemon add the device of `settings`, by `verb`. Returns the output; `what` is the subcommand in messages.
 pub(crate) fn add(what: &'static str, verb: &str, daemon: &DaemonArgs, settings: &str) -> Result<String, CallError> {
     let settings = absolute_settings(what, settings)?;
     let response = call(what, &daemon.admin.path(), verb, &json!({ "settings": settings }))?;
@@ -112,7 +112,8 @@ pub(crate) fn add(what: &'static str, verb: &str, daemon: &DaemonArgs, settings:
     Ok(format!("added {id}{}\n", lost_unless(survives_restart)))
 }
 
-/// Has the daemon remove what has this id, by `verb`. Returns what to print; `what` names the subcommand in messages.
+/// Makes the daemon remove the device with this id, by `verb`. Returns the output; `what` is the subcommand in
+/// messages.
 pub(crate) fn remove(
     what: &'static str,
     verb: &str,
@@ -128,7 +129,7 @@ pub(crate) fn remove(
     Ok(format!("removed {id}\n"))
 }
 
-/// Returns settings whose paths do not depend on the working directory: that of the daemon is another one.
+/// Returns settings with paths that do not depend on the working directory, because the daemon's differs.
 pub(crate) fn absolute_settings(subject: &str, text: &str) -> Result<Value, SettingError> {
     let settings = key_values::parse(subject, text)?;
     let pairs = settings.pairs().map(|(key, value)| (key.to_owned(), absolute_setting(key, value).into()));

@@ -21,12 +21,12 @@ pub(super) struct SetArgs {
     daemon: DaemonArgs,
 }
 
-/// Sends the request to the daemon. Returns what to print.
+/// Sends the request to the daemon. Returns the output.
 pub(super) fn set(args: &SetArgs) -> Result<String, CallError> {
     set_settings("disk set", "disk.set", &args.daemon, &args.id, &args.settings)
 }
 
-/// Has the daemon change settings by `verb`. Returns what to print; `what` names the subcommand in messages.
+/// Makes the daemon change settings by `verb`. Returns the output; `what` is the subcommand in messages.
 pub(crate) fn set_settings(
     what: &'static str,
     verb: &str,
@@ -43,7 +43,7 @@ pub(crate) fn set_settings(
     Ok(format!("set {id}: {}{}\n", set_text(&given, &settings), lost_unless(survives_restart)))
 }
 
-/// Formats those of the settings that were given, with the values that they have now.
+/// Formats the given settings with their current values.
 fn set_text(given: &str, settings: &Map<String, Value>) -> String {
     let parsed = key_values::parse("settings", given);
     let keys: Vec<String> = parsed.iter().flat_map(|parsed| parsed.keys_left().map(str::to_owned)).collect();

@@ -1,4 +1,4 @@
-//! What limits a disk: rules over two samples. Pure: no I/O, no clock.
+//! The limits of a disk: rules over two samples. Pure: no I/O, no clock.
 
 use std::collections::BTreeMap;
 
@@ -9,32 +9,32 @@ use super::subject::Subject;
 use super::throttle::{self, throttled};
 use crate::stat::rates::{IoRates, QueueRates, Report, WorkerRates};
 
-/// A request in flight for so long is worth a sentence, in milliseconds.
+/// A request in flight for longer gets a sentence, in milliseconds.
 const OLD_MS: u64 = 1000;
-/// A part of the latency that counts as most of it, and one that should hardly be there, in percent.
+/// The share of the latency that counts as most of it, and one that should hardly occur, in percent.
 const MOST: f64 = 50.0;
 const NOTABLE: f64 = 25.0;
-/// A queue or a worker that is as good as full, in percent.
+/// Utilisation at which a queue or a worker counts as full, in percent.
 const FULL: f64 = 90.0;
-/// A worker has time left if it finds nothing in this percentage of its turns.
+/// A worker has time left if at least this percentage of its turns is empty.
 const SPARE_TURNS: f64 = 20.0;
-/// A part of a worker's requests that is worth a name, in percent.
+/// Smallest share of a worker's requests that is named, in percent.
 const SHARE: f64 = 10.0;
-/// Requests shorter than this cost more as such than for their data, in bytes.
+/// Shorter requests cost more per request than for their data, in bytes.
 const SMALL: f64 = 32.0 * 1024.0;
-/// Fewer requests a second limit nothing but themselves.
+/// Fewer requests a second are limited only by their sender.
 const FEW_PER_S: f64 = 10.0;
-/// More requests in flight can be merged with others.
+/// With more requests in flight, some can be merged.
 const ALONE: f64 = 1.5;
 
-/// A sentence, and what it is based on.
+/// A sentence, and its evidence.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Finding {
     /// A word for programs.
     pub(super) kind: &'static str,
-    /// For people.
+    /// For readers.
     pub(super) sentence: String,
-    /// The figures by name; each name ends with the unit.
+    /// The numbers by name; each name ends with the unit.
     pub(super) figures: BTreeMap<&'static str, f64>,
 }
 
@@ -44,7 +44,7 @@ impl Finding {
     }
 }
 
-/// What the rules see.
+/// Input of the rules.
 pub(super) struct Evidence<'a> {
     pub(super) subject: &'a Subject<'a>,
     /// The rates of its device.
@@ -56,15 +56,17 @@ pub(super) struct Evidence<'a> {
 
 type Rule = fn(&Evidence<'_>) -> Vec<Finding>;
 
-/// What keeps a disk from working at all. The first that applies is the only one.
+/// Conditions that stop a disk. Only the first that applies is reported.
 const BLOCKERS: [Rule; 2] = [stopped, unreachable];
-/// What is said in any case.
+/// Troubles that are always reported.
 const TROUBLES: [Rule; 3] = [oldest, errors, refused];
-/// What limits a disk that works, in the order of the sentences. A limit of rates is first: the others follow from it where requests wait.
+/// Limits of a working disk, in the order of the sentences. A rate limit is first: where requests wait for it, the
+/// others follow from it.
 const LIMITS: [Rule; 9] =
     [throttled, queue_full, parts_of_latency, one_at_a_time, worker_busy, queues_unused, one_worker, polling, unmerged];
 
-/// Returns what is found, at least one sentence. `None` if the device is new in the second sample, or its counters began again.
+/// Returns the findings, at least one sentence. Returns `None` if the device is new in the second sample, or its
+/// counters began again.
 pub(super) fn findings(subject: &Subject<'_>, stat: &Stat, report: &Report) -> Option<Vec<Finding>> {
     let disk = report.disks.iter().find(|disk| disk.id == subject.device);
     let controller = report.controllers.iter().find(|controller| controller.id == subject.device);
@@ -165,7 +167,7 @@ fn refused(evidence: &Evidence<'_>) -> Vec<Finding> {
     found.collect()
 }
 
-/// A disk without requests: nobody is there, nothing is sent, or nothing comes back.
+/// A disk without requests: no guest is connected, nothing is sent, or nothing completes.
 fn without_requests(evidence: &Evidence<'_>) -> Option<Finding> {
     let in_flight = evidence.subject.in_flight;
     let slots: u64 = evidence.subject.queues.iter().map(|queue| queue.load.slots).sum();
@@ -195,7 +197,7 @@ fn queue_full(evidence: &Evidence<'_>) -> Vec<Finding> {
     full.collect()
 }
 
-/// Where requests spend their time.
+/// The parts of the latency.
 fn parts_of_latency(evidence: &Evidence<'_>) -> Vec<Finding> {
     let IoRates { await_us, queued_us, device_us, publish_us, queue_size, .. } = evidence.rates;
     if await_us <= 0.0 {
@@ -260,7 +262,7 @@ fn one_at_a_time(evidence: &Evidence<'_>) -> Vec<Finding> {
     )]
 }
 
-/// The numbers of the workers that have requests of the disk, ascending.
+/// Returns the numbers of the workers that have requests of the disk, ascending.
 fn workers_in_use(evidence: &Evidence<'_>) -> Vec<u32> {
     let mut workers: Vec<u32> = used_queues(evidence).map(|queue| queue.worker).collect();
     workers.sort_unstable();
@@ -279,7 +281,7 @@ fn stat_of<'a>(evidence: &Evidence<'a>, queue: &QueueRates) -> Option<&'a QueueS
     evidence.subject.queues.iter().find(|it| (&it.role, it.queue) == (&queue.role, queue.queue))
 }
 
-/// Returns the requests a second that a worker has of each device, the most first.
+/// Returns a worker's requests per second of each device, the most first.
 fn requests_of_worker(report: &Report, worker: u32) -> Vec<(&str, f64)> {
     let disks = report.disks.iter().map(|disk| (disk.id.as_str(), &disk.queues));
     let devices = disks.chain(report.controllers.iter().map(|controller| (controller.id.as_str(), &controller.queues)));
@@ -296,7 +298,7 @@ fn requests_of_worker(report: &Report, worker: u32) -> Vec<(&str, f64)> {
 fn worker_busy(evidence: &Evidence<'_>) -> Vec<Finding> {
     let is_busy = |worker: &WorkerRates| {
         let turns = worker.rates.filter(|rates| rates.cpu_percent >= FULL)?;
-        // A worker that polls uses its CPU in any case: one without time left finds requests in nearly every turn.
+        // A polling worker always uses its CPU: one without time left finds requests in nearly every turn.
         let all = turns.turns_per_s + turns.empty_turns_per_s;
         (all > 0.0 && 100.0 * turns.empty_turns_per_s / all < SPARE_TURNS).then_some(turns.cpu_percent)
     };
@@ -365,7 +367,7 @@ fn one_worker(evidence: &Evidence<'_>) -> Vec<Finding> {
     )]
 }
 
-/// Returns a sentence on how most of the queues that the guest uses are polled now, and why; empty if it uses none.
+/// Returns a sentence on the current polling of most of the guest's queues, and its reason; empty if it uses none.
 fn poll_window(evidence: &Evidence<'_>) -> String {
     let states: Vec<_> = used_queues(evidence).filter_map(|queue| stat_of(evidence, queue)?.polling.as_ref()).collect();
     let often = |state: &&PollingStat| states.iter().filter(|other| other.reason == state.reason).count();

@@ -1,4 +1,4 @@
-//! Rules, by cases: two samples, and what is found.
+//! Rules, by cases: two samples, and the findings.
 
 use mqblk_admin::model::{
     ConnectionsStat, DiskStat, Distribution, Health, HealthStop, Load, QueueStat, ResourceStat, TenantBudgetStat,
@@ -11,7 +11,7 @@ use crate::stat::rates::compare;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// What a queue did in the second between the samples.
+/// Work of a queue in the second between the samples.
 #[derive(Clone, Copy)]
 struct Work {
     requests: u64,
@@ -24,7 +24,7 @@ struct Work {
     poll_percent: u64,
 }
 
-/// 1,000 requests of 64 KiB that take 200 us each, most of it nowhere in particular.
+/// 1,000 requests of 64 KiB that take 200 us each, without a dominant part.
 const EASY: Work = Work {
     requests: 1000,
     bytes: 65_536,
@@ -34,7 +34,7 @@ const EASY: Work = Work {
     busy_percent: 20,
     poll_percent: 0,
 };
-/// A disk that nobody uses.
+/// An unused disk.
 const IDLE: Work =
     Work { requests: 0, bytes: 0, parts_us: [0; 3], kicks: 0, merges: 0, busy_percent: 0, poll_percent: 0 };
 
@@ -88,13 +88,13 @@ fn worker(number: u32, cpu_percent: u64, turns: u64, empty_turns: u64) -> Worker
     WorkerStat { worker: number, cpu_ns: SECOND / 100 * cpu_percent, turns, empty_turns, ..WorkerStat::default() }
 }
 
-/// A sample a second after one of a daemon that had just started.
+/// Returns a sample one second after the daemon's start.
 fn stat(disks: Vec<DiskStat>) -> Stat {
     let workers = vec![worker(0, 30, 1000, 10), worker(1, 0, 0, 0)];
     Stat { time_ns: 2 * SECOND, uptime_ns: SECOND + 1, disks, workers, ..Stat::default() }
 }
 
-/// The first sample: nothing was done yet.
+/// Returns the first sample, before any request.
 fn before(now: &Stat) -> Stat {
     let disk = |disk: &DiskStat| {
         let idle: Vec<_> = disk.queues.iter().map(|queue| (queue.worker, IDLE)).collect();
@@ -123,7 +123,7 @@ fn sentence(now: &Stat, kind: &str) -> String {
 #[test]
 fn a_disk_that_could_do_more_has_one_sentence() {
     let work = Work { parts_us: [10, 20, 10], ..EASY };
-    // A quarter before, and a quarter after the storage, which has half: all parts are large.
+    // A quarter before the storage, half in it, and a quarter after it: all parts are large.
     assert_eq!(kinds(&stat(vec![disk("vm1", &[(0, work)])])), ["storage", "queued", "publish"]);
     let work = Work { parts_us: [22, 49, 29], ..EASY };
     assert_eq!(kinds(&stat(vec![disk("vm1", &[(0, work)])])), ["publish"]);
@@ -162,7 +162,7 @@ fn time_before_and_after_the_storage_is_named() {
     assert!(text.starts_with("Requests wait 600.0 us of 1.00 ms (60 percent) after the storage"), "{text}");
 }
 
-/// A disk that has these limits and has made 400 of its 1000 requests wait for 600 us each.
+/// Returns a disk with these limits that made 400 of its 1000 requests wait for 600 us each.
 fn limited(limits: Value, work: Work) -> Stat {
     let mut now = stat(vec![disk("vm1", &[(0, work)])]);
     now.disks[0].health.throttle = Some(ThrottleStat {
@@ -297,7 +297,7 @@ fn polling_that_gains_nothing_is_named() {
         let text = sentence(&stat(vec![disk]), "kicked");
         assert!(text.ends_with(&format!(" The window now: {want}")), "{text}");
     }
-    // Queues that the guest does not use have no say.
+    // Queues that the guest does not use do not count.
     let mut partly_used = disk("vm1", &[(0, off), (0, IDLE), (0, IDLE)]);
     for (queue, reason) in partly_used.queues.iter_mut().zip(["expected", "quiet", "quiet"]) {
         let (reason, window_ns) = (reason.to_owned(), Some(20_000));

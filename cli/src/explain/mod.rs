@@ -1,4 +1,4 @@
-//! `mqblk explain DISK`: what limits a disk now, in sentences, out of two samples of its daemon.
+//! `mqblk explain DISK`: explains the current limit of a disk in sentences, from two samples of its daemon.
 
 mod findings;
 mod subject;
@@ -47,7 +47,7 @@ pub(crate) struct ExplainArgs {
     json: bool,
 }
 
-/// Why nothing was explained.
+/// Reasons for a missing explanation.
 #[derive(Debug, thiserror::Error)]
 enum ExplainError {
     #[error(transparent)]
@@ -60,7 +60,7 @@ enum ExplainError {
     Output(#[from] std::io::Error),
 }
 
-/// What was found of a disk.
+/// The findings on a disk.
 #[derive(Debug, Serialize)]
 struct Explanation<'a> {
     disk: &'a str,
@@ -68,14 +68,14 @@ struct Explanation<'a> {
     findings: Vec<Finding>,
 }
 
-/// Watches a disk for a moment and prints what limits it.
+/// Watches a disk for a moment and prints its limits.
 pub(crate) fn run(args: &ExplainArgs) -> ExitCode {
     failure::show(explain(args), |error| matches!(error, ExplainError::Usage(_)))
 }
 
 fn explain(args: &ExplainArgs) -> Result<String, ExplainError> {
     let interval = parse_seconds(args.seconds.as_deref())?;
-    // The whole daemon is read: other disks may share the workers.
+    // Reads the whole daemon: other disks may share the workers.
     let mut daemon = StatSource::new(args.admin.path(), None);
     let before = daemon.read()?;
     if let Err(known) = Subject::find(&before, &args.disk) {
@@ -95,7 +95,8 @@ fn explain(args: &ExplainArgs) -> Result<String, ExplainError> {
     Ok(text)
 }
 
-/// Returns the sentences about what has this id, out of a sample and the rates that end with it. None if it is new.
+/// Returns the sentences on the device with this id, from a sample and the rates that end with it. Returns none if it
+/// is new.
 pub(crate) fn sentences(now: &Stat, report: &Report, id: &str) -> Vec<String> {
     let found = Subject::find(now, id).ok().and_then(|subject| findings(&subject, now, report));
     found.into_iter().flatten().map(|finding| finding.sentence).collect()

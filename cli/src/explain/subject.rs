@@ -1,4 +1,4 @@
-//! What is explained: a disk, a controller, or a LUN of one.
+//! The subject of an explanation: a disk, a controller, or a LUN of one.
 
 use mqblk_admin::model::{ConnectionsStat, Health, QueueStat, Stat, TenantBudgetStat};
 
@@ -7,7 +7,7 @@ const LISTED: usize = 16;
 
 /// A disk, a controller or a LUN, in a sample.
 pub(super) struct Subject<'a> {
-    /// The id that was asked for.
+    /// The requested id.
     pub(super) id: &'a str,
     /// The id of the disk or controller whose queues serve it.
     pub(super) device: &'a str,
@@ -15,7 +15,7 @@ pub(super) struct Subject<'a> {
     pub(super) queue_count: u32,
     /// The device's queues.
     pub(super) queues: &'a [QueueStat],
-    /// How its requests are merged: `auto`, `on` or `off`. `None` for a controller.
+    /// Its merge mode: `auto`, `on` or `off`. `None` for a controller.
     pub(super) merge: Option<&'a str>,
     /// Longest merged request, in bytes.
     pub(super) merge_bytes: u64,
@@ -31,7 +31,7 @@ pub(super) struct Subject<'a> {
 }
 
 impl<'a> Subject<'a> {
-    /// Finds what has this id; else returns what was expected, for a message.
+    /// Finds the subject with this id; else returns the expected ids, for a message.
     pub(super) fn find(stat: &'a Stat, id: &str) -> Result<Subject<'a>, String> {
         let disk = stat.disks.iter().find(|disk| disk.id == id).map(|disk| Subject {
             id: &disk.id,

@@ -6,14 +6,15 @@ use serde_json::{Map, Value};
 use super::findings::{Evidence, Finding, requests_per_s, time};
 use crate::stat::throttle::ThrottleRates;
 
-/// A smaller part of the requests that waited is worth no sentence, in percent.
+/// Smallest share of waiting requests that gets a sentence, in percent.
 const FEW: f64 = 1.0;
-/// A limit that is used so far is the one that requests wait for, in percent. Over an interval bursts and the rounding of samples leave a few.
+/// Utilisation at which a limit is the one that requests wait for, in percent. Bursts and the rounding of samples leave
+/// a few percent over an interval.
 const USED_UP: f64 = 90.0;
-/// The key of the group that a disk is in.
+/// The key of a disk's group.
 const GROUP: &str = "limit-group";
 
-/// What a disk did of what limits count, in a second.
+/// A disk's work per second, by what limits count.
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
     reads: f64,
@@ -22,7 +23,7 @@ struct Work {
     written_bytes: f64,
 }
 
-/// Returns what the rate limits of the disk or LUN did; `None` without limits, and for a controller.
+/// Returns the rates of the rate limits of the disk or LUN; `None` without limits, and for a controller.
 pub(super) fn rates(evidence: &Evidence<'_>) -> Option<ThrottleRates> {
     let id = evidence.subject.id;
     let disk = evidence.report.disks.iter().find(|disk| disk.id == id).map(|disk| disk.throttle);
@@ -36,7 +37,7 @@ fn lun_of<'a>(evidence: &'a Evidence<'_>) -> Option<&'a crate::stat::rates::LunR
     luns.into_iter().find(|lun| lun.id == evidence.subject.id)
 }
 
-/// A LUN's own, else its device's.
+/// Returns a LUN's own work, else its device's.
 fn work(evidence: &Evidence<'_>) -> Work {
     let lun = lun_of(evidence).and_then(|lun| lun.rates);
     let is_lun = evidence.subject.id != evidence.subject.device;
@@ -56,7 +57,7 @@ fn work(evidence: &Evidence<'_>) -> Work {
     }
 }
 
-/// The limit of its own that the disk has used most: key, value as it was set, and how far it is used, in percent.
+/// Returns the most used of the disk's own limits: key, value as set, and utilisation in percent.
 fn most_used(limits: &Map<String, Value>, work: Work) -> Option<(&str, String, f64)> {
     let used = limits.iter().filter_map(|(key, value)| {
         let done = match key.as_str() {
@@ -75,7 +76,7 @@ fn most_used(limits: &Map<String, Value>, work: Work) -> Option<(&str, String, f
     used.max_by(|one, other| one.2.total_cmp(&other.2))
 }
 
-/// What share of the requests waited for a rate limit, and for which.
+/// Reports the share of the requests that waited for a rate limit, and the limit.
 pub(super) fn throttled(evidence: &Evidence<'_>) -> Vec<Finding> {
     let (Some(rates), Some(throttle)) =
         (rates(evidence), evidence.subject.health.and_then(|health| health.throttle.as_ref()))
@@ -105,7 +106,7 @@ pub(super) fn throttled(evidence: &Evidence<'_>) -> Vec<Finding> {
             if used < FEW { format!("{key}={value}") } else { format!("{key}={value} (used to {used:.0} percent)") }
         }
         (_, Some(group)) => format!("a limit of its group {group}"),
-        // Only bursts are left of limits that were just removed.
+        // Only bursts of limits that were just removed.
         (..) => "a limit".to_owned(),
     };
     let waiting = match rates.waiting {

@@ -10,7 +10,7 @@ use crate::call::{CallError, DaemonArgs, call, lost_unless, read, settings_text}
 use crate::failure;
 use crate::table;
 
-/// The table cell for nothing.
+/// The cell of a missing value.
 const NONE: &str = "-";
 
 /// The options of `mqblk limit-group`.

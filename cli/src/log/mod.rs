@@ -25,7 +25,7 @@ pub(crate) struct LogArgs {
     daemon: DaemonArgs,
 }
 
-/// What the daemon answers.
+/// The daemon's answer.
 #[derive(Debug, serde::Deserialize)]
 struct Level {
     level: String,

@@ -1,5 +1,6 @@
-//! The fields of an event as text: its message, then NAME=VALUE. Names of files, of sockets and what other processes say may contain anything, so
-//! control characters are escaped: a line stays one line, and does nothing to a terminal.
+//! The fields of an event as text: its message, then NAME=VALUE. Names of files and sockets, and messages of other
+//! processes, may contain any characters. Control characters are therefore escaped: a line stays one line, and does
+//! nothing to a terminal.
 
 use std::fmt::{self, Write};
 

@@ -1,4 +1,5 @@
-//! Lines as systemd's journal takes them from standard error: it knows the time itself, and the level from a prefix (sd-daemon(3)).
+//! Lines for systemd's journal on standard error: it adds the time itself, and takes the level from a prefix
+//! (sd-daemon(3)).
 
 use std::fmt;
 

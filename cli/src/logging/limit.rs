@@ -1,5 +1,5 @@
-//! The limit of log lines of each guest's disk, device or controller: 39,800 connections a second of one VMM would write 4 MB of log a second.
-//! Lines that are about nothing of a guest, and panics, are not limited.
+//! The limit of log lines of each guest's disk, device or controller: 39,800 connections a second of one VMM would
+//! write 4 MB of log a second. Lines without a guest's device, and panics, are not limited.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,10 +18,10 @@ use tracing_subscriber::registry::LookupSpan;
 
 /// Lines that a disk may log at once: more than a device with the most queues logs when it starts or stops.
 const BURST: u32 = 1000;
-/// Lines a second after those.
+/// Lines per second after the burst.
 const PER_SECOND: u32 = 10;
 const LINES: RateLimit = RateLimit { burst: BURST, per_second: PER_SECOND };
-/// Most disks whose lines are counted apart; those of further ones are counted together.
+/// Most disks with lines of their own count; further ones share a count.
 const MAX_SUBJECTS: usize = 65_536;
 
 /// Lines of one disk.
@@ -36,7 +36,7 @@ impl DiskLines {
         DiskLines { bucket: TokenBucket::new(LINES, now), left_out: 0 }
     }
 
-    /// Takes one line. Returns how many were left out before it, or `None` if it is left out too.
+    /// Takes one line. Returns the number of lines left out before it, or `None` if it is left out too.
     fn take(&mut self, now: Instant) -> Option<u64> {
         if self.bucket.take(LINES, now).is_err() {
             self.left_out += 1;
@@ -46,10 +46,10 @@ impl DiskLines {
     }
 }
 
-/// Fields that name what a guest has, in the order in which they are looked for.
+/// Fields that name a guest's device, in the order of the search.
 const OF_GUESTS: [&str; 4] = ["disk", "device", "controller", "image"];
 
-/// What a guest has that an event is about. `None`: no guest causes it.
+/// The guest's device of an event. `None`: no guest causes it.
 #[derive(Default)]
 struct Subject(Option<(usize, String)>);
 
@@ -72,7 +72,7 @@ impl Visit for Subject {
     }
 }
 
-/// Formats events as `inner` does, and leaves out those beyond the limit of what they are about.
+/// Formats events as `inner`, and leaves out those beyond the limit of their device.
 pub(super) struct LimitedLines<F> {
     inner: F,
     format: LogFormat,
@@ -158,7 +158,7 @@ mod tests {
         }
     }
 
-    /// Whatever a guest floods the log with, and whatever field names what it has.
+    /// Under any flood of a guest, and for any field that names its device.
     #[test]
     fn lines_that_no_guest_causes_are_never_left_out() {
         use tracing_subscriber::layer::SubscriberExt as _;

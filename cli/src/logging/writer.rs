@@ -1,5 +1,5 @@
-//! Writes to standard error only what fits there without waiting: a reader that has stopped (a full pipe, a terminal after Ctrl-S) must not
-//! hold up a thread that serves disks.
+//! Writes to standard error only lines that fit without waiting: a stopped reader (a full pipe, a terminal after
+//! Ctrl-S) must not block a thread that serves disks.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,10 +8,10 @@ use super::LogFormat;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::AsFd;
 
-/// Bytes that a pipe or a socket that is ready to be written to takes at once (PIPE_BUF, pipe(7)). Longer lines are cut.
+/// Bytes that a writable pipe or socket takes at once (PIPE_BUF, pipe(7)). Longer lines are cut.
 const LONGEST: usize = 4096;
 
-/// Lines that were lost since one was written.
+/// Lines lost since the last written one.
 static LOST: AtomicU64 = AtomicU64::new(0);
 
 /// Standard error, for whole lines.
@@ -19,7 +19,7 @@ pub(super) struct Lines(pub(super) LogFormat);
 
 impl Write for Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // Only one thread at a time finds out whether there is room, and uses it.
+        // Only one thread at a time checks for room, and uses it.
         let mut stderr = io::stderr().lock();
         let lost = LOST.load(Ordering::Relaxed);
         if lost > 0 && has_room(&stderr) {
@@ -47,6 +47,6 @@ impl Write for Lines {
 pub(super) fn has_room(file: &impl AsFd) -> bool {
     let mut fds = [PollFd::new(file, PollFlags::OUT)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // A closed one is an error for whoever writes to it.
+    // Writing to a closed one is an error for its writer.
     rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
 }

@@ -75,7 +75,7 @@ enum Action {
     },
 }
 
-/// Which LUN is meant.
+/// The selected LUN.
 #[derive(Debug, clap::Args)]
 struct LunSelector {
     /// The LUN's id

@@ -1,4 +1,4 @@
-//! `mqblk queue`: shows and changes which worker serves which queue of a running daemon.
+//! `mqblk queue`: shows and changes the assignment of a running daemon's queues to workers.
 
 use std::process::ExitCode;
 

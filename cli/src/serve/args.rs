@@ -1,4 +1,4 @@
-//! The options of `mqblk serve`. Those that stand for keys of the configuration are made from the table of keys.
+//! The options of `mqblk serve`. Options for configuration keys are generated from the table of keys.
 
 use std::path::PathBuf;
 
@@ -9,8 +9,8 @@ use mqblk_daemon::keys::{PROCESS_GROUPS, process_keys};
 
 use super::keys;
 
-/// The `display_order` of the tables of interfaces, after --disk, and of keys. The numbers are small because that of --log, which all subcommands
-/// have, is 8.
+/// The `display_order` of the tables of interfaces, after --disk, and of keys. The numbers are small because that of
+/// --log, which all subcommands have, is 8.
 const TABLES_ORDER: usize = 1;
 const KEYS_ORDER: usize = 10;
 
@@ -73,7 +73,7 @@ pub(crate) struct ConventionArgs {
     pub read_only: bool,
 }
 
-/// The values of the options that stand for keys.
+/// The values of the options for keys.
 #[derive(Debug, Default)]
 pub(crate) struct KeyOptions {
     /// The top-level keys with their values.
@@ -84,7 +84,7 @@ pub(crate) struct KeyOptions {
     pub conventions: Option<ConventionArgs>,
 }
 
-/// Adds the options that stand for keys, and the help on all keys, to `mqblk serve`.
+/// Adds the options for keys, and the help on all keys, to `mqblk serve`.
 pub(crate) fn add_keys(mut serve: Command, interfaces: Interfaces) -> Command {
     for (number, (_, table)) in all_tables(interfaces).into_iter().enumerate() {
         let option = Arg::new(table.name).long(table.name).value_name(table.value_name).help(table.about);
@@ -108,7 +108,7 @@ fn all_tables(interfaces: Interfaces) -> Vec<(usize, &'static ConfigTable)> {
 }
 
 impl KeyOptions {
-    /// Returns those of a parsed command line; `matches` are the subcommand's, if it is `serve`.
+    /// Returns the options of a parsed command line; `matches` are the subcommand's, if it is `serve`.
     pub(crate) fn of(matches: Option<&ArgMatches>, interfaces: Interfaces) -> KeyOptions {
         let Some(matches) = matches else { return KeyOptions::default() };
         let given = |key: &'static Key| {

@@ -11,16 +11,16 @@ use crate::failure::{self, FAILED};
 
 /// The option.
 const OPTION: &str = "--background";
-/// How often it is checked whether the successor serves.
+/// Interval of the checks that the successor serves.
 const CHECK: Duration = Duration::from_millis(50);
-/// How long an answer of the admin socket takes at most.
+/// Longest wait for an answer of the admin socket.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Starts this command again without the option, and waits until it has taken over from the daemon at `admin`, or has ended.
 pub(super) fn run(admin: &Path) -> ExitCode {
     match start(admin) {
         Ok(None) => ExitCode::SUCCESS,
-        // It has said why.
+        // It has logged the reason.
         Ok(Some(ended)) => ended.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(FAILED).into(),
         Err(error) => failure::report(&error, FAILED),
     }
@@ -34,7 +34,7 @@ fn start(admin: &Path) -> std::io::Result<Option<ExitStatus>> {
         if let Some(ended) = successor.try_wait()? {
             return Ok(Some(ended));
         }
-        // The admin socket is the successor's as soon as it serves all.
+        // The admin socket is the successor's once it serves all disks.
         let version = Client::connect_with(admin, ANSWER_TIMEOUT).and_then(|mut one| one.call("version", &Value::Null));
         if version.is_ok_and(|version| version["pid"].as_u64() == Some(successor.id().into())) {
             return Ok(None);

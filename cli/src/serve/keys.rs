@@ -1,15 +1,15 @@
-//! Options and help texts out of the table of keys.
+//! Options and help texts from the table of keys.
 
 use clap::{Arg, ArgAction};
 use mqblk_core::settings::{Key, KeyDefault};
 use mqblk_daemon::interface::Interfaces;
 use mqblk_daemon::keys::{TableKey, storage_keys, tables};
 
-/// Width of a line, and the column at which the text on a key begins.
+/// Width of a line, and the column of the texts on keys.
 const WIDTH: usize = 80;
 const INDENT: usize = 19;
 
-/// Returns the option that stands for a top-level key.
+/// Returns the option for a top-level key.
 pub(super) fn option_of(key: &'static Key, heading: Option<&'static str>) -> Arg {
     let about = format!("{}{}", capitalised(&plain(key.about)), default_of(key, "default: "));
     let mut option = Arg::new(key.name).long(key.name).value_name(key.value_name()).help_heading(heading);
@@ -91,7 +91,7 @@ fn push_entry(text: &mut String, name: &str, about: &str) {
     text.push('\n');
 }
 
-/// Returns the default of a key in brackets, if there is something to say.
+/// Returns the default of a key in brackets, or an empty text.
 fn default_of(key: &Key, label: &str) -> String {
     match key.default {
         KeyDefault::Described("none") => String::new(),
@@ -100,18 +100,18 @@ fn default_of(key: &Key, label: &str) -> String {
     }
 }
 
-/// Returns a text that begins as a sentence does.
+/// Returns a text with a capital first letter.
 fn capitalised(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
 }
 
-/// Returns Markdown without the marks of code.
+/// Returns Markdown without code marks.
 fn plain(markdown: &str) -> String {
     markdown.replace('`', "")
 }
 
-/// Returns the sentences of Markdown that have no link, which leads to another part of a document.
+/// Returns the sentences of Markdown without links, which lead to another part of a document.
 fn without_links(markdown: &str) -> String {
     let sentences = markdown.split_inclusive(". ").filter(|sentence| !sentence.contains("]("));
     sentences.collect::<String>().trim_end().to_owned()

@@ -41,7 +41,7 @@ pub(crate) fn run(args: ServeArgs, given: KeyOptions, interfaces: Interfaces, lo
         return background::run(&admin_path(admin.as_deref()));
     }
     let code = run_configured(args, given, interfaces, log);
-    // Of a daemon that does not serve.
+    // The sockets of a daemon that does not serve.
     mqblk_daemon::sockets::discard();
     code
 }
@@ -63,7 +63,7 @@ pub(crate) fn run_conventional(args: &VhostUserArgs, interfaces: Interfaces, log
 }
 
 fn run_configured(args: ServeArgs, given: KeyOptions, interfaces: Interfaces, log: Arc<dyn LogLevel>) -> ExitCode {
-    // Before images are opened, or sockets come from another process: both may be thousands.
+    // Before images are opened, or sockets arrive from another process: both may be thousands.
     raise_descriptor_limit();
     mqblk_daemon::test_keys::limit_mappings();
     // While this is the only thread.
@@ -84,7 +84,7 @@ fn run_configured(args: ServeArgs, given: KeyOptions, interfaces: Interfaces, lo
         _ => None,
     };
     run_raw(raw, purpose, predecessor, interfaces, move |config| {
-        // The folder in which it was started is not asked for in the sandbox.
+        // Absolute, because the sandbox does not allow to query the working directory.
         let file = args.config.map(|path| std::path::absolute(&path).unwrap_or(path));
         let source = Arc::new(CommandLine { args: ServeArgs { config: file, ..args }, given, interfaces });
         ServeConfig { log: Some(log), source: Some(source), ..config }
@@ -96,12 +96,12 @@ fn take_over(path: Option<&Path>) -> Result<Predecessor, TakeoverError> {
     Predecessor::connect(&admin_path(path))
 }
 
-/// Returns the path of the admin socket that `--takeover` names; the default one if it names none.
+/// Returns the path of the admin socket in `--takeover`, or the default one.
 fn admin_path(given: Option<&Path>) -> PathBuf {
     given.map_or_else(mqblk_admin::default_socket, Path::to_owned)
 }
 
-/// Serves a configuration, or prints or checks it. `complete` adds what changes it at run time.
+/// Serves a configuration, or prints or checks it. `complete` adds the settings changed at run time.
 fn run_raw(
     raw: Result<RawConfig, SettingError>,
     purpose: Purpose,
@@ -112,7 +112,7 @@ fn run_raw(
     let configure = |raw| mqblk_daemon::configure(raw, interfaces, predecessor, purpose);
     let config = match raw.map_err(ConfigError::from).and_then(configure) {
         Ok(config) => config,
-        // A service manager tries again after the first, and not after the second (RestartPreventExitStatus=).
+        // A service manager retries after the first, but not after the second (RestartPreventExitStatus=).
         Err(error) => return failure::report(&error, if error.is_from_host() { FAILED } else { BAD_USAGE }),
     };
     match purpose {
@@ -126,7 +126,7 @@ fn run_raw(
     }
 }
 
-/// Says which disks of a configuration can be served.
+/// Reports the disks of a configuration that can be served.
 fn check(config: &ServeConfig) -> ExitCode {
     let served = config.interfaces.iter().flat_map(|interface| interface.ids());
     let served = served.map(|(noun, id)| format!("{noun} {id}: can be served\n"));
@@ -164,7 +164,7 @@ fn serve(config: ServeConfig) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The command line that the daemon was started with.
+/// The daemon's command line.
 struct CommandLine {
     args: ServeArgs,
     given: KeyOptions,

@@ -1,4 +1,4 @@
-//! The signals that stop the daemon, and the one that has it read its configuration again.
+//! The signals that stop the daemon, and the one that makes it reload its configuration.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use signal_hook::iterator::Signals;
 /// Handlers of the signals that stop the daemon, installed on creation.
 pub(super) struct StopSignals {
     signals: Signals,
-    /// One has come that is to end the daemon.
+    /// True once a signal that ends the daemon has arrived.
     seen: Arc<AtomicBool>,
 }
 
@@ -33,19 +33,19 @@ impl StopSignals {
         Ok(StopSignals { signals: Signals::new([SIGTERM, SIGINT, SIGHUP])?, seen })
     }
 
-    /// Returns what ends a wait without a signal.
+    /// Returns a function that ends a wait without a signal.
     pub(super) fn ender(&self) -> Arc<dyn Fn() + Send + Sync> {
         let handle = self.signals.handle();
         Arc::new(move || handle.close())
     }
 
-    /// Returns what is set when a signal has come that stops the daemon, also while nobody waits for it.
+    /// Returns a flag that is set when a signal that stops the daemon has arrived, also while no thread waits for it.
     pub(super) fn seen(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.seen)
     }
 
-    /// Waits for the first signal that stops the daemon, and returns its name; `None` if the wait was ended without one. Calls `reload` at each SIGHUP, also if it comes from a closing
-    /// terminal.
+    /// Waits for the first signal that stops the daemon, and returns its name. Returns `None` if the wait was ended
+    /// without one. Calls `reload` at each SIGHUP, also if it comes from a closing terminal.
     pub(super) fn wait(&mut self, reload: impl Fn()) -> Option<&'static str> {
         for signal in self.signals.forever() {
             match signal {

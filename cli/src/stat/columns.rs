@@ -1,4 +1,4 @@
-//! The columns of disks, LUNs and queues: iostat's where iostat has them. Times are in milliseconds, as iostat's are.
+//! The columns of disks, LUNs and queues, as in iostat where it has them. Times are in milliseconds, as in iostat.
 
 use super::rates::{IoRates, LunIoRates};
 
@@ -11,9 +11,9 @@ const KIB: f64 = 1024.0;
 pub(crate) struct IoColumn {
     /// Its heading, and its name in `--sort`.
     pub(crate) name: &'static str,
-    /// How wide it is; no cell is wider.
+    /// Its width; no cell is wider.
     pub(crate) width: usize,
-    /// Its value. `None` if there is none.
+    /// Returns its value, or `None` if there is none.
     pub(crate) value: fn(&IoRates) -> Option<f64>,
     format: fn(f64) -> String,
     /// True if LUNs have it too.
@@ -46,7 +46,7 @@ impl IoColumn {
     }
 }
 
-/// All columns, in the order in which they are shown.
+/// All columns, in their display order.
 pub(crate) const COLUMNS: &[IoColumn] = &[
     IoColumn::new("r/s", 7, |it| Some(it.reads_per_s), rate).and_of_luns(),
     IoColumn::new("w/s", 7, |it| Some(it.writes_per_s), rate).and_of_luns(),
@@ -76,7 +76,7 @@ pub(crate) const COLUMNS: &[IoColumn] = &[
     IoColumn::new("errors", 7, |it| Some(it.errors as f64), count).and_of_luns(),
 ];
 
-/// Which columns are shown where there is not room for all: groups, the most important first. A group is shown as a whole.
+/// Priority of columns where there is no room for all: groups, the most important first. A group is shown as a whole.
 const GROUPS: &[&[&str]] = &[
     &["r/s"],
     &["w/s"],
@@ -119,7 +119,7 @@ pub(crate) fn columns_within(room: usize, hidden: &[&str]) -> Vec<&'static IoCol
     COLUMNS.iter().filter(|column| shown.contains(&column.name)).collect()
 }
 
-/// Returns the rates of a LUN with those of a disk that a LUN has.
+/// Returns the rates of a LUN as those of a disk.
 pub(crate) fn lun_as_io(of: &LunIoRates) -> IoRates {
     IoRates {
         reads_per_s: of.reads_per_s,

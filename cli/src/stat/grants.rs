@@ -16,7 +16,7 @@ pub(crate) struct GrantRates {
     pub maps_per_s: f64,
     /// Pages unmapped per second.
     pub unmaps_per_s: f64,
-    /// Pages of requests that were mapped already, in percent of the pages looked up. 0 if there were none.
+    /// Pages of requests that were already mapped, in percent of the pages looked up. 0 if there were none.
     pub hit_percent: f64,
     /// Requests with indirect segments per second.
     pub indirect_per_s: f64,

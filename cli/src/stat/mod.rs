@@ -28,9 +28,9 @@ use source::StatSource;
 /// Shortest and longest interval, in seconds.
 const SHORTEST_S: f64 = 0.1;
 const LONGEST_S: f64 = 86_400.0;
-/// The narrowest and the widest that `--width` may be.
+/// Bounds of `--width`.
 const WIDTHS: std::ops::RangeInclusive<usize> = 40..=1000;
-/// JSON-RPC's code for a parameter that cannot be used.
+/// JSON-RPC's code for an invalid parameter.
 const INVALID_PARAMS: i64 = -32602;
 
 /// The options of `mqblk stat`.
@@ -87,7 +87,7 @@ pub(crate) struct StatArgs {
     json: bool,
 }
 
-/// Why no report was printed.
+/// Reasons for a missing report.
 #[derive(Debug, thiserror::Error)]
 enum StatError {
     #[error(transparent)]
@@ -116,7 +116,7 @@ pub(crate) fn run(args: StatArgs) -> ExitCode {
     }
 }
 
-/// What the options ask for, checked.
+/// The checked options.
 struct StatOptions<'a> {
     args: &'a StatArgs,
     patterns: DiskPatterns,
@@ -141,7 +141,7 @@ impl<'a> StatOptions<'a> {
         })
     }
 
-    /// Prints a report of what is selected.
+    /// Prints a report of the selection.
     fn print(&mut self, mut report: Report, stat: Stat) -> Result<(), StatError> {
         if !self.args.queues {
             report.disks.iter_mut().for_each(|disk| disk.queues.clear());

@@ -1,4 +1,4 @@
-//! Sentences below the tables: what is wrong with disks and their storage.
+//! Sentences below the tables: troubles of disks and their storage.
 
 use mqblk_admin::model::{ConnectionsStat, Health, TenantBudgetStat, ThrottleStat};
 
@@ -66,7 +66,7 @@ fn throttle_line(kind: &str, id: &str, health: &Health) -> Option<String> {
     Some(format!("{kind} {id} is limited ({}): {so_far}, {waiting} waiting\n", settings_text(limits)))
 }
 
-/// Formats a line for each disk and LUN whose storage is not reached, or was not, or has replied with errors.
+/// Formats a line for each disk and LUN with storage that is or was disconnected, or that has replied with errors.
 fn connection_lines(report: &Report) -> String {
     let disks = report.disks.iter().map(|disk| ("disk", &disk.id, &disk.connections));
     let luns = report.controllers.iter().flat_map(|controller| &controller.luns);
@@ -91,7 +91,7 @@ fn connection_line(kind: &str, id: &str, connections: &ConnectionsStat) -> Optio
     (!parts.is_empty()).then(|| format!("{kind} {id}: {}\n", parts.join("; ")))
 }
 
-/// Formats a line for each disk and controller whose VMM was refused something.
+/// Formats a line for each disk and controller whose VMM was refused a resource.
 fn budget_lines(report: &Report) -> String {
     let disks = report.disks.iter().map(|disk| ("disk", &disk.id, &disk.budget));
     let all = disks.chain(report.controllers.iter().map(|one| ("controller", &one.id, &one.budget)));

@@ -54,7 +54,7 @@ pub(crate) struct DiskRates {
     pub totals: Option<IoRates>,
     /// Its health at the end of the interval. Empty if the daemon is too old to report it.
     pub health: Health,
-    /// What its VMM uses of its limits. `None` for Xen disks, and if the daemon is too old to report it.
+    /// Its VMM's use of its limits. `None` for Xen disks, and if the daemon is too old to report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<TenantBudgetStat>,
     /// Its connections to its storage, at the end of the interval. `None` for storage that has none.
@@ -63,7 +63,7 @@ pub(crate) struct DiskRates {
     /// Grant operations; Xen disks only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grants: Option<GrantRates>,
-    /// What its rate limits did. `None` without limits.
+    /// Rates of its rate limits. `None` without limits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub throttle: Option<ThrottleRates>,
     /// Its queues, if they were requested.
@@ -77,7 +77,7 @@ pub(crate) struct ControllerRates {
     pub id: String,
     /// Sum of all its request queues. `None` as for a disk.
     pub totals: Option<IoRates>,
-    /// What its VMM uses of its limits. `None` for Xen disks, and if the daemon is too old to report it.
+    /// Its VMM's use of its limits. `None` for Xen disks, and if the daemon is too old to report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<TenantBudgetStat>,
     /// Its LUNs, if they were requested.
@@ -102,7 +102,7 @@ pub(crate) struct LunRates {
     /// The connections of its logical unit, as of a disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<ConnectionsStat>,
-    /// What the rate limits of its logical unit did. `None` without limits.
+    /// Rates of its logical unit's rate limits. `None` without limits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub throttle: Option<ThrottleRates>,
     /// `None` as for a disk.
@@ -180,7 +180,7 @@ pub(crate) struct IoRates {
     pub request_sectors: f64,
     /// Mean number of requests in flight: the sum of their latencies, divided by the interval.
     pub queue_size: f64,
-    /// Mean time of a request, in microseconds. 0, as are its parts, if there were none.
+    /// Mean time of a request, in microseconds. 0, as its parts, if there were none.
     pub await_us: f64,
     /// Its part before the storage.
     pub queued_us: f64,
@@ -202,7 +202,7 @@ pub(crate) struct IoRates {
     pub p99_us: Option<f64>,
     /// 99.9th percentile of request latencies.
     pub p999_us: Option<f64>,
-    /// Time in which requests were in flight, in percent of the interval. For a disk: an estimate from its queues
+    /// Time with requests in flight, in percent of the interval. For a disk: an estimate from its queues
     /// ([`busy_percent_of_all`]). `None` if the daemon is too old to count it.
     pub util_percent: Option<f64>,
     /// Time spent polling without finding a request, in percent of the interval. For a disk: the mean of its queues.
@@ -243,11 +243,11 @@ pub(crate) struct TurnRates {
     pub sleeps_per_s: f64,
     /// Time asleep, in percent of the interval.
     pub slept_percent: f64,
-    /// Merged requests in the interval that the storage failed and that were split.
+    /// Merged requests in the interval that failed in the storage and were split.
     pub merge_splits: u64,
 }
 
-/// Returns the rates between `before` and `now`. Without a sample of the same run before: since the daemon's start.
+/// Returns the rates between `before` and `now`. Without an earlier sample of the same run: since the daemon's start.
 pub(crate) fn compare(before: Option<&Stat>, now: &Stat) -> Report {
     let same_run = before.filter(|before| before.started_ns() == now.started_ns() && before.time_ns <= now.time_ns);
     let interval_ns = same_run.map_or(now.uptime_ns, |before| now.time_ns - before.time_ns).max(1);
@@ -471,9 +471,9 @@ impl LatencySum {
     }
 }
 
-/// Returns for how much of the interval any of these queues had requests in flight, in percent: 1 - (1 - a)(1 - b)..., as if the queues were
-/// busy independently of each other. It is exact where one queue is used, or one is always busy. `None` if no queue is known, or one does
-/// not say.
+/// Returns the part of the interval in which any of these queues had requests in flight, in percent: 1 - (1 - a)(1 -
+/// b)..., as if the queues were busy independently of each other. It is exact where one queue is used, or one is always
+/// busy. `None` if no queue is known, or one does not report it.
 fn busy_percent_of_all(queues: &[QueueRates]) -> Option<f64> {
     let requests = queues.iter().filter(|queue| ["request", ""].contains(&queue.role.as_str()));
     let busy: Option<Vec<f64>> = requests.map(|queue| queue.rates?.util_percent).collect();

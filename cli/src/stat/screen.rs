@@ -1,14 +1,14 @@
-//! Where reports are printed: one below the other, or one over the other on a terminal.
+//! The place of reports: one below the other, or one over the other on a terminal.
 
 use std::io::{IsTerminal, Write};
 use std::time::SystemTime;
 
 use rustix::termios::tcgetwinsize;
 
-/// The width where none is known, and the height.
+/// The width and height of an unknown terminal.
 const WIDTH: usize = 80;
 const HEIGHT: usize = 24;
-/// The widest that is used: a line of all columns is shorter.
+/// The largest width in use: a line of all columns is shorter.
 const MAX_WIDTH: usize = 1000;
 
 /// Moves to the upper left corner; erases from there to the end of the screen; erases to the end of the line.
@@ -18,7 +18,7 @@ const ERASE_LINE: &str = "\x1b[K";
 
 /// Standard output.
 pub(super) struct Screen {
-    /// The width that was asked for.
+    /// The requested width.
     width: Option<usize>,
     /// True if each report replaces the one before.
     redraws: bool,
@@ -32,7 +32,7 @@ impl Screen {
         Screen { width, redraws: redraw && std::io::stdout().is_terminal() && !is_dumb, is_first: true }
     }
 
-    /// Returns the width for reports: that which was asked for, that of the terminal, `COLUMNS`, or 80.
+    /// Returns the width for reports: the requested one, that of the terminal, `COLUMNS`, or 80.
     pub(super) fn width(&self) -> usize {
         let from_environment = || std::env::var("COLUMNS").ok()?.parse().ok().filter(|width| *width > 0);
         let terminal = || Some(size()?.0);
@@ -52,16 +52,17 @@ impl Screen {
     }
 }
 
-/// Returns the columns and lines of the terminal that standard output is.
+/// Returns the columns and lines of standard output's terminal.
 fn size() -> Option<(usize, usize)> {
     let size = tcgetwinsize(std::io::stdout()).ok()?;
     (size.ws_col > 0 && size.ws_row > 0).then_some((size.ws_col.into(), size.ws_row.into()))
 }
 
-/// Returns what draws a report over the one before. Lines that a terminal of this height has no room for are counted instead.
+/// Returns the text that draws a report over the one before. Counts the lines that do not fit on a terminal of this
+/// height.
 fn redrawn(text: &str, height: usize, is_first: bool) -> String {
     let lines: Vec<&str> = text.trim_end_matches('\n').lines().collect();
-    // The last line of the screen stays empty: it is where the cursor is.
+    // The last line of the screen stays empty, for the cursor.
     let room = height.saturating_sub(1).max(1);
     let mut drawn = HOME.to_owned();
     if is_first {
@@ -75,7 +76,7 @@ fn redrawn(text: &str, height: usize, is_first: bool) -> String {
     drawn + ERASE_BELOW
 }
 
-/// Returns the time of day as RFC 3339 has it, in UTC.
+/// Returns the time of day in UTC, as in RFC 3339.
 pub(super) fn timestamp() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }

@@ -1,4 +1,4 @@
-//! Which devices a report has, and in which order.
+//! The devices of a report, and their order.
 
 use std::cmp::Ordering;
 
@@ -9,7 +9,7 @@ use mqblk_core::settings::{SettingError, Settings};
 use super::columns::{COLUMNS, IoColumn, lun_as_io};
 use super::rates::{ControllerRates, IoRates, LunIoRates, Report};
 
-/// The name that `--sort` has besides those of columns.
+/// The value of `--sort` besides those of columns.
 const NAME: &str = "name";
 /// Most ids that a message lists.
 const LISTED: usize = 16;
@@ -22,7 +22,7 @@ impl DiskPatterns {
     /// Parses patterns as a shell has them: `*`, `?`, `[...]`, `{a,b}`.
     ///
     /// # Errors
-    /// Names the pattern that is none.
+    /// The invalid pattern.
     pub(crate) fn parse(subject: &str, patterns: &[String]) -> Result<DiskPatterns, SettingError> {
         let parsed = patterns.iter().map(|text| match GlobBuilder::new(text).build() {
             Ok(glob) => Ok((text.clone(), glob.compile_matcher())),
@@ -34,7 +34,7 @@ impl DiskPatterns {
         Ok(DiskPatterns(parsed.collect::<Result<_, _>>()?))
     }
 
-    /// Returns the id, if one is all that is selected: the daemon answers for that alone.
+    /// Returns the id if exactly one is selected: then the daemon answers for that alone.
     pub(crate) fn only_id(&self) -> Option<String> {
         match &self.0[..] {
             [(text, _)] if !text.contains(['*', '?', '[', '{', '\\']) => Some(text.clone()),
@@ -45,7 +45,7 @@ impl DiskPatterns {
     /// Checks that each pattern selects something.
     ///
     /// # Errors
-    /// Names the one that does not, and lists what there is.
+    /// The first pattern that selects nothing, with a list of ids.
     pub(crate) fn check(&self, subject: &str, stat: &Stat) -> Result<(), SettingError> {
         let disks = stat.disks.iter().map(|disk| disk.id.as_str());
         let controllers = stat.controllers.iter();
@@ -68,7 +68,7 @@ impl DiskPatterns {
         self.0.is_empty() || self.0.iter().any(|(_, glob)| glob.is_match(id))
     }
 
-    /// Removes what is not selected. A controller stays with those of its LUNs that are.
+    /// Removes everything outside of the selection. A controller stays with its selected LUNs.
     pub(crate) fn apply(&self, stat: &mut Stat) {
         stat.disks.retain(|disk| self.selects(&disk.id));
         stat.controllers.retain_mut(|controller| {
@@ -81,7 +81,7 @@ impl DiskPatterns {
     }
 }
 
-/// Removes the devices, LUNs and queues that had nothing to do in the interval. What is not known stays.
+/// Removes the devices, LUNs and queues that were idle in the interval. Unknown ones stay.
 pub(crate) fn drop_idle(report: &mut Report) {
     let works = |rates: &Option<IoRates>| rates.is_none_or(|rates| !is_idle(&rates));
     report.disks.iter_mut().for_each(|disk| disk.queues.retain(|queue| works(&queue.rates)));
@@ -100,7 +100,7 @@ fn is_idle(rates: &IoRates) -> bool {
     requests <= 0.0 && rates.in_flight == 0 && rates.errors == 0
 }
 
-/// What rows are sorted by.
+/// The sort key of rows.
 #[derive(Clone, Copy)]
 pub(crate) enum SortKey {
     /// The id, ascending.

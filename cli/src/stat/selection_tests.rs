@@ -1,4 +1,4 @@
-//! What is selected, and in which order.
+//! The selection, and its order.
 
 use mqblk_admin::model::{ControllerStat, DiskStat, Health, HealthStop, LunStat};
 
@@ -128,7 +128,7 @@ fn rows_are_sorted_by_a_column_or_by_name() {
     for (key, want) in [
         ("r/s", ["c", "a", "b", "idle", "new", "k", "k2", "k1", "unused", "u"]),
         ("name", ["a", "b", "c", "idle", "new", "k", "k1", "k2", "unused", "u"]),
-        // All have none.
+        // All have no value.
         ("%util", ["a", "b", "c", "idle", "new", "k", "k1", "k2", "unused", "u"]),
     ] {
         let mut report = report();

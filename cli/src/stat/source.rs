@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use mqblk_admin::model::Stat;
 use mqblk_admin::{Client, ClientError, StatQuery};
 
-/// The connection to a daemon. Connects again after an error.
+/// The connection to a daemon. Reconnects after an error.
 pub(crate) struct StatSource {
     socket: PathBuf,
     query: StatQuery,

@@ -29,9 +29,9 @@ const WORKER_COLUMNS: &[Column<TurnRates>] = &[
     ("splits", |rates| rates.merge_splits.to_string()),
 ];
 
-/// The least width of the column of names: what 80 characters leave with the nine most important columns.
+/// The least width of the column of names: the rest of 80 characters beside the nine most important columns.
 const NAME_WIDTH: usize = 11;
-/// The part of the width that names may have.
+/// The share of names in the width.
 const NAME_SHARE: usize = 7;
 
 /// Formats the whole report, with an empty line at its end. No line is longer than `width`, as long as that is 80 or more.
@@ -112,13 +112,13 @@ fn device_names(report: &Report) -> Vec<String> {
     disks.chain(controllers).collect()
 }
 
-/// Returns how wide the column of these names is: as the longest, but not wider than leaves room for numbers.
+/// Returns the width of the column of these names: that of the longest, limited to leave room for numbers.
 fn name_width<'a>(names: impl Iterator<Item = &'a str>, width: usize) -> usize {
     let longest = names.map(|name| name.chars().count()).max().unwrap_or(0);
     longest.clamp(NAME_WIDTH, (width / NAME_SHARE).max(NAME_WIDTH))
 }
 
-/// Formats rows with these headings, which have a width each. A name that is too long has a line of its own.
+/// Formats rows with these headings, each with its width. A name that is too long gets its own line.
 fn format_rows(first: &str, heads: &[(&str, usize)], rows: &[NamedRow], width: usize) -> String {
     let name_width = name_width(rows.iter().map(|row| row.name.as_str()), width);
     let line = |name: &str, cells: &mut dyn Iterator<Item = &str>| {
@@ -142,7 +142,7 @@ fn format_rows(first: &str, heads: &[(&str, usize)], rows: &[NamedRow], width: u
 
 fn queue_name(queue: &QueueRates) -> String {
     let name = match queue.role.as_str() {
-        // An older daemon reports no role, and has request queues only.
+        // An older daemon reports no role, and has only request queues.
         "request" | "" => format!("q{}", queue.queue),
         role => role.to_owned(),
     };

@@ -79,7 +79,7 @@ fn whole_report() {
     assert_eq!(found, want, "{found}");
 }
 
-/// Numbers as large and names as long as they get.
+/// Returns a report with the largest numbers and the longest names.
 fn extreme_report() -> Report {
     let mut report = report();
     let large = IoRates {
@@ -113,7 +113,7 @@ fn a_report_is_no_wider_than_it_may_be() {
         let widest = text.lines().max_by_key(|line| line.chars().count()).unwrap();
         assert!(widest.chars().count() <= width, "{width}: {widest:?}\n{text}");
     }
-    // More room has more columns, and all at last.
+    // More room has more columns, and finally all.
     let columns = |width| format(&extreme_report(), width).lines().nth(1).unwrap().split_whitespace().count();
     assert_eq!(columns(80), 10);
     assert!(columns(120) > columns(80) + 3 && columns(160) > columns(120));

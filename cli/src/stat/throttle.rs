@@ -1,12 +1,12 @@
-//! Computes from two samples what the rate limits of a disk did.
+//! Computes the rates of a disk's rate limits from two samples.
 
 use mqblk_admin::model::ThrottleStat;
 use serde::Serialize;
 
-/// What the rate limits of a disk or LUN did in an interval.
+/// Rates of the rate limits of a disk or LUN in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct ThrottleRates {
-    /// Requests per second that had to wait for a limit and were submitted then.
+    /// Requests per second that waited for a limit and were then submitted.
     pub throttled_per_s: f64,
     /// Mean time that these waited, in microseconds. 0 if there were none.
     pub throttled_await_us: f64,
@@ -14,8 +14,8 @@ pub(crate) struct ThrottleRates {
     pub waiting: u64,
 }
 
-/// Returns the rates between two samples. `before` is `None` where the first sample has no limits, whose counters are zero then or unknown.
-/// `None` without limits, or if a counter was reset.
+/// Returns the rates between two samples. `before` is `None` if the first sample has no limits; its counters are then
+/// zero or unknown. Returns `None` without limits, or if a counter was reset.
 pub(crate) fn rates_between(
     before: Option<&ThrottleStat>,
     now: Option<&ThrottleStat>,

@@ -1,4 +1,4 @@
-//! What is shown, and what keys do to it. No terminal and no clock here.
+//! The state of the screen, and the effects of keys. Uses no terminal and no clock.
 
 use mqblk_admin::model::Stat;
 use mqblk_core::settings::SettingError;
@@ -36,14 +36,14 @@ impl TopView {
     }
 }
 
-/// What happens after a key.
+/// The action after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
     Continue,
     Quit,
 }
 
-/// The column that disks and queues are sorted by at first.
+/// The initial sort column of disks and queues.
 const FIRST_SORT: &str = "aqu-sz";
 /// Rows of a page.
 const PAGE: usize = 10;
@@ -57,12 +57,12 @@ pub(super) struct App {
     pub(super) skip_idle: bool,
     pub(super) paused: bool,
     pub(super) shows_help: bool,
-    /// The row that is selected, by its name: it stays when the order changes.
+    /// The selected row, by its name: it stays when the order changes.
     selected: Option<String>,
     pub(super) before: Option<Stat>,
     pub(super) now: Option<Stat>,
     pub(super) report: Option<Report>,
-    /// Why the last sample failed.
+    /// The error of the last sample.
     pub(super) error: Option<String>,
 }
 
@@ -96,7 +96,7 @@ impl App {
         Ok(())
     }
 
-    /// Takes a sample, or why there is none.
+    /// Takes a sample, or its error.
     pub(super) fn sampled(&mut self, sample: Result<Stat, String>) {
         match sample {
             Ok(_) if self.paused => {}
@@ -109,7 +109,7 @@ impl App {
         }
     }
 
-    /// Returns the name of the column that the view is sorted by.
+    /// Returns the name of the view's sort column.
     pub(super) fn sort_column(&self) -> &'static str {
         self.sort[self.view.index()]
     }
@@ -129,7 +129,7 @@ impl App {
         rows
     }
 
-    /// Returns the number of the selected row: the first one if that which was selected is gone.
+    /// Returns the number of the selected row, or of the first one if the selected one is gone.
     pub(super) fn selected_row(&self, rows: &[DataRow]) -> usize {
         let found = self.selected.as_ref().and_then(|name| rows.iter().position(|row| &row.name == name));
         found.unwrap_or(0)

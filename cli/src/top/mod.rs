@@ -1,4 +1,4 @@
-//! `mqblk top`: what a running daemon does, on a whole terminal.
+//! `mqblk top`: shows the activity of a running daemon on a whole terminal.
 
 mod app;
 mod rows;
@@ -27,9 +27,9 @@ use terminal::TerminalScreen;
 const SHORTEST_S: f64 = 0.1;
 const LONGEST_S: f64 = 3600.0;
 const DEFAULT_S: f64 = 1.0;
-/// How long a key, a sample or a signal may wait.
+/// Longest wait of a key, a sample or a signal.
 const TICK: Duration = Duration::from_millis(50);
-/// How long the screen has to end by itself.
+/// Time for the screen to end by itself.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The options of `mqblk top`.
@@ -48,7 +48,7 @@ pub(crate) struct TopArgs {
     sort: Option<String>,
 }
 
-/// Why the screen was not shown, or not any more.
+/// Reasons for a screen that was not shown, or has ended.
 #[derive(Debug, thiserror::Error)]
 enum TopError {
     #[error(transparent)]
@@ -75,7 +75,7 @@ fn show(args: &TopArgs) -> Result<(), TopError> {
         return Err(Settings::new("top").error("terminal", "none", expected).into());
     }
     let mut daemon = StatSource::new(args.admin.path(), None);
-    // A daemon that is not there is reported before the screen is taken.
+    // A missing daemon is reported before the screen is taken.
     app.sampled(Ok(daemon.read()?));
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGHUP] {
@@ -89,7 +89,7 @@ fn show(args: &TopArgs) -> Result<(), TopError> {
     Ok(serve_keys(&screen, &mut app, &samples, &ended)?)
 }
 
-/// Waits until a signal has come, and ends the process if the screen does not end by itself: a terminal may take no more output.
+/// Waits for a signal, and ends the process if the screen does not end by itself: a terminal may take no more output.
 fn watch_signals(ended: &AtomicBool) {
     while !ended.load(Ordering::Relaxed) {
         std::thread::sleep(TICK);
@@ -114,7 +114,7 @@ fn parse(args: &TopArgs) -> Result<(Duration, App), SettingError> {
     Ok((interval, app))
 }
 
-/// Takes a sample each interval, for as long as somebody waits for them. A daemon that does not answer stops nothing else.
+/// Takes a sample each interval, while the receiver exists. A daemon that does not answer blocks nothing else.
 fn sample(mut daemon: StatSource, interval: Duration, samples: &SyncSender<Result<Stat, String>>) {
     loop {
         std::thread::sleep(interval);
@@ -144,7 +144,7 @@ fn serve_keys(
                 }
             }
         }
-        // A terminal that has another size is drawn again.
+        // A resized terminal is redrawn.
         let size = terminal::size()?;
         if drawn != Some(size) {
             screen.draw(&view::lines(app, size.0, size.1), size.0)?;

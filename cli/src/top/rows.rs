@@ -4,21 +4,21 @@ use super::app::TopView;
 use crate::stat::columns::{COLUMNS, IoColumn, columns_within, lun_as_io, percent, rate};
 use crate::stat::rates::{ControllerRates, IoRates, QueueRates, Report, TurnRates, WorkerRates};
 
-/// What rows are sorted by besides columns.
+/// The sort key of rows besides columns.
 pub(super) const NAME: &str = "name";
 
-/// A row, before it is known how wide the terminal is.
+/// A row, before the width of the terminal is known.
 pub(super) struct DataRow {
     /// Unique in its table.
     pub(super) name: String,
-    /// What `mqblk explain` is asked about.
+    /// The subject for `mqblk explain`.
     pub(super) subject: Option<String>,
-    /// True if it had nothing to do.
+    /// True if it was idle.
     pub(super) is_idle: bool,
     pub(super) values: RowValues,
 }
 
-/// The values of a row. `None`: they are not known.
+/// The values of a row. `None`: unknown.
 pub(super) enum RowValues {
     Io(Option<IoRates>),
     Lun(Option<crate::stat::rates::LunIoRates>),
@@ -41,7 +41,7 @@ const WORKER_COLUMNS: &[WorkerColumn] = &[
     WorkerColumn { name: "sleeps/s", width: 8, value: |it| it.sleeps_per_s, format: rate },
 ];
 
-/// Returns the names of the columns that a view may be sorted by.
+/// Returns the names of a view's sort columns.
 pub(super) fn sort_names(view: TopView) -> Vec<&'static str> {
     let columns: Vec<&str> = match view {
         TopView::Disks | TopView::Queues => COLUMNS.iter().map(|column| column.name).collect(),
@@ -62,7 +62,7 @@ pub(super) fn headings(view: TopView, room: usize) -> Vec<(&'static str, usize)>
 }
 
 fn io_columns(room: usize) -> Vec<&'static IoColumn> {
-    // Those that come and go would move the others.
+    // Columns that appear and disappear would move the others.
     columns_within(room, &["d/s"])
 }
 

@@ -1,4 +1,4 @@
-//! The terminal as a whole screen: taken and given back, keys, and lines that are drawn over those before.
+//! The terminal as a whole screen: taking and restoring it, keys, and lines drawn over those before.
 
 use std::io::{self, Write};
 use std::sync::OnceLock;
@@ -10,15 +10,15 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetat
 /// Turns the second screen on and the cursor off; and back (xterm's ctlseqs).
 const TAKE: &str = "\x1b[?1049h\x1b[?25l";
 const GIVE_BACK: &str = "\x1b[?25h\x1b[?1049l";
-/// Moves to the upper left corner; erases to the end of the line; erases what is below.
+/// Moves to the upper left corner; erases to the end of the line; erases below.
 const HOME: &str = "\x1b[H";
 const ERASE_LINE: &str = "\x1b[K";
 const ERASE_BELOW: &str = "\x1b[J";
 
-/// How the terminal was.
+/// The previous settings of the terminal.
 static BEFORE: OnceLock<Termios> = OnceLock::new();
 
-/// How text looks: parameters of SGR (ECMA-48); may be several, separated by semicolons.
+/// Style of text: parameters of SGR (ECMA-48); may be several, separated by semicolons.
 pub(super) type TextStyle = &'static str;
 pub(super) const PLAIN: TextStyle = "0";
 pub(super) const BOLD: TextStyle = "1";
@@ -48,11 +48,11 @@ pub(super) enum Key {
     End,
 }
 
-/// The terminal while the screen is shown. It is as it was when this is dropped, and after a panic.
+/// The terminal while the screen is shown. Restored on drop, and after a panic.
 pub(super) struct TerminalScreen;
 
 impl TerminalScreen {
-    /// Takes the terminal that is standard input and output.
+    /// Takes the terminal of standard input and output.
     pub(super) fn take() -> io::Result<TerminalScreen> {
         let mut raw = tcgetattr(io::stdin())?;
         BEFORE.get_or_init(|| raw.clone());
@@ -75,13 +75,13 @@ impl TerminalScreen {
             text.push_str(if at > 0 { "\r\n" } else { "" });
             room = width;
             for (part, style) in line {
-                // Names and messages are of others.
+                // Names and messages come from others.
                 let shown = part.chars().take(room).map(|c| if c.is_control() { '?' } else { c });
                 let shown: String = shown.collect();
                 room -= shown.chars().count();
                 text.push_str(&format!("\x1b[{style}m{shown}\x1b[0m"));
             }
-            // Behind the last column the cursor is still in it.
+            // After the last column the cursor is still in it.
             text.push_str(if room > 0 { ERASE_LINE } else { "" });
         }
         text.push_str(if room > 0 { ERASE_BELOW } else { "" });
@@ -95,10 +95,10 @@ impl Drop for TerminalScreen {
     }
 }
 
-/// Gives the terminal back as it was.
+/// Restores the terminal.
 pub(super) fn give_back() {
     if let Some(before) = BEFORE.get() {
-        // It may have gone.
+        // The terminal may be gone.
         let _ = write(GIVE_BACK);
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
     }
@@ -116,7 +116,7 @@ pub(super) fn size() -> io::Result<(usize, usize)> {
     Ok((size.ws_col.into(), size.ws_row.into()))
 }
 
-/// Waits for keys, for at most `limit`. `None` if the terminal has gone.
+/// Waits for keys, for at most `limit`. Returns `None` if the terminal is gone.
 pub(super) fn read_keys(limit: Duration) -> io::Result<Option<Vec<Key>>> {
     let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
     let stdin = io::stdin();
@@ -137,7 +137,7 @@ pub(super) fn read_keys(limit: Duration) -> io::Result<Option<Vec<Key>>> {
     }
 }
 
-/// Returns the keys of what a terminal has sent. A sequence arrives as a whole.
+/// Returns the keys in a terminal's output. A sequence arrives as a whole.
 fn parse_keys(text: &str) -> Vec<Key> {
     const SEQUENCES: [(&str, Key); 19] = [
         ("\x1b[A", Key::Up),
@@ -170,7 +170,7 @@ fn parse_keys(text: &str) -> Vec<Key> {
         }
         rest = &rest[first.len_utf8()..];
         match first {
-            // What no key here sends, up to its last character.
+            // An unknown key, up to its last character.
             '\x1b' if rest.starts_with(['[', 'O']) => {
                 let end = rest[1..].find(|c: char| c.is_ascii_alphabetic() || c == '~');
                 rest = end.map_or("", |end| &rest[end + 2..]);

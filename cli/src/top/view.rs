@@ -1,4 +1,4 @@
-//! What is on the screen.
+//! The content of the screen.
 
 use mqblk_admin::model::Stat;
 
@@ -13,7 +13,7 @@ const COLUMNS: usize = 60;
 const LINES: usize = 12;
 /// Lines of the pane with reasons, its border included.
 const REASONS: usize = 7;
-/// The least width of names, and the part of the terminal that they may have.
+/// The least width of names, and their share of the terminal.
 const NAME_WIDTH: usize = 11;
 const NAME_SHARE: usize = 7;
 
@@ -83,14 +83,14 @@ fn tabs(app: &App) -> ScreenLine {
     TopView::ALL.into_iter().zip(1..).map(tab).chain([order]).collect()
 }
 
-/// Returns the headings and as many rows as there is room for, the selected one among them.
+/// Returns the headings and as many rows as fit, including the selected one.
 fn table(app: &App, width: usize, height: usize, rows: &[DataRow], selected: usize) -> Vec<ScreenLine> {
     let longest = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
     let name_width = longest.clamp(NAME_WIDTH, (width / NAME_SHARE).max(NAME_WIDTH));
     let room = width.saturating_sub(name_width);
     let columns = headings(app.view, room);
     let marked = |name: &str| if name == app.sort_column() { UNDERLINED } else { BOLD };
-    // A list of devices reads from the left.
+    // A list of devices is left-aligned.
     let cell = |text: &str, (name, width): (&str, usize)| match name {
         "of" => format!(" {text:<width$}"),
         _ => format!(" {:>width$}", text.chars().take(width).collect::<String>()),
@@ -114,7 +114,7 @@ fn table(app: &App, width: usize, height: usize, rows: &[DataRow], selected: usi
     std::iter::once(head).chain(body).collect()
 }
 
-/// Returns a name of at most this many characters: its begin and its end, which differ most often.
+/// Returns a name of at most this many characters: its beginning and its end, which differ most often.
 fn shortened(name: &str, width: usize) -> String {
     let count = name.chars().count();
     if count <= width {
@@ -155,7 +155,7 @@ fn show_help(lines: &mut [ScreenLine], width: usize) {
     }
 }
 
-/// Returns text in lines of at most `width` characters, broken at blanks where there are some.
+/// Returns text in lines of at most `width` characters, broken at blanks where possible.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

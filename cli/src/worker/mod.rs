@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::call::{CallError, DaemonArgs, call, lost_unless, read};
 use crate::{failure, table};
 
-/// The cell of a value that there is none of.
+/// The cell of a missing value.
 const NONE: &str = "-";
 
 /// The options of `mqblk worker`.

@@ -99,7 +99,7 @@ struct HostArgs {
     json: bool,
 }
 
-/// Which device is meant.
+/// The selected device.
 #[derive(Debug, clap::Args)]
 struct DeviceArgs {
     #[command(flatten)]
@@ -141,7 +141,7 @@ impl WaitArgs {
     }
 }
 
-/// Why the action failed, or its result was not printed.
+/// A failed action, or a result that was not printed.
 #[derive(Debug, thiserror::Error)]
 enum CallError {
     #[error(transparent)]

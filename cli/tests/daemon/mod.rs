@@ -9,7 +9,7 @@ use mqblk_test_bounds::Bound;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Only a failing test waits that long.
+/// Returns a time that only a failing test waits for.
 pub(crate) fn long() -> Duration {
     Bound::seconds(60).time()
 }

@@ -12,7 +12,7 @@ use mqblk_admin::{Client, StatQuery};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// The note on a LUN that is added to a daemon without a state file.
+/// The note on a LUN added to a daemon without a state file.
 const LOST: &str = "; it does not survive a restart of the daemon, which has no --state";
 
 /// Starts a daemon with a controller `c` of two queues and two LUNs, and a controller `d` without LUNs.
@@ -25,7 +25,7 @@ fn start_in(folder: tempfile::TempDir, more: &[&str]) -> Daemon {
     image(folder.path(), "first.img", 8);
     let args = [
         format!("id=c,socket={at}/c.sock,queues=2"),
-        // Without a size watch: new sizes of the file are adopted on request only.
+        // Without a size watch: new sizes of the file are adopted only on request.
         format!("controller=c,path={at}/first.img,watch-size=off"),
         "controller=c,storage=ram,size=4M,id=mem,target=7,lun=3,serial=S1".to_owned(),
         format!("id=d,socket={at}/d.sock,queues=1"),
@@ -189,7 +189,7 @@ fn stat_reports_controllers() {
     let admin = daemon.admin().display().to_string();
     let (code, stdout, stderr) = output(&["stat", "--socket", &admin, "--queues", "--disk", "c"]);
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
-    // A name may be longer than its column: then its figures are in the next line.
+    // A name may be longer than its column: then its numbers are in the next line.
     let names =
         stdout.lines().skip(2).map(|line| line.split("  ").find(|part| !part.trim().is_empty()).unwrap_or_default());
     let names: Vec<&str> =

@@ -1,9 +1,9 @@
-# Sourced. The only place that calls apt-get: it asks nothing, and waits where another apt, such as the daily update, holds a lock.
+# Sourced. The only caller of apt-get: asks nothing, and waits for the locks of another apt, such as the daily update.
 
 # Seconds to wait for each lock of apt and dpkg.
 apt_lock_timeout=${apt_lock_timeout:-600}
 
-# apt-get itself waits for dpkg's locks alone, not for those of its lists and archives.
+# apt-get itself waits only for dpkg's locks, not for those of its lists and archives.
 apt_get() {
     local errors code until=$((SECONDS + apt_lock_timeout))
     errors=$(mktemp) || return

@@ -5,7 +5,7 @@
 #   scripts/block-size.sh [FOLDER]      results go to FOLDER (default target/block-size): a table and a JSON file per run
 #
 # RUNTIME (seconds, default 2), RUNS (3), QUEUES ("2 8"), SIZES (512-4M), THREADS (2: client threads) and IMAGE (a file of 2 GiB
-# or more, which the write runs overwrite; default: created in FOLDER) set what is run. The machine must be idle.
+# or more, which the write runs overwrite; default: created in FOLDER) select the runs. The machine must be idle.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-target/block-size}

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Checks that this machine can build mqblk. Prints one line with what to install if it cannot.
+# Checks that this machine can build mqblk. Otherwise prints one line with the missing package.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,20 +1,23 @@
 #!/bin/bash
-# Looks for corners in which a default loses: runs rows of a sweep over interfaces, queues, client threads, iodepth, batch and storage, each with several poll
-# policies of mqblk (and with qemu-storage-daemon, if it is there), interleaved, and names each row where the default policy loses to a fixed one, where more
-# queues lose to fewer, where the other program wins, or where another interface loses to virtio-blk.
+# Finds corners in which a default loses: runs a sweep over interfaces, queues, client threads, iodepth, batch and
+# storage, each row with several poll policies of mqblk (and with qemu-storage-daemon, if installed), interleaved.
+# Reports each row where the default policy loses to a fixed one, more queues lose to fewer, the other program wins, or
+# another interface loses to virtio-blk.
 #   scripts/corners.sh [ROUNDS [SECONDS]]
-# A row loses if the median of the rounds' ratios is below 0.97 (LOSS) and two thirds of the rounds agree. Prints every row, and the corners last; exits with 1
-# if there are any.
-# What is swept, each a list: INTERFACES (virtio-blk, the default; virtio-scsi; xen, over a simulated machine), POLICIES (the first is the default's), QUEUES,
-# THREADS (0: one for each queue), DEPTHS, BATCHES, STORAGES (null, null20: 20 us of latency, cache: a file in /dev/shm, disk: a file with O_DIRECT in FOLDER),
-# CLIENTS (sleeps, polls), RW (randread, read, write, randwrite), BS.
-# DRIVER is the client of virtio-blk's rows: blkio (the default), libblkio's driver, which hands over requests one by one as Linux's does
-# (cargo build --release -p mqblk-tests --example blkio_load); or bench, `mqblk bench`, which hands over each batch as a whole. libblkio speaks virtio-blk only, so the
-# other interfaces' client is always bench: they are compared with virtio-blk only if DRIVER=bench, in turns. Their rows have no qemu-storage-daemon.
-# Each run has a server of its own, which the client warms up for WARMUP seconds (0.2).
+# A row loses if the median of the rounds' ratios is below 0.97 (LOSS) and two thirds of the rounds agree. Prints every
+# row, and the corners last; exits with 1 if there are any.
+# Lists that define the sweep: INTERFACES (virtio-blk, the default; virtio-scsi; xen, over a simulated machine),
+# POLICIES (the first is the default's), QUEUES, THREADS (0: one for each queue), DEPTHS, BATCHES, STORAGES (null,
+# null20: 20 us of latency, cache: a file in /dev/shm, disk: a file with O_DIRECT in FOLDER), CLIENTS (sleeps, polls),
+# RW (randread, read, write, randwrite), BS.
+# DRIVER is the client of virtio-blk's rows: blkio (the default), libblkio's driver, which submits requests one by one
+# as Linux's does (cargo build --release -p mqblk-tests --example blkio_load); or bench, `mqblk bench`, which submits
+# each batch as a whole. libblkio supports virtio-blk only, so the other interfaces' client is always bench: they are
+# compared with virtio-blk only if DRIVER=bench, in turns. Their rows have no qemu-storage-daemon.
+# Each run has its own server, which the client warms up for WARMUP seconds (0.2).
 # PIN="CPUS CPUS" runs the client on the first CPUs and the server on the second ones, with a worker for each of its CPUs.
-# Needs target/release/mqblk and mqblk-bench (or MQBLK, and mqblk-bench beside it) and python3, on a machine that does nothing else. The whole default sweep takes about half an hour;
-# QUEUES=2 DEPTHS=1 scripts/corners.sh looks at one corner,
+# Needs target/release/mqblk and mqblk-bench (or MQBLK, and mqblk-bench beside it) and python3, on an idle machine. The
+# whole default sweep takes about half an hour; QUEUES=2 DEPTHS=1 scripts/corners.sh measures one corner,
 # INTERFACES="virtio-blk virtio-scsi xen" DRIVER=bench POLICIES=auto STORAGES=null scripts/corners.sh compares the interfaces.
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//'; exit 0 ;; esac
@@ -114,7 +117,7 @@ def beside(server, measure):
         daemon.kill()
         daemon.wait()
 
-# What follows returns IOPS, and the server's CPU time for each request in microseconds.
+# The functions below return IOPS, and the server's CPU time for each request in microseconds.
 
 def blkio(load, pid):
     """By libblkio's driver, at the socket."""

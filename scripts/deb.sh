@@ -1,9 +1,10 @@
 #!/bin/bash
 # Builds the Debian packages of this tree:  scripts/deb.sh
 #
-# They are target/deb/mqblk_VERSION_ARCHITECTURE.deb, the daemon and its verbs, and mqblk-bench_..., the benchmark. Their version is that of Cargo.toml, and
-# their times are the commit's, so that the same tree and toolchain give the same packages, in any folder. MQBLK=PROGRAM packages a program that is built
-# already, and the mqblk-bench beside it. DEBFULLNAME and DEBEMAIL are the maintainer, as for other tools of Debian.
+# They are target/deb/mqblk_VERSION_ARCHITECTURE.deb, the daemon and its verbs, and mqblk-bench_..., the benchmark. Their
+# version is that of Cargo.toml, and their times are the commit's: the same tree and toolchain give the same packages in
+# any folder. MQBLK=PROGRAM packages an existing program, and the mqblk-bench beside it. DEBFULLNAME and DEBEMAIL are the
+# maintainer, as for other Debian tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -48,7 +49,7 @@ package() {
     printf 'Source: mqblk\n\nPackage: %s\nArchitecture: any\nDepends: ${shlibs:Depends}\n' "$name" >"$work/debian/control"
     libraries=$(cd "$work" && dpkg-shlibdeps -O "root/usr/bin/$name" 2>/dev/null | sed -n 's/^shlibs:Depends=//p')
 
-    # In KiB, as dpkg-gencontrol counts: not what a file system makes of it.
+    # In KiB, as dpkg-gencontrol counts: independent of the file system.
     size=$(find "$root" -path "$root/DEBIAN" -prune -o -type f -printf '%s\n' -o -printf '1\n' | awk '{ n += int(($1 + 1023) / 1024) } END { print n }')
     {
         printf 'Package: %s\nVersion: %s\nArchitecture: %s\n' "$name" "$version" "$architecture"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Checks the licences, doubles and sources of all dependencies, as deny.toml says, and known faults of them where their database can be had.
-# Builds cargo-deny the first time, in a minute, below target/tools.
+# Checks licences, duplicates and sources of all dependencies by deny.toml, and their known faults if the database is
+# reachable. Builds cargo-deny the first time, in a minute, below target/tools.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,8 +1,8 @@
 #!/bin/bash
 # Fuzzes every target, or those named:  scripts/fuzz.sh [TARGET...]
 #
-# FUZZ_SECONDS (60) is how long each runs. Prints executions and coverage of each. New inputs go to target/fuzz/corpus; what is committed stays
-# as it is. The exit code is 0 only if no target failed; the input that failed is in fuzz/artifacts.
+# Each runs for FUZZ_SECONDS (60). Prints executions and coverage of each. New inputs go to target/fuzz/corpus; the
+# committed ones are unchanged. The exit code is 0 only if no target failed; the failing input is in fuzz/artifacts.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 scripts/check-toolchain.sh || exit 1

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Installs a program and what belongs to it:  scripts/install.sh PROGRAM ROOT [PREFIX]
+# Installs a program and its files:  scripts/install.sh PROGRAM ROOT [PREFIX]
 #
-# PROGRAM is a built mqblk or mqblk-bench, ROOT the folder that stands for / (a package's, or / itself), PREFIX where the program goes (/usr). Used by
-# scripts/deb.sh and the Containerfile; a package of another kind does the same.
+# PROGRAM is a built mqblk or mqblk-bench, ROOT the folder that stands for / (a package's, or / itself), PREFIX that of
+# the program (/usr). For scripts/deb.sh, the Containerfile, and packages of other kinds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 program=$1 root=${2%/} prefix=${3:-/usr}
@@ -15,7 +15,7 @@ put 755 "$program" "$prefix/bin/$name"
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
 
-# What shells and readers look for, where they look.
+# Completions and man pages, in their usual folders.
 mkdir "$made/man" "$made/completions"
 "$program" generate man "$made/man"
 "$program" generate completions "$made/completions"
@@ -28,7 +28,7 @@ put 644 "$made/completions/_$name" "$prefix/share/zsh/vendor-completions/_$name"
 put 644 "$made/completions/$name.fish" "$prefix/share/fish/vendor_completions.d/$name.fish"
 [ "$name" = mqblk ] || exit 0
 
-# What systemd and QEMU's management look for.
+# Files for systemd and QEMU's management.
 mkdir -p "$root$prefix/libexec/mqblk"
 ln -sfr "$root$prefix/bin/mqblk" "$root$prefix/libexec/mqblk/vhost-user-block"
 for unit in mqblk.service mqblk@.service; do

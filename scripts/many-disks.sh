@@ -1,16 +1,19 @@
 #!/bin/bash
-# What a daemon costs that serves many disks: time to start and to stop, memory, threads, descriptors, CPU time while nobody does anything, the admin commands, and
-# the CPU time of a request on one disk beside idle ones.
+# Cost of a daemon with many disks: time to start and to stop, memory, threads, descriptors, idle CPU time, the admin
+# commands, and the CPU time of a request on one disk beside idle ones.
 #
 #   scripts/many-disks.sh [--json FILE]       a table on standard output, and the same as JSON to FILE
 #
-# COUNTS ("1 100 1000 10000"), KINDS ("null file": sparse files of 1 GiB), IDLE (seconds that it is watched for while it is idle, default 10), RUNS and RUNTIME (of the load beside the
-# idle disks, default 5 runs of 1 s; RUNS=0: none), QUEUES (of each disk, default 1), CONNECTED (how many of the idle disks have a frontend that does nothing, default 0; needs
-# cargo), SANDBOX (off or on) and MQBLK (the program) set what is run. 10,000 files need more than 20,000 open files: `ulimit -Hn`, which root raises here.
+# Variables: COUNTS ("1 100 1000 10000"), KINDS ("null file": sparse files of 1 GiB), IDLE (seconds of the idle
+# measurement, default 10), RUNS and RUNTIME (of the load beside the idle disks, default 5 runs of 1 s; RUNS=0: none),
+# QUEUES (of each disk, default 1), CONNECTED (number of idle disks with an idle frontend, default 0; needs cargo),
+# SANDBOX (off or on) and MQBLK (the program). 10,000 files need more than 20,000 open files: `ulimit -Hn`, which root
+# raises here.
 #
-# start: until all sockets accept a connection. KiB/disk: of the resident memory, less that of the daemon with one disk of the same kind. idle: CPU time of the daemon in a second.
-# mappings: of memory; the kernel allows a process vm.max_map_count.
-# cost: median CPU time of a request with iodepth 32, and its ratio to that of a daemon with one disk of the same kind, measured in turns with it.
+# start: until all sockets accept a connection. KiB/disk: of the resident memory, less that of the daemon with one disk
+# of the same kind. idle: CPU time of the daemon per second. mappings: of memory; the kernel allows a process
+# vm.max_map_count. cost: median CPU time of a request with iodepth 32, and its ratio to that of a daemon with one disk
+# of the same kind, measured in turns with it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 json=
@@ -33,7 +36,7 @@ if [ "$connected" -gt 0 ]; then
     fi
 fi
 ulimit -n unlimited 2> /dev/null || ulimit -n 1048576 2> /dev/null || ulimit -n "$(ulimit -Hn)"
-# Sockets where they usually are, in memory; images in $TMPDIR.
+# Sockets in memory, as usual; images in $TMPDIR.
 work=$(mktemp -d -p /dev/shm) images=$(mktemp -d)
 daemon= reference= clients=
 stop_process() { [ -z "$1" ] || { kill "$1" 2> /dev/null || true; wait "$1" 2> /dev/null || true; }; }
@@ -46,7 +49,7 @@ finish() {
 trap finish EXIT
 
 now() { date +%s%N; }
-# Milliseconds that a command takes.
+# Prints the milliseconds that a command takes.
 timed() {
     local begin end
     begin=$(now)
@@ -54,7 +57,7 @@ timed() {
     end=$(now)
     echo $(((end - begin) / 1000000))
 }
-# CPU time of all threads of a process, in microseconds.
+# Prints the CPU time of all threads of a process, in microseconds.
 cpu_us() { cat "/proc/$1"/task/*/schedstat | awk '{ all += $1 } END { printf "%d\n", all / 1000 }'; }
 memory() { awk -v key="$2:" '$1 == key { print $2 }' "/proc/$1/smaps_rollup"; }
 disk_keys() { # KIND NUMBER FOLDER
@@ -81,7 +84,7 @@ serve() { # FOLDER; sets `served`
     "$mqblk" --log warn serve --config "$1/config.toml" --admin "$1/admin" --metrics "unix:$1/metrics" --sandbox "$sandbox" --workers 1 2> "$1/log" &
     served=$!
 }
-# Waits until the daemon answers, which it does once all sockets listen.
+# Waits until the daemon answers: then all sockets listen.
 answers() { # PID FOLDER
     until [ -S "$2/admin" ] && "$mqblk" log --socket "$2/admin" > /dev/null 2>&1; do
         kill -0 "$1" 2> /dev/null || { tail -n 3 "$2/log" >&2; return 1; }

@@ -54,7 +54,7 @@ start_daemon() {
     done
 }
 
-# measure POLL: measures what the daemon serves, and keeps the table.
+# measure POLL: measures the served image, and keeps the table.
 measure() {
     "$mqblk" bench --socket "$socket" --rw randread --bs 4k --iodepth 1,32 --queues "$(seq -s, 1 "$bench_queues")" \
         --size 256M --warmup 0.2 --runtime 1 --runs 1 >"$folder/$1.table" 2>"$folder/bench.log" || {

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Measures what the sandbox costs: pairs of runs with --sandbox off and on, interleaved. Prints medians of IOPS and of the daemon's CPU time for
-# each request, and the medians of the pairs' ratios.
+# Measures the cost of the sandbox: pairs of runs with --sandbox off and on, interleaved. Prints medians of IOPS and of
+# the daemon's CPU time per request, and the medians of the pairs' ratios.
 #   scripts/sandbox-cost.sh [PAIRS [SECONDS]]
-# Needs target/release/mqblk and mqblk-bench (or MQBLK, and mqblk-bench beside it) and python3, on a machine that does nothing else.
+# Needs target/release/mqblk and mqblk-bench (or MQBLK, and mqblk-bench beside it) and python3, on an idle machine.
 set -euo pipefail
 pairs=${1:-9} seconds=${2:-3}
 mqblk=${MQBLK:-target/release/mqblk}

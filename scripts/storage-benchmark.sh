@@ -1,10 +1,12 @@
 #!/bin/bash
-# Measures disks of NBD servers, qcow2 images and Ceph clusters: mqblk's beside those of qemu-storage-daemon (for Ceph: QEMU's rbd driver in it), at the
-# defaults of both, interleaved. Prints medians of IOPS and of the CPU time of the program in between for each request, and the medians of the rounds' ratios.
+# Compares disks of NBD servers, qcow2 images and Ceph clusters, served by mqblk and by qemu-storage-daemon (for Ceph:
+# QEMU's rbd driver in it), at the defaults of both, interleaved. Prints medians of IOPS and of the server's CPU time per
+# request, and the medians of the rounds' ratios.
 #   scripts/storage-benchmark.sh nbd|qcow2|rbd [ROUNDS [SECONDS]]
-# The client is mqblk's, which hands over whole batches. With CLIENT=blkio it is the driver of libblkio, which shares no code with mqblk and hands over
-# requests one by one (cargo build --release -p mqblk-tests --example blkio_load); the row of sequential writes is left out then.
-# Needs target/release/mqblk and mqblk-bench (or MQBLK, and mqblk-bench beside it), qemu-storage-daemon, python3, and nbdkit, qemu-img or Ceph (tests/ceph/cluster.sh install), on a machine that does nothing else.
+# The client is mqblk's, which submits whole batches. With CLIENT=blkio it is the driver of libblkio, which shares no
+# code with mqblk and submits requests one by one (cargo build --release -p mqblk-tests --example blkio_load), without
+# the row of sequential writes. Needs target/release/mqblk and mqblk-bench (or MQBLK, and mqblk-bench beside it),
+# qemu-storage-daemon, python3, and nbdkit, qemu-img or Ceph (tests/ceph/cluster.sh install), on an idle machine.
 set -euo pipefail
 kind=${1:-} rounds=${2:-5} seconds=${3:-3}
 mqblk=${MQBLK:-target/release/mqblk}
@@ -27,14 +29,14 @@ finish() {
 }
 trap finish EXIT
 
-# Makes what is served.
+# Makes the storage.
 prepare_nbd() {
     nbdkit --foreground --unix "$folder/nbd" memory 1G &
     server=$!
     for _ in $(seq 100); do [ -S "$folder/nbd" ] && break; sleep 0.05; done
 }
 
-# image.qcow2 has all its data; top.qcow2 has a third of its, and finds the others in two files below.
+# image.qcow2 has all its data; top.qcow2 has a third of its data, and the rest is in two files below.
 prepare_qcow2() {
     head -c 1G /dev/urandom >"$folder/raw"
     qemu-img convert -O qcow2 "$folder/raw" "$folder/image.qcow2"
@@ -43,7 +45,7 @@ prepare_qcow2() {
     qemu-img create -q -f qcow2 -F qcow2 -b "$folder/middle.qcow2" "$folder/top.qcow2"
     local name number
     for name in middle top; do
-        # Each third MiB of the image, another one of each file.
+        # Every third MiB of the image, a different one in each file.
         for number in $(seq "$([ $name = top ] && echo 0 || echo 1)" 3 1023); do echo "write -q -P 7 ${number}M 1M"; done |
             qemu-io -f qcow2 "$folder/$name.qcow2" >/dev/null
     done
@@ -73,7 +75,7 @@ of_qemu() {
     esac
 }
 
-# serve NAME QUEUES: starts the program in between, with the disk at $folder/disk.
+# serve NAME QUEUES: starts the server, with the disk at $folder/disk.
 serve() {
     rm -f "$folder/disk"
     local disk="id=d,socket=$folder/disk,queues=$2,$(of_mqblk)"

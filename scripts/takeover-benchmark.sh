@@ -1,10 +1,11 @@
 #!/bin/bash
-# Measures for how long a device is served by nobody while a new daemon takes over, with 16 disks under load:
+# Measures the time in which no daemon serves a device during a takeover, with 16 disks under load:
 #
 #   scripts/takeover-benchmark.sh [TAKEOVERS] [DISKS] [IODEPTH]
 #
-# Each disk is a file in $TMPDIR (or /tmp), loaded by a process of `mqblk bench` with random reads and writes of 4 KiB. Prints the percentiles of the pauses of all devices, from the
-# moment at which the old daemon takes no more requests to the answer that the new one serves them; then the longest latency that a load has seen.
+# Each disk is a file in $TMPDIR (or /tmp), loaded by a process of `mqblk bench` with random reads and writes of 4 KiB.
+# Prints the percentiles of the pauses of all devices, from the time at which the old daemon stops pulling requests to
+# the new one's answer that it serves them; then the longest latency of a load.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 takeovers=${1:-20} disks=${2:-16} iodepth=${3:-4}
@@ -12,7 +13,7 @@ mqblk=${MQBLK:-target/release/mqblk}
 [ -x "$mqblk" ] || cargo build --release -p mqblk -p mqblk-bench
 folder=$(mktemp -d)
 finish() {
-    # Whoever has the admin socket is the last daemon.
+    # The owner of the admin socket is the last daemon.
     pkill -TERM -f "$folder/admin" || true
     wait || true
     rm -rf "$folder"

@@ -1,8 +1,9 @@
 #!/bin/bash
 # Tests the Debian packages in a fresh system:  scripts/test-deb.sh [PACKAGE...]
 #
-# As root. Makes a Debian with debootstrap in a temporary folder, installs the packages there (by default those that scripts/deb.sh builds), runs
-# what it has installed, and purges it: nothing of it may be left. Takes minutes, and installs debootstrap and lintian with apt.
+# As root. Makes a Debian with debootstrap in a temporary folder, installs the packages there (by default those that
+# scripts/deb.sh builds), runs their programs, and purges them: nothing may be left. Takes minutes, and installs
+# debootstrap and lintian with apt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 packages=("$@")
@@ -23,7 +24,7 @@ fail() {
 echo "lintian"
 lintian --fail-on error "${packages[@]}"
 
-# The system that this machine has, from where it has it.
+# This machine's release, from its mirror.
 suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
 mirror=$(apt-get indextargets --format '$(REPO_URI) $(CODENAME)' | awk -v suite="$suite" '$2 == suite { print $1; exit }')
 work=$(mktemp -d)
@@ -34,7 +35,7 @@ debootstrap --variant=minbase "$suite" "$system" "$mirror" >"$work/log" 2>&1 || 
 mount -t proc proc "$system/proc"
 inside() { chroot "$system" "$@"; }
 
-# All that a package may leave behind: files, users and groups. Without what dpkg keeps for itself, and the backups that useradd makes.
+# Prints files, users and groups, without dpkg's own files and the backups of useradd.
 state() {
     (cd "$system" && find . -xdev \( -path ./proc -o -path ./var/lib/dpkg -o -path ./var/log -o -path ./var/cache -o -name 'passwd-' -o -name 'group-' -o -name 'shadow-' -o -name 'gshadow-' \) -prune -o -print) | sort
     inside getent passwd
@@ -47,10 +48,10 @@ cp "${packages[@]}" "$system/packages"
 inside dpkg --install --recursive /packages >/dev/null || fail "the packages cannot be installed: libraries that they depend on are not in a minimal system?"
 rm -r "$system/packages"
 
-echo "what was installed"
+echo "installed files"
 inside mqblk --version
 for program in mqblk mqblk-bench; do
-    readelf -lW "$system/usr/bin/$program" | grep GNU_RELRO >/dev/null || fail "$program has lost its RELRO segment: stripping made its headers anew"
+    readelf -lW "$system/usr/bin/$program" | grep GNU_RELRO >/dev/null || fail "$program has lost its RELRO segment: stripping rewrote its headers"
 done
 inside getent passwd mqblk >/dev/null || fail "found no user mqblk"
 for file in /usr/share/man/man1/mqblk.1.gz /usr/share/man/man1/mqblk-serve.1.gz /usr/share/bash-completion/completions/mqblk \
@@ -63,7 +64,7 @@ gzip -dc "$system/usr/share/man/man1/mqblk-serve.1.gz" | grep '^.SH EXAMPLES' >/
 inside bash -n /usr/share/bash-completion/completions/mqblk
 grep -q '^ExecStart=!/usr/bin/mqblk serve' "$system/usr/lib/systemd/system/mqblk.service" || fail "the unit starts another program"
 
-# As QEMU's management does: the descriptor, what the program can do, and a disk.
+# As QEMU's management does: the descriptor, the program's capabilities, and a disk.
 descriptor=$system/usr/share/qemu/vhost-user/50-mqblk-blk.json
 [ "$(jq -r .type "$descriptor")" = block ] || fail "the descriptor is of another type"
 program=$(jq -r .binary "$descriptor")

@@ -1,11 +1,12 @@
 #!/bin/bash
 # A domain of Debian's libvirt with a disk of the packaged service:  scripts/test-libvirt.sh [PACKAGE]
 #
-# As root. Boots systemd in namespaces of its own, over a copy of this system (an overlay in memory, so that nothing here is changed). There it installs
-# the package (by default the one that scripts/deb.sh builds), does what docs/libvirt.md says, with the configuration and the XML that it prints, and
-# starts an emulated domain of qemu:///system. Its guest reads what the host has put into the image, then writes and verifies while another daemon takes
-# over (systemctl reload, as docs/systemd.md has it), and while the service is restarted and killed; at last the image has what the guest has written. The guest's kernel and programs are those of
-# tests/guest/prepare.sh. Takes half a minute.
+# As root. Boots systemd in namespaces of its own, over a copy of this system (an overlay in memory, so that nothing here
+# is changed). There it installs the package (by default the one that scripts/deb.sh builds), follows docs/libvirt.md with
+# the configuration and the XML printed there, and starts an emulated domain of qemu:///system. Its guest reads the host's
+# data from the image, then writes and verifies while another daemon takes over (systemctl reload, as in docs/systemd.md)
+# and while the service is restarted and killed; at last the image has the guest's data. The guest's kernel and programs
+# are those of tests/guest/prepare.sh. Takes half a minute.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C
@@ -25,7 +26,7 @@ missing=($(missing_packages libvirt-daemon-system libvirt-clients qemu-system-x8
 [ ${#missing[@]} -eq 0 ] || apt_get install --no-install-recommends "${missing[@]}" >/dev/null || fail "cannot install ${missing[*]}"
 package=$(realpath "${1:-$(scripts/deb.sh | grep /mqblk_)}")
 
-# block LANGUAGE NUMBER: a code block of the page.
+# block LANGUAGE NUMBER: prints a code block of the page.
 block() {
     awk -v language="$1" -v number="$2" '/^```/ { if (inside) inside = 0; else if ($0 == "```" language) inside = (++seen == number); next } inside' "$page" | grep . ||
         fail "found no block $2 of language $1 in $page"
@@ -36,7 +37,7 @@ mkdir -p target
 work=$(mktemp -d "$PWD/target/libvirt.XXXXXX")
 group=
 init=
-told= # whether the guest has been told to end
+told= # "yes" once the guest must end
 console=$work/share/console
 cleanup() {
     trap '' EXIT INT TERM
@@ -51,7 +52,7 @@ trap 'exit 130' INT TERM
 mkdir -p "$work"/{system,images,share,initramfs}
 chmod 755 "$work" # the domain's QEMU has a user of its own
 
-# What the host puts into the image, and what the guest shall put there.
+# The host's data in the image, and the data that the guest must write.
 mib=1048576
 truncate -s 256M "$work/images/vm1.img"
 dd if=/dev/urandom of="$work/images/vm1.img" bs=$mib count=4 conv=notrunc status=none
@@ -68,7 +69,7 @@ for try in $(seq 100); do [ -b /dev/vda ] && break; sleep 0.1; done
 say() { echo "guest: $*"; }
 say "size $(cat /sys/block/vda/size) queues $(ls /sys/block/vda/mq | wc -l) serial $(cat /sys/block/vda/serial)"
 say "sum $(dd if=/dev/vda bs=1M count=4 iflag=direct 2>/dev/null | sha256sum | cut -d' ' -f1)"
-# The host's word on the port ends the rounds.
+# A word from the host on the port ends the rounds.
 for name in /sys/class/virtio-ports/*/name; do [ "$(cat "$name")" = host ] && port=/dev/$(basename "$(dirname "$name")"); done
 # A read returns at once while the host has not connected.
 (until read -r word <"$port" && [ -n "$word" ]; do sleep 0.2; done; echo "$word" >/tmp/enough) &
@@ -132,7 +133,7 @@ mkdir "$work/system"/{upper,work,root}
 root=$work/system/root
 mount -t overlay -o "lowerdir=/,upperdir=$work/system/upper,workdir=$work/system/work" copy "$root"
 mount -t proc proc "$root/proc"
-# The host's settings and devices are not this system's to change.
+# This system must not change the host's settings and devices.
 mount --bind "$root/proc/sys" "$root/proc/sys"
 mount -o remount,bind,ro "$root/proc/sys"
 mount -t sysfs -o ro sysfs "$root/sys"
@@ -151,7 +152,7 @@ mount --bind "$work/images" "$root/srv"
 mkdir -p "$root/srv/share"
 mount --bind "$work/share" "$root/srv/share"
 : >"$root/etc/fstab"
-# Nothing that this system starts, but what the test does.
+# Only the test starts services.
 rm -rf "$root"/etc/systemd/system/*.wants "$root"/etc/systemd/system/*.service "$root"/etc/systemd/system/*.socket
 mkdir -p "$root/etc/systemd/system"
 cp "$work/test.target" "$root/etc/systemd/system/test.target"
@@ -190,7 +191,7 @@ done
 
 inside() { nsenter --target "$init" --mount --uts --ipc --net --cgroup --pid --root --wdns=/ env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C DEBIAN_FRONTEND=noninteractive "$@"; }
 
-# diagnose MESSAGE: fails, with what the services and the guest have said.
+# diagnose MESSAGE: fails, with the logs of the services and the guest's output.
 diagnose() {
     {
         cat "$work/boot"
@@ -200,7 +201,7 @@ diagnose() {
     } >&2 2>&1
     fail "$*"
 }
-# heard TEXT, rounds: what the guest has said so far.
+# heard TEXT: true if the guest has printed the text. rounds: prints the number of its rounds.
 heard() { [ -e "$console" ] && grep -aq "guest: $1" "$console"; }
 rounds() { grep -ac "guest: verified" "$console" || true; }
 # until_true SECONDS MESSAGE COMMAND...: waits until it succeeds.
@@ -223,7 +224,7 @@ inside systemctl start libvirtd || diagnose "libvirtd does not start"
 
 say "starting the service"
 inside systemctl start mqblk || diagnose "the service does not start"
-# Whoever connects needs the group, and the daemon has no rights of root.
+# Clients need the group, and the daemon has no rights of root.
 seen=$(inside stat -c '%U:%G %a' /run/mqblk/vm1.sock)
 [ "$seen" = "mqblk:kvm 660" ] || diagnose "the socket: found $seen, expected mqblk:kvm 660"
 main=$(inside systemctl show -P MainPID mqblk)
@@ -239,7 +240,7 @@ user=$(inside ps -o user:32= -p "$qemu")
 
 verified() { [ "$(rounds)" -ge "$1" ]; }
 connected() { inside mqblk disk list --json | grep "\"pid\":$qemu\b" >/dev/null; }
-# Two rounds more: one of them has begun after this.
+# Waits for two more rounds: one of them begins after the call.
 two_more() { until_true 120 "the guest verifies no more, $1:" verified $(($(rounds) + 2)); }
 
 until_true 120 "the guest does not see the disk" heard size
@@ -302,7 +303,7 @@ inside truncate -s 16M /srv/share/lun.img
 inside mqblk lun add controller=c1,path=/srv/share/lun.img >"$work/verb" 2>&1 || diagnose "lun add: $(cat "$work/verb")"
 inside mqblk disk add id=outside,path=/etc/hostname,socket=/run/mqblk/outside.sock >"$work/verb" 2>&1 && diagnose "disk add of a file outside of --sandbox-allow succeeded"
 grep -q 'sandbox-allow' "$work/verb" || diagnose "disk add of a file outside of --sandbox-allow: found $(cat "$work/verb"), expected what to change"
-# The unit has a network of its own.
+# The unit has its own network.
 main=$(inside systemctl show -P MainPID mqblk)
 inside nsenter --target "$main" --net socat -t 2 - TCP:127.0.0.1:9471 <<<$'GET /metrics HTTP/1.0\r\n\r' >"$work/metrics" || diagnose "metrics over TCP: no answer"
 grep -q 'mqblk_.*disk="added"' "$work/metrics" || diagnose "metrics over TCP: found no disk \"added\": $(head -c 400 "$work/metrics")"
@@ -332,7 +333,7 @@ for unit in mqblk mqblk@blue; do
     ! inside systemctl is-active -q $unit || diagnose "$unit is active although its package is removed: $(cat "$work/dpkg")"
     ! inside systemctl is-enabled -q $unit 2>/dev/null || diagnose "$unit is enabled although its package is removed: $(cat "$work/dpkg")"
 done
-# A daemon of this user that somebody else has started.
+# A daemon of this user outside of the unit.
 inside setpriv --reuid mqblk --clear-groups sleep 60 &
 other=$!
 runs() { inside pgrep -u mqblk sleep; }

@@ -2,7 +2,8 @@
 # Runs the tests and prints a summary:  scripts/test.sh [long] [fast] [guest] [xen] [crash] [ceph] [hour] [deb] [libvirt] [soak]
 #                                       scripts/test.sh again        those that failed in the last run
 #
-# "long": with the tests of virtual machines that are left out otherwise (#[ignore = "long: ..."]), so that `make test` takes about 25 minutes on two cores.
+# "long": with the tests of virtual machines that are otherwise left out (#[ignore = "long: ..."]), so that `make test`
+# takes about 25 minutes on two cores.
 #
 # The last line is "N passed, M failed" over all test programs; the exit code is 0 only if none failed. The full output of each run is
 # kept in target/test-logs, the tests that failed in target/test-logs/failed.
@@ -112,7 +113,8 @@ list_failed() {
              n = 0 }' "$1" >>"$logs/failed"
 }
 
-# install_missing PROGRAM [PACKAGE]: installs Debian's package, by default of the program's name. Where that cannot be done the tests that need it fail and say so.
+# install_missing PROGRAM [PACKAGE]: installs Debian's package, by default of the program's name. If that fails, the
+# tests that need it fail and report it.
 install_missing() {
     command -v "$1" >/dev/null || { apt_get update && apt_get install --no-install-recommends "${2:-$1}"; } >"$logs/install-$1.txt" 2>&1 ||
         echo "  cannot install ${2:-$1}: $(tail -n 1 "$logs/install-$1.txt")"
@@ -159,7 +161,7 @@ run() {
     [ "$f" -eq 0 ]
 }
 
-# fail NAME MESSAGE: counts what could not be run as a failed test.
+# fail NAME MESSAGE: counts tests that could not run as one failed test.
 fail() {
     echo "  $2"
     echo "0 1 0" >"$logs/$1.counts"
@@ -211,7 +213,7 @@ needs() {
     wants "$1" || { wants again && grep -qE -- "(--test |^)$1( |\$)" <<<"$failed_before"; }
 }
 
-# Installs, downloads and builds what virtual machines need.
+# Installs, downloads and builds the prerequisites of virtual machines.
 prepare() {
     if needs xen; then
         # That prepares the guest, too.
@@ -246,7 +248,7 @@ ceph() {
     run ceph each "${tests[@]}" --test ceph --no-fail-fast -- --test-threads=1
 }
 
-# With nothing beside it: it compares latencies.
+# Runs alone, because it compares latencies.
 hour() {
     echo "hostile guests, frontends and admin clients for 10 minutes beside verifying disks"
     MQBLK_HOSTILE_SECONDS=${MQBLK_HOSTILE_SECONDS:-600} run hour each "${tests[@]}" --test hostile -- hour:: --nocapture

@@ -3,8 +3,8 @@
 #
 #   scripts/xen-queues.sh [FOLDER]      results go to FOLDER (default target/xen-queues): tables, JSON, a picture
 #
-# RUNTIME (seconds, default 1) and RUNS (7) set the duration. The machine must be idle. A test compares the cost of requests on a real Xen
-# with the kernel's backend, as a ratio:
+# RUNTIME (seconds, default 1) and RUNS (7) set the duration. The machine must be idle. A test compares the cost of
+# requests on a real Xen with that of the kernel's backend, as a ratio:
 #   tests/xen/prepare.sh; cargo test --profile checked -p mqblk-tests --features xen --test xen side_by_side:: -- --nocapture
 set -euo pipefail
 cd "$(dirname "$0")/.."

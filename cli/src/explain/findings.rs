@@ -234,7 +234,7 @@ fn parts_of_latency(evidence: &Evidence<'_>) -> Vec<Finding> {
     }
     if share(publish_us) >= NOTABLE {
         let sentence = format!(
-            "Requests wait {} of {} ({:.0} percent) after the storage, until the guest is told: the worker has much to do in a turn, or the \
+            "Requests wait {} of {} ({:.0} percent) after the storage, until the guest is called: the worker has much to do in a turn, or the \
              call takes long.",
             time(publish_us),
             time(await_us),

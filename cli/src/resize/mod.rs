@@ -53,10 +53,10 @@ fn summary(ResizeResult { id, before_bytes, size_bytes, guest }: &ResizeResult) 
     let (before, size) = (ByteLen(*before_bytes), ByteLen(*size_bytes));
     match guest.as_str() {
         "unchanged" => format!("{id} has {size} already\n"),
-        "told" => format!("resized {id} from {before} to {size}; the guest was told\n"),
+        "told" => format!("resized {id} from {before} to {size}; the guest was notified\n"),
         "no-guest" => format!("resized {id} from {before} to {size}; no guest is connected\n"),
         "at-reconnect" => format!(
-            "resized {id} from {before} to {size}; the guest's VMM cannot be told, and sees it when it connects again\n"
+            "resized {id} from {before} to {size}; the guest's VMM cannot be notified, and sees it when it reconnects\n"
         ),
         _ => format!("resized {id} from {before} to {size}; the guest's VMM did not say that it knows\n"),
     }

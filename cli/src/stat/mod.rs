@@ -188,7 +188,7 @@ fn show(args: &StatArgs) -> Result<(), StatError> {
                 let report = rates::compare(Some(&before), &now);
                 if report.restarted {
                     print_note(
-                        "the daemon was restarted: its counters began anew, and the next report is since its start",
+                        "the daemon was restarted: its counters began again, and the next report is since its start",
                     );
                 } else if last_error.is_some() {
                     print_note("the daemon answers again, and the next report is since the one before");

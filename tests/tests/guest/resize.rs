@@ -46,7 +46,7 @@ fn grows_three_times(
     let by_host =
         |mib: u64| -> Result<()> { Ok(std::fs::File::options().write(true).open(image)?.set_len(mib * MIB)?) };
     let output = daemon.run_verb(&["resize"], &[id, "40M"])?;
-    assert_eq!(output, format!("resized {id} from 32M to 40M; the guest was told\n"));
+    assert_eq!(output, format!("resized {id} from 32M to 40M; the guest was notified\n"));
     seen(guest, disk, 40)?;
     is_usable(guest, disk, 40)?;
 
@@ -65,7 +65,7 @@ fn grows_three_times(
     ensure!(daemon.run_verb(&["resize"], &[id, "32M"]).is_err(), "it shrinks unasked");
     assert_eq!(std::fs::metadata(image)?.len(), 64 * MIB);
     let output = daemon.run_verb(&["resize"], &[id, "32M", "--shrink"])?;
-    assert_eq!(output, format!("resized {id} from 64M to 32M; the guest was told\n"));
+    assert_eq!(output, format!("resized {id} from 64M to 32M; the guest was notified\n"));
     seen(guest, disk, 32)?;
     is_usable(guest, disk, 32)?;
     load.end(guest)?;

@@ -1,19 +1,19 @@
 #!/bin/bash
 # A real Ceph cluster for tests: one monitor, one manager and two OSDs of this system's packages, on loopback, in a folder of its own.
 #
-#   tests/ceph/cluster.sh install              install what is missing (as root); nothing to do takes no time
-#   tests/ceph/cluster.sh start FOLDER         make the cluster, or start again what is stopped of it; then its pool "rbd" takes I/O
+#   tests/ceph/cluster.sh install              install missing packages (as root)
+#   tests/ceph/cluster.sh start FOLDER         make the cluster, or restart its stopped daemons; then its pool "rbd" takes I/O
 #   tests/ceph/cluster.sh stop FOLDER          stop all its daemons, and remove the folder
 #   tests/ceph/cluster.sh status FOLDER        print the cluster's state; the exit code is 0 if it takes I/O
-#   tests/ceph/cluster.sh kill FOLDER NAME     end one daemon as a crash does (SIGKILL): mon.a, mgr.x, osd.0 or osd.1
-#   tests/ceph/cluster.sh revive FOLDER NAME   start it again
+#   tests/ceph/cluster.sh kill FOLDER NAME     kill one daemon (SIGKILL): mon.a, mgr.x, osd.0 or osd.1
+#   tests/ceph/cluster.sh revive FOLDER NAME   restart it
 #
-# FOLDER/ceph.conf is what clients need: rbd --conf FOLDER/ceph.conf ls. FOLDER/log has the daemons' logs.
+# FOLDER/ceph.conf is for clients: rbd --conf FOLDER/ceph.conf ls. FOLDER/log has the daemons' logs.
 #
-# Why it is made this way: the OSDs are BlueStores in sparse files, not in memory, because an OSD that is killed has to come back with
-# its data. The pool keeps 2 copies and goes on with 1. Authentication is off (auth_..._required = none): nothing but loopback is listened on, and keys would
-# add nothing that a storage backend sees. A dead OSD is reported after seconds, not after the default 20. There are as few threads and as
-# little memory as the daemons can do with, and no debug logs.
+# The OSDs are BlueStores in sparse files, not in memory, because a killed OSD must come back with its data. The pool
+# keeps 2 copies and goes on with 1. Authentication is off (auth_..._required = none): the daemons listen only on
+# loopback, and keys would change nothing that a storage backend sees. A dead OSD is reported after seconds, not after
+# the default 20. The daemons have as few threads and as little memory as possible, and no debug logs.
 set -euo pipefail
 export PATH=$PATH:/usr/sbin:/sbin LC_ALL=C
 
@@ -39,7 +39,7 @@ install_missing() {
     [ "$(id -u)" -eq 0 ] || fail "not installed: ${missing[*]}; run it as root, or: apt-get install --no-install-recommends ${missing[*]}"
     local log
     log=$(mktemp)
-    # Packages must not start daemons of their own, where there is an init that would.
+    # Keeps an init from starting the packages' daemons.
     for attempt in 1 2; do
         if RUNLEVEL=1 apt_get install --no-install-recommends \
             "${missing[@]}" >"$log" 2>&1; then
@@ -66,7 +66,7 @@ ceph() { timeout 20 /usr/bin/ceph --conf "$folder/ceph.conf" --connect-timeout 5
 
 pid_of() { cat "$folder/$1.pid" 2>/dev/null || true; }
 
-# Whether a daemon of this folder runs. A number that was given to another process meanwhile does not count.
+# True if a daemon of this folder runs. A process id that was reused by another process does not count.
 runs() {
     local pid
     pid=$(pid_of "$1")
@@ -82,7 +82,7 @@ launch() {
     disown
 }
 
-# Two ports of loopback that nobody listens on, the first one even.
+# Prints two free ports of loopback, the first one even.
 free_port() {
     local port
     for _ in $(seq 100); do
@@ -196,7 +196,7 @@ start() {
 
 stop() {
     local name
-    # The monitor last, so that OSDs can tell it that they go.
+    # The monitor last, so that OSDs can report their end to it.
     for name in osd.1 osd.0 mgr.x mon.a; do
         if runs "$name"; then kill -TERM "$(pid_of "$name")" || true; fi
     done

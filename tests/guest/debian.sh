@@ -1,8 +1,8 @@
 # Functions shared by the scripts that prepare a test machine: Debian's packages, a kernel unpacked from one of them, and an initramfs
 # made of busybox, other programs with their libraries, and modules. Sourced; expects:
 #
-# cache            the folder for all that is made
-# packages         what must be installed
+# cache            the folder for all results
+# packages         the packages to install
 # kernel_package   the Debian package of the kernel
 # unpacked         (optional) a folder of unpacked packages: their libraries come before the system's
 
@@ -74,7 +74,7 @@ own_apt() {
     refresh_apt
 }
 
-# Prints the name of the newest kernel's package: linux-image-cloud-amd64 has nothing but a dependency on it.
+# Prints the name of the newest kernel's package: linux-image-cloud-amd64 only depends on it.
 real_kernel_package() {
     local depends
     case $kernel_package in linux-image-[0-9]*) echo "$kernel_package" && return ;; esac
@@ -82,7 +82,7 @@ real_kernel_package() {
     sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p;T;q' <<<"$depends"
 }
 
-# kernel_parts PACKAGE: prints a kernel's package and those that have its parts: since Linux 7.2 Debian's has nothing but dependencies on them.
+# kernel_parts PACKAGE: prints a kernel's package and those with its parts: since Linux 7.2 Debian's only depends on them.
 kernel_parts() {
     echo "$1"
     apt-cache "${apt_options[@]}" depends "$1" 2>/dev/null | sed -n 's/^ *Depends: \(linux-\(base\|binary\|modules\)-[0-9].*\)/\1/p'
@@ -161,7 +161,7 @@ end_root() {
     rm -rf "$root"
 }
 
-# Copies a program to /sbin (or $3) below $1, and the libraries its loader will ask for to where they are here.
+# Copies a program to /sbin (or $3) below $1, and the libraries of its loader to the same paths as here.
 copy_program() {
     local root=$1 file=$2 folder=${3:-/sbin} lib libraries
     [ -e "$file" ] || fail "$file is missing"

@@ -1,19 +1,19 @@
 #!/bin/bash
-# Prepares what the real-guest tests boot: a Debian kernel, and an initramfs with fio, the file system and the SCSI tools. The
-# QEMU and the kernel of Debian trixie come beside those of this system, so that the tests can be run with both.
+# Prepares the boot files of the real-guest tests: a Debian kernel, and an initramfs with fio, the file system and the
+# SCSI tools. Adds the QEMU and the kernel of Debian trixie to those of this system, so that the tests can run with both.
 #
-#   tests/guest/prepare.sh           install, download and build what is missing; nothing to do takes no time
+#   tests/guest/prepare.sh           install, download and build all missing files
 #
-# MQBLK_GUEST_CACHE    where it all goes                             (<repository>/.cache/guest)
+# MQBLK_GUEST_CACHE    the folder of the files                       (<repository>/.cache/guest)
 # MQBLK_GUEST_KERNEL   the Debian kernel package to boot             (linux-image-cloud-amd64)
 # MQBLK_GUEST_FIO      a statically linked fio to use instead of building one from Debian's source
 #
 # Left in the cache folder: vmlinux, initramfs.cpio, trixie/{vmlinux,initramfs.cpio,qemu}, manifest.  Remove the folder to start
-# again, for example with a newer kernel package: what is already there is kept as it is and needs no network.
+# again, for example with a newer kernel package: existing files are kept and need no network.
 #
-# Why it is made this way: without hardware virtualisation the guest is emulated, and then decompression is most of
-# a boot.  So the kernel is unpacked from its bzImage, the initramfs is not compressed, and fio is linked statically
-# without its optional engines: Debian's own fio needs 70 MB of libraries.
+# Without hardware virtualisation the guest is emulated, and decompression is most of a boot. Therefore the kernel is
+# unpacked from its bzImage, the initramfs is not compressed, and fio is linked statically without its optional engines:
+# Debian's own fio needs 70 MB of libraries.
 set -euo pipefail
 export PATH=$PATH:/usr/sbin:/sbin LC_ALL=C
 
@@ -31,7 +31,7 @@ modules=(virtio_pci virtio_console virtio_blk virtio_scsi sd_mod sg ext4)
 modules_later=(xfs dm_mod)
 guest_programs=(/sbin/dmsetup /sbin/mkfs.ext4 /sbin/e2fsck /usr/sbin/blkdiscard /usr/bin/fallocate /usr/bin/iostat
     /usr/bin/sdparm /sbin/mkfs.xfs /sbin/xfs_repair /usr/bin/sqlite3)
-# Of sg3-utils, what the SCSI tests use.
+# The programs of sg3-utils in the SCSI tests.
 for program in compare_and_write get_lba_status inq logs luns modes opcodes persist prevent raw readcap requests reset \
     start sync turs unmap verify vpd write_same write_verify; do
     guest_programs+=(/usr/bin/sg_$program)
@@ -73,7 +73,7 @@ fetch_fio_source() {
 }
 
 # Prepares QEMU and a kernel of Debian trixie, unpacked and not installed: QEMU with its firmware, and its libraries with
-# their loader, since this system's may be older; and a kernel.
+# their loader, because this system's may be older; and a kernel.
 prepare_trixie() {
     [ -e "$trixie/qemu.version" ] && [ -e "$trixie/kernel.version" ] && return
     mkdir -p "$trixie"
@@ -121,8 +121,8 @@ END
     rm -rf "$work"
 }
 
-# The program has the folder of modules built in, and those there belong to this system's QEMU, which is of another version: one that is
-# found makes trixie's QEMU fail. It gets a path of the same length that does not exist.
+# The path of the modules is built into the program, and the modules there belong to this system's QEMU of another
+# version, which makes trixie's QEMU fail. Replaces the path by one of the same length that does not exist.
 hide_modules() {
     local program=$trixie/qemu/program modules=/usr/lib/x86_64-linux-gnu/qemu none=/nonexistent/modules-of-qemu/.
     grep -q "$modules" "$program" || return 0

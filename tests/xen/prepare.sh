@@ -1,18 +1,18 @@
 #!/bin/bash
-# Prepares what the Xen tests boot under QEMU: the hypervisor, a dom0 with the toolstack, and a PV guest for it.
+# Prepares the boot files of the Xen tests under QEMU: the hypervisor, a dom0 with the toolstack, and a PV guest for it.
 #
-#   tests/xen/prepare.sh             install, download and build what is missing; nothing to do takes no time
+#   tests/xen/prepare.sh             install, download and build all missing files
 #
-# MQBLK_XEN_CACHE      where it all goes                             (<repository>/.cache/xen)
+# MQBLK_XEN_CACHE      the folder of the files                       (<repository>/.cache/xen)
 # MQBLK_XEN_KERNEL     the Debian kernel package of dom0             (linux-image-amd64)
 #
-# and what tests/guest/prepare.sh reads: its kernel and its fio are those of the PV guest. That kernel (cloud-amd64) has no
-# CONFIG_XEN_DOM0, so dom0 has one of its own.
+# and the variables of tests/guest/prepare.sh: its kernel and its fio are those of the PV guest. That kernel (cloud-amd64)
+# has no CONFIG_XEN_DOM0, so dom0 has another one.
 #
 # Left in the cache folder: xen, vmlinux, dom0.cpio, manifest. Remove the folder to start again.
 #
 # Nothing of Xen is installed on this machine: its packages start daemons and alter the boot loader, so they are only unpacked.
-# Everything is uncompressed, since all of it runs emulated.
+# Everything is uncompressed, because all of it runs emulated.
 set -euo pipefail
 export PATH=$PATH:/usr/sbin:/sbin LC_ALL=C
 

@@ -20,7 +20,7 @@ pub(super) const INSIDE: &str = "/media";
 const DOMAINS: std::ops::RangeInclusive<u16> = 1..=4;
 
 /// Makes the namespaces a machine: $1 is its folder, $2 the binary under test, $3 the folder with guests or nothing, $4
-/// tells if there is KVM. Prints the id of the process that owns the namespaces.
+/// `yes` if there is KVM. Prints the id of the process that owns the namespaces.
 const SETUP: &str = r#"
 set -eu
 read -r pid _ </proc/self/stat

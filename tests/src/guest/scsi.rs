@@ -57,7 +57,7 @@ impl ScsiDisk {
     }
 
     fn parse(line: &str) -> Option<Self> {
-        const SECTOR: u64 = 512; // the unit of /sys/block/*/size, whatever the block size
+        const SECTOR: u64 = 512; // the unit of /sys/block/*/size for any block size
         let words: Vec<&str> = line.split_whitespace().collect();
         let [name, place, sectors, block, read_only, serial, wwid] = words[..] else { return None };
         let numbers: Vec<u64> = place.split(':').map(str::parse).collect::<Result<_, _>>().ok()?;

@@ -257,7 +257,7 @@ impl LoopbackFrontend {
     /// # Errors
     /// When the backend does not follow.
     pub fn reconnect(&mut self, config: FrontendConfig) -> Result<()> {
-        self.front.initialise().context("starting anew")?;
+        self.front.initialise().context("restarting")?;
         self.connect(config)
     }
 

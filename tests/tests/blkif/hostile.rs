@@ -54,7 +54,7 @@ scenarios! {
     keys_rewritten_later: "keys rewritten while connected",
     flipped_states: "a thousand changes of state",
     states_flipped_under_load: "a thousand changes of state under load",
-    starting_anew: "a frontend that starts anew without closing",
+    starting_anew: "a frontend that restarts without closing",
     directories_removed: "directories removed in the middle of requests",
     closed_under_load: "closed in the middle of requests",
     domain_destroyed: "a domain destroyed in the middle of requests",

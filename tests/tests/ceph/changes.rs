@@ -54,7 +54,7 @@ fn an_image_gets_another_size_under_load() {
     let bytes = |load: &mut VhostUserLoad| load.device().info().capacity.0 * 512;
     assert_eq!(bytes(&mut load), 8 << 20);
     cluster.rbd(&["resize", "--no-progress", "rbd/a", "--size", "12M"]);
-    wait_for("the guest to be told", || {
+    wait_for("the guest's notification", || {
         load.round();
         load.device().wait_config_change(Duration::ZERO).expect("the server's messages").then_some(())
     });

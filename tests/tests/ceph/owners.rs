@@ -79,7 +79,7 @@ fn a_daemon_that_was_replaced_is_fenced() {
         first.log().contains("rbd:rbd/a: the cluster has blocklisted this client").then_some(())
     });
     assert_eq!(first.log().matches("has blocklisted this client").count(), 1, "{}", first.log());
-    wait_for("the observer to be told", || {
+    wait_for("the observer's notification", || {
         first.warnings("a").iter().any(|line| line.contains("blocklisted by the cluster")).then_some(())
     });
     // Its guest sees errors, so its client panics.

@@ -129,7 +129,7 @@ fn the_cache_mode_that_a_driver_chose_survives_the_daemon() {
     assert_eq!(writeback(&mut guest), 1);
     let mut guest = killed(&mut daemon, guest);
     guest.set_inflight(&region);
-    assert_eq!(writeback(&mut guest), 1, "a driver that begins anew finds what there is to find");
+    assert_eq!(writeback(&mut guest), 1, "a new driver finds the default");
     // Another guest also starts with the default.
     drop(guest);
     let (mut other, _region) = connect_with_region(&daemon);

@@ -326,7 +326,7 @@ fn the_vmm_alone() -> Result<()> {
 /// ones may fail the migration). The source keeps the image as long as it runs; then the request is replayed for the
 /// destination.
 #[test]
-#[ignore = "a minute, for what one VMM does; by hand: --ignored storage_that_hangs"]
+#[ignore = "a minute, for one VMM; manually: --ignored storage_that_hangs"]
 fn storage_that_hangs_at_the_switch() -> Result<()> {
     let image = HostImage::sparse(MIB)?;
     let daemon = || {

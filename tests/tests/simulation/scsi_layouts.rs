@@ -129,7 +129,7 @@ fn any_bytes_of_a_guest_lead_to_one_completion() {
                 Some(response) if written > 0 => kinds[usize::from(*response)] += 1,
                 _ => unanswered += 1,
             }
-            assert_eq!(written == 0, writable < 12, "seed {seed}: an answer for whom there is room");
+            assert_eq!(written == 0, writable < 12, "seed {seed}: an answer if there is room");
         }
         // The queue still works. The bytes may have included PERSISTENT RESERVE OUT and the like, so a command that
         // always succeeds is sent.

@@ -64,7 +64,7 @@ pub const SCENARIOS: &[Scenario] = &[
     anywhere("keys rewritten while connected", keys::keys_rewritten_while_connected),
     anywhere("a thousand changes of state", states::states_flipped),
     anywhere("a thousand changes of state under load", states::states_flipped_under_load),
-    anywhere("a frontend that starts anew without closing", states::restarted_frontend),
+    anywhere("a frontend that restarts without closing", states::restarted_frontend),
     anywhere("directories removed in the middle of requests", disconnects::directories_removed),
     anywhere("closed in the middle of requests", disconnects::closed_under_load),
     simulated_only("a domain destroyed in the middle of requests", disconnects::domain_destroyed),

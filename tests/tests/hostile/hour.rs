@@ -16,8 +16,8 @@
 //! (nice -15, as root). The daemon's work for attackers has the daemon's usual priority. Cheap attacks keep its workers
 //! busy: an attacker lays its requests out once, and makes 256 of them available with one store. Undisturbed means that
 //! nothing runs beside the verifying disks. These pause for 0.5 ms after each round, as guests with other work do: if
-//! they saturated the workers, the number of attackers alone would decide about half of the throughput. The kernel's
-//! autogroups are off in the long form, because priorities have no effect between them.
+//! they saturated the workers, the criterion of half the throughput would depend only on the number of attackers. The
+//! kernel's autogroups are off in the long form, because priorities have no effect between them.
 //!
 //! Other programs on the machine disturb the comparison: during a build the criteria of the long form fail, direct I/O
 //! first (its requests wait for the device with everybody else's). One load, `host-direct`, has no daemon: it does

@@ -64,7 +64,7 @@ pub fn unread_responses(path: PathBuf) -> Attack {
                 control.count();
             }
             control.pause(Duration::from_millis(500));
-            // Reads part of the responses, so that the connection does not end in half a line.
+            // Reads the responses so far, so that no half line remains.
             let _ = stream.read(&mut [0; 4096]);
         }
     })

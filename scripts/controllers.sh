@@ -4,7 +4,8 @@
 #
 #   scripts/controllers.sh [FOLDER]      results go to FOLDER (default target/controllers): tables and JSON
 #
-# RUNTIME (seconds, default 2), RUNS (7) and PARTS ("interfaces slow-unit targets") select the runs. The machine must be idle.
+# RUNTIME (seconds, default 2), RUNS (7) and PARTS ("interfaces slow-unit targets") select the runs. The machine must be
+# idle.
 set -euo pipefail
 export MQBLK_TEST_KEYS=1 # for storage=fault
 cd "$(dirname "$0")/.."

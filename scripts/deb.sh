@@ -1,10 +1,10 @@
 #!/bin/bash
 # Builds the Debian packages of this tree:  scripts/deb.sh
 #
-# They are target/deb/mqblk_VERSION_ARCHITECTURE.deb, the daemon and its verbs, and mqblk-bench_..., the benchmark. Their
-# version is that of Cargo.toml, and their times are the commit's: the same tree and toolchain give the same packages in
-# any folder. MQBLK=PROGRAM packages an existing program, and the mqblk-bench beside it. DEBFULLNAME and DEBEMAIL are the
-# maintainer, as for other Debian tools.
+# They are target/deb/mqblk_VERSION_ARCHITECTURE.deb, the daemon and its verbs, and mqblk-bench_..., the benchmark.
+# Their version is that of Cargo.toml, and their times are the commit's: the same tree and toolchain give the same
+# packages in any folder. MQBLK=PROGRAM packages an existing program, and the mqblk-bench beside it. DEBFULLNAME and
+# DEBEMAIL are the maintainer, as for other Debian tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,10 +1,11 @@
 #!/bin/bash
-# fio in a real guest, with the same job file (tests/guest/benchmark.fio), in turn on mqblk (virtio-blk and virtio-scsi),
-# qemu-storage-daemon, and QEMU's own virtio-blk and virtio-scsi with an iothread for each queue (iothread-vq-mapping):
+# fio in a real guest, with the same job file (tests/guest/benchmark.fio), in turn on mqblk (virtio-blk and
+# virtio-scsi), qemu-storage-daemon, and QEMU's own virtio-blk and virtio-scsi with an iothread for each queue
+# (iothread-vq-mapping):
 #   scripts/guest-benchmarks.sh [--runs N] [--seconds S] [--vcpus N] [--out FOLDER] [--servers NAME,...] [--loads NAME,...] [--poll POLICY] [--layouts NAME,...]
-# --layouts: of a virtio-blk disk, 'each' (a queue for each virtual CPU, with a thread each; the default), '1-thread' (all
-# queues on one thread), '1-queue'. The ratio is then to the same server with one queue, as in "virtio-blk: multiqueue",
-# 2016:
+# --layouts: of a virtio-blk disk, 'each' (a queue for each virtual CPU, with a thread each; the default), '1-thread'
+# (all queues on one thread), '1-queue'. The ratio is then to the same server with one queue, as in "virtio-blk:
+# multiqueue", 2016:
 #   scripts/guest-benchmarks.sh --vcpus 4 --runs 5 --servers mqblk-virtio-blk,qemu-virtio-blk --layouts 1-queue,1-thread,each --loads random-reads
 # Writes FOLDER/guest.json and guest.md (results/) as results arrive, and prints the tables. As root on Debian 12: it
 # installs QEMU and prepares the guest. With KVM where a guest boots with it, else emulated: then compare the counts per

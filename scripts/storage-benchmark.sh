@@ -1,7 +1,7 @@
 #!/bin/bash
 # Compares disks of NBD servers, qcow2 images and Ceph clusters, served by mqblk and by qemu-storage-daemon (for Ceph:
-# QEMU's rbd driver in it), at the defaults of both, interleaved. Prints medians of IOPS and of the server's CPU time per
-# request, and the medians of the rounds' ratios.
+# QEMU's rbd driver in it), at the defaults of both, interleaved. Prints medians of IOPS and of the server's CPU time
+# per request, and the medians of the rounds' ratios.
 #   scripts/storage-benchmark.sh nbd|qcow2|rbd [ROUNDS [SECONDS]]
 # The client is mqblk's, which submits whole batches. With CLIENT=blkio it is the driver of libblkio, which shares no
 # code with mqblk and submits requests one by one (cargo build --release -p mqblk-tests --example blkio_load), without

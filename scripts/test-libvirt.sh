@@ -1,12 +1,12 @@
 #!/bin/bash
 # A domain of Debian's libvirt with a disk of the packaged service:  scripts/test-libvirt.sh [PACKAGE]
 #
-# As root. Boots systemd in namespaces of its own, over a copy of this system (an overlay in memory, so that nothing here
-# is changed). There it installs the package (by default the one that scripts/deb.sh builds), follows docs/libvirt.md with
-# the configuration and the XML printed there, and starts an emulated domain of qemu:///system. Its guest reads the host's
-# data from the image, then writes and verifies while another daemon takes over (systemctl reload, as in docs/systemd.md)
-# and while the service is restarted and killed; at last the image has the guest's data. The guest's kernel and programs
-# are those of tests/guest/prepare.sh. Takes half a minute.
+# As root. Boots systemd in namespaces of its own, over a copy of this system (an overlay in memory, so that nothing
+# here is changed). There it installs the package (by default the one that scripts/deb.sh builds), follows
+# docs/libvirt.md with the configuration and the XML printed there, and starts an emulated domain of qemu:///system. Its
+# guest reads the host's data from the image, then writes and verifies while another daemon takes over (systemctl
+# reload, as in docs/systemd.md) and while the service is restarted and killed; at last the image has the guest's data.
+# The guest's kernel and programs are those of tests/guest/prepare.sh. Takes half a minute.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C

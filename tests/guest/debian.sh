@@ -82,7 +82,8 @@ real_kernel_package() {
     sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p;T;q' <<<"$depends"
 }
 
-# kernel_parts PACKAGE: prints a kernel's package and those with its parts: since Linux 7.2 Debian's only depends on them.
+# kernel_parts PACKAGE: prints a kernel's package and those with its parts: since Linux 7.2 Debian's only depends on
+# them.
 kernel_parts() {
     echo "$1"
     apt-cache "${apt_options[@]}" depends "$1" 2>/dev/null | sed -n 's/^ *Depends: \(linux-\(base\|binary\|modules\)-[0-9].*\)/\1/p'

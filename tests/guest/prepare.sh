@@ -1,6 +1,7 @@
 #!/bin/bash
 # Prepares the boot files of the real-guest tests: a Debian kernel, and an initramfs with fio, the file system and the
-# SCSI tools. Adds the QEMU and the kernel of Debian trixie to those of this system, so that the tests can run with both.
+# SCSI tools. Adds the QEMU and the kernel of Debian trixie to those of this system, so that the tests can run with
+# both.
 #
 #   tests/guest/prepare.sh           install, download and build all missing files
 #

@@ -6,8 +6,8 @@
 # MQBLK_XEN_CACHE      the folder of the files                       (<repository>/.cache/xen)
 # MQBLK_XEN_KERNEL     the Debian kernel package of dom0             (linux-image-amd64)
 #
-# and the variables of tests/guest/prepare.sh: its kernel and its fio are those of the PV guest. That kernel (cloud-amd64)
-# has no CONFIG_XEN_DOM0, so dom0 has another one.
+# and the variables of tests/guest/prepare.sh: its kernel and its fio are those of the PV guest. That kernel
+# (cloud-amd64) has no CONFIG_XEN_DOM0, so dom0 has another one.
 #
 # Left in the cache folder: xen, vmlinux, dom0.cpio, manifest. Remove the folder to start again.
 #

@@ -24,9 +24,9 @@ const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/budget/committed.t
 const RENEW: &str = "MQBLK_RENEW_BUDGET";
 const PROGRAM: &str = "MQBLK_BUDGET_PROGRAM";
 const HEAD: &str = "# Instructions of a worker for one 4 KiB read of a null disk (scsi32: 32 disks in turn), from pull to publish, by the
-# number of requests published at once and by their layout in the ring (copy, map, persistent, bounce: a blkif ring, with
-# grant operations that cost nothing). Made by tests/tests/budget/main.rs, which fails when a number grows by more than 3
-# percent. Another compiler gives other numbers: then they are printed and not checked.
+# number of requests published at once and by their layout in the ring (copy, map, persistent, bounce: a blkif ring,
+# with grant operations that cost nothing). Made by tests/tests/budget/main.rs, which fails when a number grows by more
+# than 3 percent. Another compiler gives other numbers: then they are printed and not checked.
 ";
 
 /// Most additional instructions of a request with in-flight tracking, of 32 requests published at once.

@@ -35,8 +35,7 @@ pub use guest_observer::GuestObserver;
 pub use image_opener::{ImageAccess, ImageOpenError, ImageOpener, OpenImage};
 pub use mappings::{HeldMappings, MappingBudget};
 pub use queue::{
-    ArmResult, Call, DiskSlot, EventChannel, FinishedRequest, GuestQueue, Intake, LonePull, PublishResult, PullEnd,
-    Wake,
+    ArmResult, Call, DiskSlot, EventChannel, FinishedRequest, GuestQueue, Intake, PublishResult, PullEnd, Wake,
 };
 pub use rate_limit::{RateLimit, TokenBucket};
 pub use request::{Completion, Errno, Op, Outcome, Request, Tag};

@@ -81,17 +81,6 @@ impl PullEnd {
     }
 }
 
-/// What [`GuestQueue::pull_lone`] found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LonePull {
-    /// The ring is empty.
-    Nothing,
-    /// One request, which was admitted. The ring had no other, as far as the queue could tell: the next pull finds it.
-    Admitted,
-    /// Anything else: [`GuestQueue::pull`] is called next.
-    Other,
-}
-
 /// A completed request, as its queue gets it.
 #[derive(Debug)]
 pub struct FinishedRequest<T, B> {
@@ -140,10 +129,6 @@ pub trait GuestQueue: Send + 'static {
     /// The worker's context.
     type Context: IoContext;
 
-    /// The type has [a way of its own](Self::pull_lone) for a request that comes alone, and [`finish`](Self::finish) is a few instructions for
-    /// one that has succeeded: an engine may have a copy of it for requests that complete alone.
-    const SERVES_LONE: bool = false;
-
     /// Returns the most requests that can be in flight: the ring's size.
     fn depth(&self) -> u16;
 
@@ -160,15 +145,6 @@ pub trait GuestQueue: Send + 'static {
     /// Closes the queue for good. Nothing is in flight. Called before the queue [leaves](Self::leave) its last context, or when the first one has
     /// refused it.
     fn close(&mut self) {}
-
-    /// Takes what is available, if that is one request and the usual one, or nothing: most requests are alone where they come one by one, and what
-    /// makes a batch cheap is not worth its cost for them.
-    fn pull_lone<I>(&mut self, _context: &mut Self::Context, _into: &mut I) -> LonePull
-    where
-        I: Intake<Self::Token, <Self::Context as IoContext>::Buffer>,
-    {
-        LonePull::Other
-    }
 
     /// Takes one batch of requests off the ring.
     fn pull<I>(&mut self, context: &mut Self::Context, into: &mut I) -> PullEnd

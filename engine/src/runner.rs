@@ -294,9 +294,6 @@ impl<Q: GuestQueue<Context = UringContext>> AnyQueue for QueueRunner<Q> {
         submit: &mut SubmitContext<ToDisks<'_>>,
         publish: Option<&mut Clock>,
     ) -> (usize, Option<AfterPublish>) {
-        if !Q::SERVES_LONE {
-            return self.complete_any(context, completed, submit, publish);
-        }
         if let [done] = &mut *completed
             && self.per_disk.is_none()
             && let Some(ended) = self.finish_lone(context, done, submit)

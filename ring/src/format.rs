@@ -1,6 +1,6 @@
 //! What all formats of a virtqueue have in common. Source: virtio 1.3 section 2.6, "Virtqueues".
 
-use mqblk_memory::{BufferPool, GuestAddress, LeaseAccess};
+use mqblk_memory::{GuestAddress, LeaseAccess};
 
 /// Largest queue size that the specification allows. Source: virtio 1.3 sections 2.7 and 2.8.
 pub const MAX_QUEUE_SIZE: u16 = 32768;
@@ -125,17 +125,6 @@ impl ChainSegment {
     }
 }
 
-/// What is available in a ring.
-#[derive(Clone, Copy, Debug)]
-pub enum Available {
-    /// Nothing.
-    Nothing,
-    /// One chain, which was taken: there is no other whose cache misses could overlap with its own.
-    Lone(ChainHead),
-    /// [`DeviceRing::fetch`](crate::virtqueue::DeviceRing::fetch) takes it, or says what is wrong.
-    Batch,
-}
-
 /// What a device type reads of the first segment of a chain.
 pub trait ChainHeader: Sized {
     /// Bytes of the segment.
@@ -155,18 +144,6 @@ pub trait UsualChains {
         access: &mut LeaseAccess<'_>,
         head: &ChainHead,
     ) -> Option<(H, [ChainSegment; 2])>;
-}
-
-/// A ring that can take a chain that comes alone without the means for a batch.
-pub trait LoneChains: UsualChains {
-    /// Takes the next chain, if it is the only one that is available and nothing is wrong with its head.
-    fn take_lone(&mut self, pool: &BufferPool) -> Available;
-
-    /// Reads the first entry of the indirect table of a chain that was [taken](Self::take_lone), where [`UsualChains`] expects it.
-    fn read_table(&self, access: &mut LeaseAccess<'_>, head: &mut ChainHead);
-
-    /// Reads the head descriptor of a chain that was [taken](Self::take_lone) again.
-    fn reread(&self, index: u16) -> ChainHead;
 }
 
 /// Error of a chain.

@@ -3,12 +3,12 @@
 //! A format is a folder beside this file, and a variant in each of the two types here. Each call is a `match`, which costs a predictable
 //! branch: a queue keeps its format.
 
-use mqblk_core::{ArmResult, LonePull, PublishResult};
-use mqblk_memory::{BufferPool, GuestMemory, LeaseAccess, LeaseId, SharedWords};
+use mqblk_core::{ArmResult, PublishResult};
+use mqblk_memory::{BufferPool, GuestMemory, LeaseId, SharedWords};
 
 pub use crate::format::{
-    Available, ChainError, ChainHead, ChainHeader, ChainSegment, LoneChains, MAX_QUEUE_SIZE, RingAddresses, RingFormat,
-    RingSetupError, RingState, UsualChains, VirtqueueError,
+    ChainError, ChainHead, ChainHeader, ChainSegment, MAX_QUEUE_SIZE, RingAddresses, RingFormat, RingSetupError,
+    RingState, UsualChains, VirtqueueError,
 };
 use crate::packed::layout::Base;
 use crate::packed::{PackedDevice, PackedInflight, PackedRing};
@@ -59,8 +59,6 @@ pub const MAX_BATCH: usize = 32;
 pub struct ChainBatch {
     /// The chains. Those beyond the count that [`fetch`](Self::fetch) returned are stale.
     pub heads: [ChainHead; MAX_BATCH],
-    /// The first one was [put back](Self::put_back).
-    has_lone: bool,
 }
 
 impl ChainBatch {
@@ -77,38 +75,7 @@ impl ChainBatch {
         lease: LeaseId,
         max: usize,
     ) -> Result<(usize, bool), VirtqueueError> {
-        if std::mem::take(&mut self.has_lone) {
-            return Ok((1, false));
-        }
         ring.fetch(pool, lease, &mut self.heads, max)
-    }
-
-    /// Takes the ring's only chain, and looks its lease up. Else returns what the pull has found.
-    ///
-    /// # Errors
-    /// [`LonePull::Nothing`] and [`LonePull::Other`].
-    #[inline(always)] // else the chain would travel through memory
-    pub fn take_lone<'p>(
-        ring: &mut impl LoneChains,
-        (pool, lease): (&'p mut BufferPool, LeaseId),
-    ) -> Result<(ChainHead, LeaseAccess<'p>), LonePull> {
-        let mut head = match ring.take_lone(pool) {
-            Available::Nothing => return Err(LonePull::Nothing),
-            Available::Lone(head) => head,
-            Available::Batch => return Err(LonePull::Other),
-        };
-        let mut access = pool.access(lease);
-        ring.read_table(&mut access, &mut head);
-        Ok((head, access))
-    }
-
-    /// Puts a chain that was [taken alone](Self::take_lone), and is not a usual one, in the place of what the next [`fetch`](Self::fetch) would take.
-    /// Its descriptor is read again too, so that few values are kept for this.
-    #[cold]
-    pub fn put_back(&mut self, ring: &impl LoneChains, chain: u16) -> LonePull {
-        self.heads[0] = ring.reread(chain);
-        self.has_lone = true;
-        LonePull::Other
     }
 }
 

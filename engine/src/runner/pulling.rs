@@ -1,6 +1,6 @@
-//! Takes requests off the ring: a lone one, or a batch.
+//! Takes a batch of requests off the ring.
 
-use mqblk_core::{GuestQueue, LonePull, PullEnd};
+use mqblk_core::{GuestQueue, PullEnd};
 use mqblk_uring::UringContext;
 
 use super::intake::QueueIntake;
@@ -18,20 +18,7 @@ impl<Q: GuestQueue> QueueRunner<Q> {
     where
         Q: GuestQueue<Context = UringContext>,
     {
-        let pulled = if Q::SERVES_LONE {
-            let (tags, counters) = (&mut self.tags, &mut self.counters);
-            match self.queue.pull_lone(context, &mut QueueIntake { submit: &mut *submit, tags, counters }) {
-                LonePull::Nothing => (0, PullResult::Nothing),
-                LonePull::Admitted => {
-                    self.took(submit.now);
-                    return PullResult::Requests;
-                }
-                LonePull::Other => self.pull_several(context, submit),
-            }
-        } else {
-            self.pull_any(context, submit)
-        };
-        let (taken, result) = pulled;
+        let (taken, result) = self.pull_requests(context, submit);
         if result == PullResult::Broken {
             return result;
         }
@@ -53,18 +40,13 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         self.poll.active(true, now);
     }
 
-    /// As [`pull_any`](Self::pull_any), in a function of its own: a lone request needs fewer registers.
-    #[inline(never)]
-    fn pull_several<R: Route>(&mut self, context: &mut UringContext, submit: &mut SubmitContext<R>) -> (u64, PullResult)
-    where
-        Q: GuestQueue<Context = UringContext>,
-    {
-        self.pull_any(context, submit)
-    }
-
     /// Pulls a batch. Returns how many requests were taken.
-    #[inline(always)] // of the two callers a queue type has one
-    fn pull_any<R: Route>(&mut self, context: &mut UringContext, submit: &mut SubmitContext<R>) -> (u64, PullResult)
+    #[inline(always)] // it has one caller
+    fn pull_requests<R: Route>(
+        &mut self,
+        context: &mut UringContext,
+        submit: &mut SubmitContext<R>,
+    ) -> (u64, PullResult)
     where
         Q: GuestQueue<Context = UringContext>,
     {

@@ -42,8 +42,6 @@ impl GuestQueue for Queue {
     type Position = ();
     type Context = UringContext;
 
-    const SERVES_LONE: bool = true;
-
     fn depth(&self) -> u16 {
         64
     }

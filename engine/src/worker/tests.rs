@@ -186,8 +186,6 @@ impl GuestQueue for FakeQueue {
     type Position = ();
     type Context = UringContext;
 
-    const SERVES_LONE: bool = true;
-
     fn depth(&self) -> u16 {
         16
     }

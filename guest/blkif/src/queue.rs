@@ -4,9 +4,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use mqblk_core::{
-    ArmResult, ByteLen, FinishedRequest, GuestQueue, Intake, LonePull, Outcome, PublishResult, PullEnd, Wake,
-};
+use mqblk_core::{ArmResult, ByteLen, FinishedRequest, GuestQueue, Intake, Outcome, PublishResult, PullEnd, Wake};
 use mqblk_memory::{Buffer, MemoryShare, PooledContext};
 use mqblk_ring::blkif::request::MAX_SEGMENTS;
 use mqblk_ring::blkif::{BlkifRingError, RingPosition};
@@ -162,8 +160,6 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
     type Position = RingPosition;
     type Context = L;
 
-    const SERVES_LONE: bool = true;
-
     fn depth(&self) -> u16 {
         self.ring.ring().size() as u16
     }
@@ -181,11 +177,6 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
         self.barrier.close();
         let last = self.vbd.ring_closed(&self.waker);
         self.pages.close(last);
-    }
-
-    #[inline(always)] // the engine calls it in one place
-    fn pull_lone<I: Intake<BlkifToken, Buffer>>(&mut self, context: &mut L, into: &mut I) -> LonePull {
-        self.pull_single(context.pool(), into)
     }
 
     #[inline]

@@ -20,13 +20,6 @@ pub(crate) struct RingEntries {
     pub(crate) journal_slots: [Option<JournalSlot>; BATCH],
 }
 
-/// What [`RingSide::peek_lone`] found: nothing, one request, or anything else.
-pub(crate) enum Lone {
-    Nothing,
-    Request,
-    Other,
-}
-
 impl RingEntries {
     pub(crate) fn new() -> RingEntries {
         RingEntries { raws: [RawRequest::default(); BATCH], journal_slots: [None; BATCH] }
@@ -110,37 +103,6 @@ impl RingSide {
             journal.record_consumed(self.ring.position().req_cons);
         }
         Ok((count, count < waiting))
-    }
-
-    /// Copies the ring's only request into the first of the entries. It stays on the ring.
-    #[inline(always)] // it has one caller
-    pub(crate) fn peek_lone(&self, entries: &mut RingEntries) -> Lone {
-        if !self.replay.is_empty() {
-            return Lone::Other;
-        }
-        match self.ring.waiting() {
-            Ok(0) => Lone::Nothing,
-            Ok(1) => {
-                self.ring.peek_into(&mut entries.raws[0]);
-                Lone::Request
-            }
-            Ok(_) | Err(_) => Lone::Other,
-        }
-    }
-
-    /// Takes off the request that was [copied](Self::peek_lone), and records it in the journal. Returns its slot there, if there is a journal. `None`, and
-    /// nothing is done, if that is full.
-    #[inline(always)] // it has one caller
-    pub(crate) fn take_lone(&mut self, raw: &RawRequest) -> Option<Option<JournalSlot>> {
-        let slot = match &mut self.journal {
-            Some(journal) => Some(journal.record_request(raw)?),
-            None => None,
-        };
-        self.ring.skip();
-        if let Some(journal) = &mut self.journal {
-            journal.record_consumed(self.ring.position().req_cons);
-        }
-        Some(slot)
     }
 
     /// Like [`fetch`](Self::fetch), for requests that the previous backend process left.

@@ -2,7 +2,7 @@
 //!
 //! Whatever is anything else, or finds something missing, takes the [way of all requests](crate::pull), from its beginning.
 
-use mqblk_core::{ByteLen, ByteOffset, DiskSlot, Intake, LonePull, Op};
+use mqblk_core::{ByteLen, ByteOffset, DiskSlot, Intake, Op};
 use mqblk_memory::{Buffer, BufferPool, PooledContext};
 use mqblk_ring::blkif::status;
 
@@ -11,7 +11,6 @@ use crate::page_backing::{PageBacking, RequestPage};
 use crate::parse::TransferType;
 use crate::queue::{BlkifQueue, BlkifToken};
 use crate::request_table::{InflightRequest, RequestStep};
-use crate::ring_side::Lone;
 
 /// A usual request, checked.
 struct Single {
@@ -39,41 +38,6 @@ impl<L: PooledContext> BlkifQueue<L> {
         let Some(buffer) = self.take_single(pool, &single) else { return false };
         self.admit_single(&single, self.batch.entries.journal_slots[number], buffer, into);
         true
-    }
-
-    /// Admits the ring's only request, if it is a usual one.
-    #[inline(always)] // it has one caller
-    pub(crate) fn pull_single<I: Intake<BlkifToken, Buffer>>(
-        &mut self,
-        pool: &mut BufferPool,
-        into: &mut I,
-    ) -> LonePull {
-        if !self.pages.finds_mapped()
-            || !self.barrier.is_open()
-            || into.room() == 0
-            || self.requests.free_entries() == 0
-        {
-            return LonePull::Other;
-        }
-        match self.ring.peek_lone(&mut self.batch.entries) {
-            Lone::Nothing => return LonePull::Nothing,
-            Lone::Request => {}
-            Lone::Other => return LonePull::Other,
-        }
-        let Some(kind) = self.direct_transfer(0) else { return LonePull::Other };
-        self.pages.begin_batch();
-        let Some(single) = self.parse_single(0, kind, self.disk_size()) else { return LonePull::Other };
-        let Some(buffer) = self.take_single(pool, &single) else { return LonePull::Other };
-        match self.ring.take_lone(&self.batch.entries.raws[0]) {
-            Some(journal) => {
-                self.admit_single(&single, journal, buffer, into);
-                LonePull::Admitted
-            }
-            None => {
-                pool.release(buffer);
-                LonePull::Other
-            }
-        }
     }
 
     #[inline(always)] // else it would travel through memory

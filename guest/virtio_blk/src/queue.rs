@@ -4,12 +4,10 @@ use std::marker::PhantomData;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use mqblk_core::{
-    ArmResult, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, LonePull, Outcome, PublishResult, PullEnd,
-};
-use mqblk_memory::{Buffer, BufferPool, DirtyLog, GuestMemory, LeaseAccess, LeaseId, MemoryShare};
+use mqblk_core::{ArmResult, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, Outcome, PublishResult, PullEnd};
+use mqblk_memory::{Buffer, BufferPool, DirtyLog, GuestMemory, LeaseAccess, MemoryShare};
 use mqblk_ring::virtqueue::{
-    ChainBatch, ChainHead, DeviceRing, LoneChains, MappedRing, RingLog, RingState, UsualChains, VirtqueueError,
+    ChainBatch, ChainHead, DeviceRing, MappedRing, RingLog, RingState, UsualChains, VirtqueueError,
 };
 use mqblk_virtio::{GuestContext, QueueResources, VirtioQueue};
 
@@ -111,7 +109,7 @@ impl<L: GuestContext> BlkQueue<L> {
 }
 
 /// Admits a transfer. `None` if the chain is anything else.
-#[inline(always)] // for a lone chain; for each of a batch
+#[inline(always)] // for each of a batch
 fn admit_transfer<I: Intake<BlkToken, Buffer>>(
     ring: &impl UsualChains,
     head: &ChainHead,
@@ -123,25 +121,6 @@ fn admit_transfer<I: Intake<BlkToken, Buffer>>(
     let token = BlkToken { head: head.index, written, buffer: None };
     into.admit(token, DiskSlot::FIRST, op, start, len, Some(buffer));
     Some(())
-}
-
-/// Takes the ring's only chain, and admits it if it is a transfer.
-#[inline(always)] // for each format
-fn admit_lone<I: Intake<BlkToken, Buffer>>(
-    ring: &mut impl LoneChains,
-    batch: &mut ChainBatch,
-    memory: (&mut BufferPool, LeaseId),
-    rules: &TransferRules<'_>,
-    into: &mut I,
-) -> LonePull {
-    let (head, mut access) = match ChainBatch::take_lone(ring, memory) {
-        Ok(taken) => taken,
-        Err(found) => return found,
-    };
-    match admit_transfer(ring, &head, &mut access, rules, into) {
-        Some(()) => LonePull::Admitted,
-        None => batch.put_back(ring, head.index),
-    }
 }
 
 /// Admits transfers, up to the first chain that is anything else. Returns how many.
@@ -162,26 +141,10 @@ fn admit_transfers<I: Intake<BlkToken, Buffer>>(
     heads.len() - left.len()
 }
 
-impl<L: GuestContext> BlkQueue<L> {
-    /// As [`pull_lone`](GuestQueue::pull_lone), of a packed ring: in a function of its own, so that a split ring's is compiled as it is without it.
-    #[inline(never)]
-    fn pull_lone_packed<I: Intake<BlkToken, Buffer>>(&mut self, context: &mut L, into: &mut I) -> LonePull {
-        match &mut self.ring {
-            DeviceRing::Packed(ring) if into.room() > 0 => {
-                let rules = TransferRules { device: &self.device, limits: &self.limits };
-                admit_lone(ring, &mut self.batch, (context.pool(), self.share.lease()), &rules, into)
-            }
-            _ => LonePull::Other,
-        }
-    }
-}
-
 impl<L: GuestContext> GuestQueue for BlkQueue<L> {
     type Token = BlkToken;
     type Position = RingState;
     type Context = L;
-
-    const SERVES_LONE: bool = true;
 
     fn depth(&self) -> u16 {
         self.ring.size()
@@ -193,19 +156,6 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
 
     fn leave(&mut self, context: &mut L) {
         self.share.leave(context);
-    }
-
-    #[inline(always)] // the engine calls it in one place
-    fn pull_lone<I>(&mut self, context: &mut L, into: &mut I) -> LonePull
-    where
-        I: Intake<BlkToken, Buffer>,
-    {
-        let DeviceRing::Split(ring) = &mut self.ring else { return self.pull_lone_packed(context, into) };
-        if into.room() == 0 {
-            return LonePull::Other;
-        }
-        let rules = TransferRules { device: &self.device, limits: &self.limits };
-        admit_lone(ring, &mut self.batch, (context.pool(), self.share.lease()), &rules, into)
     }
 
     #[inline(always)] // the engine calls it in one place

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use mqblk_core::{ArmResult, Call, FinishedRequest, GuestQueue, Intake, LonePull, PublishResult, PullEnd};
+use mqblk_core::{ArmResult, Call, FinishedRequest, GuestQueue, Intake, PublishResult, PullEnd};
 use mqblk_memory::{Buffer, DirtyLog, GuestMemory};
 use mqblk_ring::virtqueue::{MappedRing, RingLog, RingState};
 use mqblk_virtio::{GuestContext, VirtioQueue};
@@ -55,8 +55,6 @@ impl<C: GuestContext> GuestQueue for ScsiQueue<C> {
     type Position = RingState;
     type Context = C;
 
-    const SERVES_LONE: bool = true;
-
     fn depth(&self) -> u16 {
         self.ring().device.size()
     }
@@ -81,14 +79,6 @@ impl<C: GuestContext> GuestQueue for ScsiQueue<C> {
     }
 
     #[inline(always)] // the engine calls it in one place
-    fn pull_lone<I: Intake<ScsiToken, Buffer>>(&mut self, context: &mut C, into: &mut I) -> LonePull {
-        match &mut self.kind {
-            QueueKind::Request(queue) => queue.pull_lone(context.pool(), into),
-            QueueKind::Control(_) | QueueKind::Event(_) => LonePull::Other,
-        }
-    }
-
-    #[inline(always)] // as above
     fn pull<I: Intake<ScsiToken, Buffer>>(&mut self, context: &mut C, into: &mut I) -> PullEnd {
         match &mut self.kind {
             QueueKind::Request(queue) => queue.pull(context.pool(), into),

@@ -5,9 +5,8 @@ use mqblk_memory::{BufferPool, GuestAddress, LeaseAccess, LeaseId};
 use super::device::PackedDevice;
 use super::layout::{DESC_BYTES, descriptor_from_words};
 use crate::format::{
-    Available, ChainError, ChainHead, ChainHeader, ChainSegment, DESC_INDIRECT, DESC_WRITE, Descriptor, LoneChains,
-    MAX_INDIRECT_ENTRIES, MAX_QUEUE_SIZE, MEMORY_LOST, NESTED_INDIRECT, READABLE_AFTER_WRITABLE, UsualChains,
-    VirtqueueError,
+    ChainError, ChainHead, ChainHeader, ChainSegment, DESC_INDIRECT, DESC_WRITE, Descriptor, MAX_INDIRECT_ENTRIES,
+    MAX_QUEUE_SIZE, MEMORY_LOST, NESTED_INDIRECT, READABLE_AFTER_WRITABLE, UsualChains, VirtqueueError,
 };
 
 const BAD_TABLE: VirtqueueError = VirtqueueError("an indirect table's length is not a multiple of 16 above 0");
@@ -63,40 +62,6 @@ impl UsualChains for PackedDevice {
         let header = H::read(access, GuestAddress(first.address))?;
         // What was read may be zeroes in the place of lost memory.
         (!access.may_be_lost()).then(|| (header, [second, third].map(ChainSegment::from_descriptor)))
-    }
-}
-
-impl LoneChains for PackedDevice {
-    #[inline(always)] // else the descriptor would travel through memory
-    fn take_lone(&mut self, pool: &BufferPool) -> Available {
-        if pool.may_be_lost() || self.replays() > 0 {
-            return Available::Batch;
-        }
-        match self.is_another_waiting() {
-            None => return Available::Nothing,
-            Some(true) => return Available::Batch,
-            Some(false) => {}
-        }
-        match self.take() {
-            Ok(Some((index, first))) => {
-                self.record_taken();
-                Available::Lone(ChainHead { index, first, first_indirect: None })
-            }
-            Ok(None) | Err(_) => Available::Batch,
-        }
-    }
-
-    #[inline(always)] // as above
-    fn read_table(&self, access: &mut LeaseAccess<'_>, head: &mut ChainHead) {
-        if head.first.flags & DESC_INDIRECT != 0 {
-            head.first_indirect = access.read(GuestAddress(head.first.address)).map(descriptor_from_words);
-        }
-    }
-
-    #[cold]
-    fn reread(&self, index: u16) -> ChainHead {
-        let slot = self.chains.get(usize::from(index)).map_or(0, |chain| chain.slot);
-        ChainHead { index, first: self.ring.load(slot).0, first_indirect: None }
     }
 }
 

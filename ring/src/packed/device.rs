@@ -199,16 +199,6 @@ impl PackedDevice {
         self.avail.is_available(self.ring.load_state(self.avail.slot).2)
     }
 
-    /// Returns true if another chain is available behind the next one, which has one or three descriptors, as most have. `None` if none is.
-    /// Behind a longer one it may find one of its own; behind one of two it may miss a chain, which the next look finds.
-    #[inline]
-    pub(super) fn is_another_waiting(&self) -> Option<bool> {
-        let flags = self.ring.load_state(self.avail.slot).2;
-        let count = if flags & DESC_NEXT != 0 { 3 } else { 1 };
-        let behind = self.avail.after(count, self.ring.size());
-        self.avail.is_available(flags).then(|| behind.is_available(self.ring.load_state(behind.slot).2))
-    }
-
     /// Takes the next chain, if one is available. Returns its buffer id and its head descriptor.
     ///
     /// # Errors

@@ -5,8 +5,8 @@ use mqblk_memory::{BufferPool, GuestAddress, LeaseAccess, LeaseId};
 use super::device::SplitDevice;
 use super::layout::{DESC_BYTES, DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
 use crate::format::{
-    Available, ChainError, ChainHead, ChainHeader, ChainSegment, Descriptor, LoneChains, MAX_INDIRECT_ENTRIES,
-    MEMORY_LOST, NESTED_INDIRECT, READABLE_AFTER_WRITABLE, UsualChains, VirtqueueError,
+    ChainError, ChainHead, ChainHeader, ChainSegment, Descriptor, MAX_INDIRECT_ENTRIES, MEMORY_LOST, NESTED_INDIRECT,
+    READABLE_AFTER_WRITABLE, UsualChains, VirtqueueError,
 };
 
 impl ChainHead {
@@ -113,32 +113,6 @@ impl UsualChains for SplitDevice {
         let linked = links == u32::from(DESC_NEXT) << 16 | u32::from(DESC_NEXT) && third.flags == DESC_WRITE;
         // What was read may be zeroes in the place of lost memory.
         (linked && !access.may_be_lost()).then(|| (header, [second, third].map(ChainSegment::from_descriptor)))
-    }
-}
-
-impl LoneChains for SplitDevice {
-    #[inline(always)] // else the descriptor would travel through memory
-    fn take_lone(&mut self, pool: &BufferPool) -> Available {
-        let count = self.ahead();
-        if count > 1 || pool.may_be_lost() || self.replays() > 0 {
-            return Available::Batch;
-        }
-        if count == 0 {
-            return Available::Nothing;
-        }
-        let index = self.head(0);
-        match self.take(index) {
-            Ok(()) => Available::Lone(ChainHead { index, first: self.descriptor(index), first_indirect: None }),
-            Err(_) => Available::Batch,
-        }
-    }
-
-    #[inline(always)] // does nothing: the entry is read with the others
-    fn read_table(&self, _access: &mut LeaseAccess<'_>, _head: &mut ChainHead) {}
-
-    #[cold]
-    fn reread(&self, index: u16) -> ChainHead {
-        ChainHead { index, first: self.descriptor(index), first_indirect: None }
     }
 }
 

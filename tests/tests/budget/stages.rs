@@ -19,20 +19,13 @@ const TURN: usize = 8;
 /// A function that begins a stage: the stage's index, and the function's source file and name. Within `parse`, any of
 /// them begins a stage. Within another stage the first four do not, so that a request admitted by a completion is part
 /// of `finish`.
-const MARKS: [(usize, &str, &str); 26] = [
+const MARKS: [(usize, &str, &str); 19] = [
     (0, "ring/src/split/chain.rs", "fetch"),
-    (0, "ring/src/split/chain.rs", "take_lone"),
     (0, "ring/src/packed/chain.rs", "fetch"),
-    (0, "ring/src/packed/chain.rs", "take_lone"),
     (0, "guest/blkif/src/ring_side.rs", "fetch"),
-    (0, "guest/blkif/src/ring_side.rs", "peek_lone"),
-    (0, "guest/blkif/src/ring_side.rs", "take_lone"),
     (1, "guest/virtio_blk/src/queue.rs", "pull"),
-    (1, "guest/virtio_blk/src/queue.rs", "pull_lone"),
     (1, "guest/virtio_scsi/src/queue.rs", "pull"),
-    (1, "guest/virtio_scsi/src/queue.rs", "pull_lone"),
     (1, "guest/blkif/src/queue.rs", "pull"),
-    (1, "guest/blkif/src/queue.rs", "pull_lone"),
     (2, "engine/src/runner/intake.rs", "admit"),
     (2, "engine/src/runner/intake.rs", "admit_parts"),
     (3, "engine/src/route.rs", "plug"),

@@ -8,8 +8,8 @@ use mqblk_blkif::journal::{Journal, JournalSlot};
 use mqblk_blkif::{BlkifQueue, BlkifToken, RingParts, Vbd};
 use mqblk_core::units::in_range;
 use mqblk_core::{
-    ArmResult, ByteLen, ByteOffset, DiskSlot, EventChannel, FinishedRequest, GuestQueue, Intake, IoContext, LonePull,
-    Op, Outcome, PublishResult, PullEnd, Wake,
+    ArmResult, ByteLen, ByteOffset, DiskSlot, EventChannel, FinishedRequest, GuestQueue, Intake, IoContext, Op,
+    Outcome, PublishResult, PullEnd, Wake,
 };
 use mqblk_memory::{Buffer, BufferPool, GrantAccess, Mapping, PooledContext};
 use mqblk_ring::blkif::{RawRequest, RingPosition};
@@ -203,17 +203,9 @@ impl TestBackend {
         woken
     }
 
-    /// Pulls as an engine does: a lone request first.
+    /// Pulls a batch.
     pub(crate) fn pull(&mut self) -> PullEnd {
-        match self.pull_lone() {
-            LonePull::Nothing => PullEnd::Empty { taken: 0 },
-            LonePull::Admitted => PullEnd::Empty { taken: 1 },
-            LonePull::Other => self.queue.pull(&mut self.context, &mut self.intake),
-        }
-    }
-
-    pub(crate) fn pull_lone(&mut self) -> LonePull {
-        self.queue.pull_lone(&mut self.context, &mut self.intake)
+        self.queue.pull(&mut self.context, &mut self.intake)
     }
 
     /// Pulls until the ring is empty.

@@ -1,8 +1,8 @@
 //! READ and WRITE commands of the usual layout, which are admitted in one step: most commands. Anything else takes the way of all commands.
 
-use mqblk_core::{DiskSlot, Intake, LonePull, Op};
-use mqblk_memory::{Buffer, BufferPool, LeaseAccess, LeaseId};
-use mqblk_ring::virtqueue::{ChainBatch, ChainHead, DeviceRing, LoneChains, UsualChains};
+use mqblk_core::{DiskSlot, Intake, Op};
+use mqblk_memory::{Buffer, LeaseAccess};
+use mqblk_ring::virtqueue::{ChainHead, UsualChains};
 use mqblk_scsi::{Transfer, TransferRules};
 
 use super::RequestQueue;
@@ -25,7 +25,7 @@ impl KnownUnit {
 }
 
 /// Admits a READ or WRITE command of the usual layout. `None`, and nothing is done, for anything else.
-#[inline(always)] // into the loop of a batch, and for a lone command
+#[inline(always)] // into the loop of a batch
 fn admit_transfer<I: Intake<ScsiToken, Buffer>>(
     ring: &impl UsualChains,
     head: &ChainHead,
@@ -76,55 +76,7 @@ pub(crate) fn admit_transfers<I: Intake<ScsiToken, Buffer>>(
     heads.len() - left.len()
 }
 
-/// Takes the ring's only chain, and admits it if it is a READ or WRITE command of the usual layout.
-#[inline(always)] // for each format
-fn admit_lone<I: Intake<ScsiToken, Buffer>>(
-    ring: &mut impl LoneChains,
-    batch: &mut ChainBatch,
-    memory: (&mut BufferPool, LeaseId),
-    map: &LunMap,
-    most: u8,
-    into: &mut I,
-) -> LonePull {
-    let (head, mut access) = match ChainBatch::take_lone(ring, memory) {
-        Ok(taken) => taken,
-        Err(found) => return found,
-    };
-    let mut known = KnownUnit::NONE;
-    match admit_transfer(ring, &head, &mut access, (map, &mut known), most, into) {
-        Some(()) => LonePull::Admitted,
-        None => batch.put_back(ring, head.index),
-    }
-}
-
 impl RequestQueue {
-    /// Takes the ring's only command, if it is of the usual layout.
-    #[inline(always)] // the engine calls it in one place
-    pub(crate) fn pull_lone<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> LonePull {
-        let Some(most) = self.usual_response() else { return LonePull::Other };
-        let DeviceRing::Split(ring) = &mut self.ring.device else { return self.pull_lone_packed(pool, most, into) };
-        if into.room() == 0 || !self.device.is_map_current(&self.lun_map) {
-            return LonePull::Other;
-        }
-        admit_lone(ring, &mut self.batch, (pool, self.ring.share.lease()), &self.lun_map, most, into)
-    }
-
-    /// The same of a packed ring: in a function of its own, so that a split ring's is compiled as it is without it.
-    #[inline(never)]
-    fn pull_lone_packed<I: Intake<ScsiToken, Buffer>>(
-        &mut self,
-        pool: &mut BufferPool,
-        most: u8,
-        into: &mut I,
-    ) -> LonePull {
-        match &mut self.ring.device {
-            DeviceRing::Packed(ring) if into.room() > 0 && self.device.is_map_current(&self.lun_map) => {
-                admit_lone(ring, &mut self.batch, (pool, self.ring.share.lease()), &self.lun_map, most, into)
-            }
-            _ => LonePull::Other,
-        }
-    }
-
     /// Returns the most bytes of a response, if commands of the usual layout are admitted in one step.
     #[inline]
     pub(crate) fn usual_response(&self) -> Option<u8> {

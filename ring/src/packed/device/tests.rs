@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::super::PackedDriver;
 use super::*;
-use crate::format::{Available, ChainError, ChainHead, ChainSegment, LoneChains, RingAddresses};
+use crate::format::{ChainError, ChainHead, ChainSegment, RingAddresses};
 use crate::packed::layout::DESC_USED;
 use crate::split::driver::{ChainLayout, IndirectArea};
 
@@ -23,8 +23,6 @@ struct Guest {
     pool: BufferPool,
     lease: LeaseId,
     size: u16,
-    /// The next fetch first tries to take a lone chain: every other one does.
-    tries_lone: bool,
 }
 
 /// A chain's id and its segments.
@@ -36,7 +34,7 @@ impl Guest {
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
         let mut pool = BufferPool::new();
         let lease = pool.acquire_lease(Arc::clone(&memory), vec![]);
-        Guest { memory, pool, lease, size, tries_lone: false }
+        Guest { memory, pool, lease, size }
     }
 
     fn driver(&self, event_idx: bool) -> PackedDriver {
@@ -64,18 +62,6 @@ impl Guest {
     }
 
     fn fetch(&mut self, device: &mut PackedDevice, max: usize) -> Result<(Vec<ChainHead>, bool), VirtqueueError> {
-        self.tries_lone = !self.tries_lone && max > 0;
-        if self.tries_lone {
-            match device.take_lone(&self.pool) {
-                Available::Nothing => return Ok((vec![], false)),
-                Available::Lone(head) => {
-                    let again = device.reread(head.index);
-                    assert_eq!((again.index, again.first), (head.index, head.first));
-                    return Ok((vec![again], device.is_waiting()));
-                }
-                Available::Batch => {}
-            }
-        }
         let mut heads = [ChainHead::default(); BATCH];
         let (count, more) = device.fetch(&mut self.pool, self.lease, &mut heads, max)?;
         Ok((heads[..count].to_vec(), more))
@@ -187,9 +173,7 @@ proptest! {
                 Step::Take { max } => {
                     let (heads, more) = guest.fetch(&mut device, max).unwrap();
                     let expected = published.len().min(max).min(BATCH);
-                    // A chain of two descriptors may be taken as a lone one though another follows.
-                    let is_lone = guest.tries_lone && heads.len() == 1 && expected > 1 && published[0].1.len() == 2;
-                    prop_assert!(heads.len() == expected || is_lone, "{} of {expected}", heads.len());
+                    prop_assert_eq!(heads.len(), expected);
                     for head in &heads {
                         let (token, segments) = published.pop_front().unwrap();
                         prop_assert_eq!(guest.walk(&device, head).unwrap(), (head.index, segments));
@@ -368,41 +352,6 @@ fn a_chain_of_a_large_ring_is_no_longer_than_a_request_can_be() {
     let ring = PackedRing::resolve(&guest.memory, &at, 2048).unwrap();
     let mut device = PackedDevice::new(ring, Base::FIRST, false);
     assert_eq!(guest.fetch(&mut device, BATCH).unwrap_err(), CHAIN_TOO_LONG);
-}
-
-#[test]
-fn a_chain_that_comes_alone_is_taken_alone() {
-    let guest = Guest::new(8);
-    let mut device = guest.device(false);
-    let index_of = |available| match available {
-        Available::Lone(head) => Some(head.index),
-        Available::Nothing | Available::Batch => None,
-    };
-    assert!(matches!(device.take_lone(&guest.pool), Available::Nothing));
-    // One of three descriptors, whose id is that of the last one.
-    for (slot, flags) in [(2, DESC_WRITE), (1, DESC_NEXT | DESC_WRITE), (0, DESC_NEXT)] {
-        guest.slot(slot, (0x4000, 16, 5, flags | AVAIL));
-    }
-    assert_eq!(index_of(device.take_lone(&guest.pool)), Some(5));
-    assert!(matches!(device.take_lone(&guest.pool), Available::Nothing));
-    // A table, with an id that is in flight, that is none, and one that is free.
-    for (id, taken) in [(5, None), (8, None), (u16::MAX, None), (1, Some(1))] {
-        guest.slot(3, (0x4000, 48, id, DESC_INDIRECT | AVAIL));
-        let found = device.take_lone(&guest.pool);
-        assert_eq!(index_of(found), taken);
-        assert_eq!(matches!(found, Available::Batch), taken.is_none(), "{id}");
-    }
-    // Two.
-    guest.slot(5, (0x4000, 48, 3, DESC_INDIRECT | AVAIL));
-    guest.slot(4, (0x4000, 48, 2, DESC_INDIRECT | AVAIL));
-    assert!(matches!(device.take_lone(&guest.pool), Available::Batch));
-    assert_eq!(device.state().in_flight, [1, 5], "nothing was taken");
-    // A chain without an end.
-    for slot in [7, 6, 5, 4] {
-        guest.slot(slot, (0x4000, 16, 2, DESC_NEXT | if slot == 7 { 0 } else { AVAIL }));
-    }
-    assert!(matches!(device.take_lone(&guest.pool), Available::Batch));
-    assert_eq!(device.state().in_flight, [1, 5], "nothing was taken");
 }
 
 /// A guest that changes a chain after it was taken changes neither its length nor its identity.

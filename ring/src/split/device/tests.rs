@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use mqblk_memory::{BufferPool, GuestAddress, GuestMemory, Region};
+use mqblk_memory::{GuestAddress, GuestMemory, Region};
 
 use super::*;
-use crate::format::{Available, LoneChains, MAX_QUEUE_SIZE, RingAddresses};
+use crate::format::{MAX_QUEUE_SIZE, RingAddresses};
 
 /// Guest address of the available ring.
 const AVAIL: u64 = 0x8_0000;
@@ -53,35 +53,4 @@ fn a_chain_of_a_large_ring_is_no_longer_than_a_request_can_be() {
     for size in [2048, MAX_QUEUE_SIZE] {
         assert_eq!(follow(&circle(size)), (1026, CHAIN_TOO_LONG));
     }
-}
-
-#[test]
-fn a_chain_is_taken_alone_if_it_is_the_only_one_and_its_head_is_good() {
-    let (mut ring, memory) = circle_in_memory(64);
-    let pool = BufferPool::new();
-    // The available index, then entries.
-    let write = |index: u16, at: u64, head: u16| {
-        memory.write(GuestAddress(AVAIL + 4 + 2 * at), &head.to_le_bytes()).unwrap();
-        memory.write(GuestAddress(AVAIL + 2), &index.to_le_bytes()).unwrap();
-    };
-    let index_of = |available| match available {
-        Available::Lone(head) => Some(head.index),
-        Available::Nothing | Available::Batch => None,
-    };
-    assert!(matches!(ring.take_lone(&pool), Available::Nothing));
-    write(1, 0, 3);
-    assert_eq!(index_of(ring.take_lone(&pool)), Some(3));
-    assert!(matches!(ring.take_lone(&pool), Available::Nothing));
-    for bad in [3, 64, u16::MAX] {
-        write(2, 1, bad);
-        assert!(matches!(ring.take_lone(&pool), Available::Batch), "{bad}");
-    }
-    assert_eq!(ring.state().in_flight, [3], "nothing was taken");
-    write(2, 1, 5);
-    assert_eq!(index_of(ring.take_lone(&pool)), Some(5));
-    for index in [4, 1, u16::MAX] {
-        write(index, 2, 7);
-        assert!(matches!(ring.take_lone(&pool), Available::Batch), "{index}");
-    }
-    assert_eq!((ring.state().base, ring.state().in_flight), (2, vec![3, 5]));
 }

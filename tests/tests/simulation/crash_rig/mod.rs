@@ -7,8 +7,8 @@ pub(crate) mod store;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mqblk_core::{
-    ArmResult, ByteLen, ByteOffset, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, LonePull, Op, PublishResult,
-    PullEnd, Wake,
+    ArmResult, ByteLen, ByteOffset, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, Op, PublishResult, PullEnd,
+    Wake,
 };
 use mqblk_engine::{AnyDisk, PlugOptions, QueueDisk, SteppedQueue, SteppedWorker, UringContext};
 use mqblk_memory::{Buffer, GuestAddress, GuestMemory, MemoryShare, SharedWords};
@@ -95,8 +95,6 @@ impl<Q: GuestQueue<Context = UringContext, Token: Send>> GuestQueue for MortalQu
     type Position = Q::Position;
     type Context = UringContext;
 
-    const SERVES_LONE: bool = Q::SERVES_LONE;
-
     fn depth(&self) -> u16 {
         self.0.0.depth()
     }
@@ -108,10 +106,6 @@ impl<Q: GuestQueue<Context = UringContext, Token: Send>> GuestQueue for MortalQu
     }
     fn close(&mut self) {
         self.0.0.close();
-    }
-    fn pull_lone<I: Intake<Q::Token, Buffer>>(&mut self, context: &mut UringContext, into: &mut I) -> LonePull {
-        let (kill, remains) = (Arc::clone(&self.0.1), Arc::clone(&self.1));
-        self.0.with(|queue| queue.pull_lone(context, &mut MortalIntake(into, kill, remains)))
     }
     fn pull<I: Intake<Q::Token, Buffer>>(&mut self, context: &mut UringContext, into: &mut I) -> PullEnd {
         let (kill, remains) = (Arc::clone(&self.0.1), Arc::clone(&self.1));

@@ -57,7 +57,7 @@ pub struct Limits {
     pub pins_memory: bool,
 }
 
-/// Why a disk could not be opened, or a channel to it.
+/// Error of opening a disk or a channel.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
     /// The host's operating system refused.
@@ -81,10 +81,10 @@ pub enum DiskError {
     },
 }
 
-/// Is told what happens to a disk's storage while it is open. Called from any thread, a worker's included, with locks of the backend held:
-/// it must neither block nor call the disk.
+/// Observes a disk's storage while the disk is open. Called from any thread, a worker's included, with locks of the
+/// backend held: it must neither block nor call the disk.
 pub trait DiskObserver: Send + Sync {
-    /// The storage may have another size: ask [`Disk::found_size`].
+    /// The storage may have another size: call [`Disk::found_size`].
     fn size_changed(&self);
 
     /// The storage cannot be reached: requests wait or fail.
@@ -109,8 +109,9 @@ pub struct ConnectionStats {
 
 /// An open disk. Shared by all workers; holds no state that a request touches.
 ///
-/// Contract: the engine checks ranges at admission, and the channel checks them again (a resize may come between). A backend does not get
-/// modifying requests for a read-only disk; if it does, it completes them with [`Outcome::ReadOnly`](crate::Outcome).
+/// Contract: the engine checks ranges at admission, and the channel checks them again (a resize may happen in between).
+/// A backend does not get modifying requests for a read-only disk; if it does, it completes them with
+/// [`Outcome::ReadOnly`](crate::Outcome).
 pub trait Disk<L: IoContext>: Send + Sync {
     /// Returns the geometry.
     fn geometry(&self) -> Geometry;
@@ -124,7 +125,7 @@ pub trait Disk<L: IoContext>: Send + Sync {
     /// Makes all finished writes durable. Blocks: only for control threads, when a disk is closed.
     ///
     /// # Errors
-    /// When the storage fails to.
+    /// When the storage fails.
     fn sync(&self) -> std::io::Result<()> {
         Ok(())
     }
@@ -146,55 +147,59 @@ pub trait Disk<L: IoContext>: Send + Sync {
     /// When the storage cannot have that size; then it is unchanged.
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError>;
 
-    /// Activates the disk because queues that use it are about to run: takes the locks that keep others from running theirs, unless they
-    /// are held, and drops cached contents. A changed [size](Self::found_size) is left to the caller. Counted: each call is undone by one
-    /// [`deactivate`](Self::deactivate). May block until a user that is stopping has stopped: only for control threads.
+    /// Activates the disk before queues that use it run. Takes the locks that keep others from running theirs, unless
+    /// they are held, and drops cached contents. A changed [size](Self::found_size) is left to the caller. Counted:
+    /// each call is undone by one [`deactivate`](Self::deactivate). May block until a user that is stopping has
+    /// stopped: only for control threads.
     ///
     /// # Errors
-    /// When another user has it; then it is not active.
+    /// When another user has activated it. The disk is then not active here.
     fn activate(&self) -> Result<(), DiskError> {
         Ok(())
     }
 
-    /// Deactivates the disk because the queues have stopped, with nothing in flight. After the last call others may run theirs, and read
-    /// all that was written. Blocks.
+    /// Deactivates the disk after its queues have stopped, with nothing in flight. After the last call others may run
+    /// theirs, and read all that was written. Blocks.
     ///
     /// # Errors
-    /// When it is not sure that all is there. The disk is not active, but others are kept out.
+    /// When writes may be missing. The disk is not active, but others are kept out.
     fn deactivate(&self) -> Result<(), DiskError> {
         Ok(())
     }
 
-    /// Releases what others may wait for, such as a lock that a server keeps for this client. Called once, after the last flush and when no
-    /// channel is open, before the process ends; requests and other calls fail afterwards. Blocks, with a bound of its own. A disk that is
-    /// dropped without it releases the same later, by another thread.
+    /// Releases resources that others may wait for, for example a lock that a server holds for this client. Called
+    /// once, after the last flush and when no channel is open, before the process ends; requests and other calls fail
+    /// afterwards. Blocks, with a bound of its own. A disk that is dropped without it releases them later, by another
+    /// thread.
     fn close(&self) {}
 
-    /// Returns the open images that another process of the host needs to take the disk over: it opens the disk while this one still has it,
-    /// and runs its queues after the [`deactivate`](Self::deactivate) here.
+    /// Returns the open images that another process of the host needs to take the disk over. It opens the disk while
+    /// this one still has it, and runs its queues after the [`deactivate`](Self::deactivate) here.
     ///
     /// # Errors
-    /// When no other process can: what is here would be lost or used twice. In words that follow "its storage".
+    /// When no other process can take it over: content would be lost or used twice. The text follows "its storage".
     fn hand_over(&self) -> Result<Vec<OpenImage>, String> {
         Err("cannot be handed over".to_owned())
     }
 
-    /// Leaves the disk to the other process, which runs its queues from now on. Called with nothing in flight that the other process does not
-    /// do again. Until the other process has ended, [`activate`](Self::activate) may fail. Blocks.
+    /// Leaves the disk to the other process, which runs its queues from now on. Called with nothing in flight except
+    /// requests that the other process repeats. Until the other process has ended, [`activate`](Self::activate) may
+    /// fail. Blocks.
     ///
     /// # Errors
-    /// When it is active here, and what it does would harm what the other process does. In words that follow "its storage".
+    /// When it is active here and would harm the other process. The text follows "its storage".
     fn leave(&self) -> Result<(), String> {
         Ok(())
     }
 
-    /// Returns what tells a raw image from another one under its name. `None`: it is not raw bytes that a guest fills as it likes. Blocks.
+    /// Returns an identity that distinguishes a raw image from another one under its name; `None` if it is not raw
+    /// bytes that a guest fills. Blocks.
     fn raw_identity(&self) -> Option<String> {
         None
     }
 
-    /// Tells `observer` from now on, and at once if the storage cannot be reached now. There is one observer: another one takes its place.
-    /// A backend that never has anything to say need not do anything.
+    /// Notifies `observer` from now on, and at once if the storage cannot be reached. It replaces the previous
+    /// observer. A backend without notifications need not do anything.
     fn observe(&self, _observer: Arc<dyn DiskObserver>) {}
 
     /// Returns the statistics of its connections; `None` if its storage has none.
@@ -202,13 +207,15 @@ pub trait Disk<L: IoContext>: Send + Sync {
         None
     }
 
-    /// Returns the most channels that may be open at a time, if there is a bound: queues of the disk must be on so few workers.
+    /// Returns the most channels that may be open at a time, if there is a bound: its queues must be on at most this
+    /// many workers.
     fn max_channels(&self) -> Option<u16> {
         None
     }
 
-    /// A worker's own handle. Called on the worker's thread, which serves other disks: what takes time (a connection) is begun here and
-    /// ends later. Until then the channel takes nothing from [`submit`](DiskChannel::submit); then it wakes its worker by a completion.
+    /// Opens a worker's own handle. Called on the worker's thread, which serves other disks: slow work (a connection)
+    /// is begun here and ends later. Until then [`submit`](DiskChannel::submit) takes nothing; then the channel wakes
+    /// its worker by a completion.
     ///
     /// # Errors
     /// When the host refuses a resource that the channel needs.
@@ -221,12 +228,12 @@ pub trait Disk<L: IoContext>: Send + Sync {
 /// * Every request taken by [`submit`](Self::submit) gets exactly one [`Completion`], with its buffer. Requests may complete in any order;
 ///   only flush is ordered, as [`Op::Flush`](crate::Op) says.
 /// * A short transfer is continued by the channel or fails; it is never reported as done.
-/// * No method blocks on storage. What blocks is done by another thread, which completes through the context
+/// * No method blocks on storage. Blocking calls are made by another thread, which completes through the context
 ///   (docs/write-a-backend.md).
-/// * A channel is drained before it is dropped: `outstanding()` is 0, or the context keeps the buffers for ever and logs that.
+/// * A channel is drained before it is dropped: `outstanding()` is 0, or the context leaks the buffers and logs that.
 pub trait DiskChannel<L: IoContext> {
-    /// Takes requests from the head of `batch` (removing them) and returns how many. The rest is back-pressure, not an error: the engine
-    /// offers it again. Requests that complete at once are put in `finished` directly.
+    /// Takes requests from the head of `batch` (removing them) and returns how many. The rest is back-pressure, not an
+    /// error: the engine offers it again. Requests that complete at once go to `finished`.
     fn submit(
         &mut self,
         context: &mut L,
@@ -235,21 +242,21 @@ pub trait DiskChannel<L: IoContext> {
     ) -> usize;
 
     /// Collects completions into `finished`; returns how many. Called in each turn while requests are outstanding, and
-    /// whenever the ring has brought the channel a completion. Reads all completions that there are: the worker does not sleep before.
+    /// whenever the ring has brought the channel a completion. Reads all completions: the worker does not sleep before.
     fn reap(&mut self, context: &mut L, finished: &mut Vec<Completion<L::Buffer>>) -> usize;
 
-    /// Tries to cancel the outstanding requests of `tags`, which are sorted. Does not block. Each request still gets exactly one
-    /// [`Completion`], here in `finished` or later, with its buffer, and not before the kernel has released that: with
-    /// [`Outcome::Aborted`](crate::Outcome) if it was cancelled, else with its own outcome. An aborted request may have done nothing, a
-    /// part, or all of its work, but does nothing more. Tags that are not (or no longer) outstanding are ignored. A backend whose requests
-    /// complete soon anyway need not do anything.
+    /// Tries to cancel the outstanding requests of `tags`, which are sorted. Does not block. Each request still gets
+    /// exactly one [`Completion`], here in `finished` or later, with its buffer, and not before the kernel has released
+    /// it: with [`Outcome::Aborted`](crate::Outcome) if it was cancelled, else with its own outcome. An aborted request
+    /// may have done nothing, a part, or all of its work, but does nothing more. Tags that are not (or no longer)
+    /// outstanding are ignored. A backend whose requests complete soon anyway need not do anything.
     fn cancel(&mut self, _context: &mut L, _tags: &[Tag], _finished: &mut Vec<Completion<L::Buffer>>) {}
 
     /// Returns the number of requests taken and not yet completed.
     fn outstanding(&self) -> u32;
 
-    /// Returns when the worker must call [`reap`](Self::reap) even without a completion in the ring (a backend that completes by the
-    /// clock). `None` when completions alone wake the worker. Asked while requests are outstanding.
+    /// Returns when the worker must call [`reap`](Self::reap) even without a completion in the ring (a backend that
+    /// completes by the clock). `None` when completions alone wake the worker. Called while requests are outstanding.
     fn deadline(&self) -> Option<Instant> {
         None
     }

@@ -1,6 +1,7 @@
-//! Who is told of a device's guests.
+//! Notifications of a device's guests.
 
-/// Is told when a guest relies on a device, and when it is gone. May block on a file: called by the device's control thread.
+/// Observes when a guest relies on a device, and when it is gone. May block on a file: called by the device's control
+/// thread.
 pub trait GuestObserver: Send + Sync {
     /// The device's queues start: its guest knows the device as it is now.
     fn arrived(&self);

@@ -1,4 +1,6 @@
-//! How storage backends open images: by an opener that the program passes to them, because the process that serves guests may not have the
+//! Opening of images by storage backends. They use an opener that the program passes to them, because the process that
+//! serves guests may not have the right to open files itself. The opener also knows which connections the process may
+//! make.
 //! right to open files itself. It also knows which connections the process may make.
 
 use std::fmt;
@@ -7,7 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// How an image is opened. It is always opened for reading, and never created, truncated or waited for.
+/// Access to an image. It is always opened for reading, and never created, truncated or waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ImageAccess {
     /// Also for writing.
@@ -18,7 +20,8 @@ pub struct ImageAccess {
     pub exclusive: bool,
 }
 
-/// An open image, for another process of the host that opens the same disk: its locks are those of the open file, and stay held.
+/// An open image, for another process of the host that opens the same disk. Locks belong to the open file and stay
+/// held.
 #[derive(Debug)]
 pub struct OpenImage {
     /// Its path, as it was opened.
@@ -27,11 +30,11 @@ pub struct OpenImage {
     pub access: ImageAccess,
     /// A descriptor of the same open file.
     pub file: OwnedFd,
-    /// A part of what it has is in the memory of the process that has it open, until [`leave`](crate::Disk::leave).
+    /// A part of its content is in the memory of the process that has it open, until [`leave`](crate::Disk::leave).
     pub in_memory: bool,
 }
 
-/// Why an image was not opened.
+/// Error of opening an image.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageOpenError {
     /// The host's operating system refused.
@@ -63,7 +66,7 @@ pub trait ImageOpener: fmt::Debug + Send + Sync {
     /// If it is neither, the opener's rules do not allow it, or the host refuses.
     fn open(&self, path: &Path, access: ImageAccess) -> Result<File, ImageOpenError>;
 
-    /// Asks to connect to TCP ports of other hosts while the disk is served, not only now.
+    /// Requests to connect to TCP ports of other hosts while the disk is served, not only now.
     ///
     /// # Errors
     /// If the opener's rules do not allow this port.

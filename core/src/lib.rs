@@ -6,12 +6,12 @@
 //! guest ring -> GuestQueue -> (engine: tags, batches) -> DiskChannel -> storage
 //! ```
 //!
-//! This crate does no I/O and holds no unsafe code. It names what a request is ([`Request`], [`Op`], [`Outcome`]), what the
-//! guest side must offer ([`GuestQueue`]), what the disk side must offer ([`Disk`], [`DiskChannel`]), the units of both ([`units`]) and how
-//! a user's settings are read ([`settings`]).
+//! This crate does no I/O and holds no unsafe code. It defines requests ([`Request`], [`Op`], [`Outcome`]), the guest
+//! side ([`GuestQueue`]), the disk side ([`Disk`], [`DiskChannel`]), the units of both ([`units`]) and the parsing of a
+//! user's settings ([`settings`]).
 //!
-//! An [`IoContext`] is what a worker thread lends to both sides at each call: its io_uring and its buffer pool. This crate knows only that
-//! a context has a move-only buffer type, so that a buffer cannot be used by two owners at once.
+//! An [`IoContext`] is lent by a worker thread to both sides at each call: its io_uring and its buffer pool. This crate
+//! knows only that a context has a move-only buffer type, so that a buffer cannot be used by two owners at once.
 #![forbid(unsafe_code)]
 
 pub mod counters;
@@ -45,7 +45,7 @@ pub use tenant_budget::{
 };
 pub use units::{BlockSize, ByteLen, ByteOffset, Sector512};
 
-/// What a worker thread lends to queues and channels at each call.
+/// A worker thread's resources, lent to queues and channels at each call.
 pub trait IoContext {
     /// A buffer in guest (or host) memory. Not `Clone`: its holder owns the memory.
     type Buffer;

@@ -1,8 +1,9 @@
 //! Locks of control state, taken in one order.
 //!
-//! A [`RankedMutex`] has a [`LockRank`]. A thread takes locks in ascending rank only, so that no two threads can wait for each other. Ranks
-//! above [`LockRank::FIRST_SHORT`] are *short*: nothing that may take long is done under them, and they are not held across a call that asks
-//! all guest interfaces ([`assert_unlocked`]). Those below serialize one slow operation each, of one device or one file.
+//! A [`RankedMutex`] has a [`LockRank`]. A thread takes locks in ascending rank only, so that no two threads can wait
+//! for each other. Ranks above [`LockRank::FIRST_SHORT`] are *short*: nothing that may take long is done under them,
+//! and they are not held across a call that queries all guest interfaces ([`assert_unlocked`]). Those below serialize
+//! one slow operation each, of one device or one file.
 //!
 //! Builds with debug assertions check both on every thread, and abort the process with both names if a lock is taken out of order. Release
 //! builds check nothing. The order and its reasons: `docs/design/0026-locks.md`.
@@ -10,7 +11,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// How often [`RankedMutex::lock_until`] tries.
+/// Interval of the attempts of [`RankedMutex::lock_until`].
 const TRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The locks of control state, in the order in which a thread takes them.
@@ -20,13 +21,13 @@ pub enum LockRank {
     IncomingLuns,
     /// A disk or logical unit is being resized, or mapped. Slow: its storage, and a frontend's reply.
     Resize,
-    /// A device is told what another process hands over. Slow: its control thread.
+    /// A device receives what another process hands over. Slow: its control thread.
     Standby,
-    /// Which session a device's queues belong to. Slow: held with the session.
+    /// The session that a device's queues belong to. Slow: held with the session.
     DeviceSession,
     /// A session. Slow: a frontend's message that waits for storage.
     Session,
-    /// A reply of a frontend is waited for. Slow.
+    /// Waiting for a frontend's reply. Slow.
     FrontendExchange,
     /// Attached rings of a Xen disk. Slow: a worker that gives one up.
     XenRings,
@@ -34,13 +35,13 @@ pub enum LockRank {
     SharedStats,
     /// A storage backend is being resized, opened or handed over. Slow.
     Storage,
-    /// A section of the state file is written in the order of its changes. Slow: the file.
+    /// Writes of a section of the state file, in the order of its changes. Slow: the file.
     SavedSection,
-    /// The state file is written. Slow.
+    /// Writing the state file. Slow.
     StateFile,
     /// A request to the broker. Slow: the file that it opens.
     Broker,
-    /// Which verbs run that exclude others.
+    /// Running verbs that exclude others.
     ExclusiveVerbs,
     /// The configuration that the daemon has.
     Configuration,
@@ -58,16 +59,16 @@ pub enum LockRank {
     Placement,
     /// The thread of all listening sockets, which is started once.
     EventLoop,
-    /// What the event loop watches.
+    /// The event loop's watches.
     WatchedDevices,
-    /// Which thread has a device.
+    /// The thread that serves a device.
     DeviceThread,
-    /// Under it no lock is taken.
+    /// No lock is taken under it.
     Leaf,
 }
 
-/// Locks a mutex, also after a panic of a thread that held it: that ends one connection or request, and no mutex guards what is half changed
-/// then.
+/// Locks a mutex, also after a panic of a thread that held it. Such a panic ends one connection or request, and no
+/// mutex guards half-changed data then.
 #[inline]
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -82,7 +83,7 @@ impl LockRank {
         self >= LockRank::FIRST_SHORT
     }
 
-    /// Locks a mutex of this rank that another crate locks too, which is why it is not ranked itself.
+    /// Locks a mutex of this rank that another crate locks too, so it is not ranked itself.
     pub fn lock<T: ?Sized>(self, mutex: &Mutex<T>) -> RankedGuard<'_, T> {
         let held = self.enter();
         RankedGuard { guard: lock(mutex), held }
@@ -195,12 +196,12 @@ impl<T: ?Sized> std::ops::DerefMut for RankedGuard<'_, T> {
     }
 }
 
-/// Says that the thread is about to wait for `what`: storage, a worker, another process. It holds no short lock.
+/// Checks that the thread, which is about to wait for `what` (storage, a worker, another process), holds no short lock.
 pub fn assert_may_wait(what: &'static str) {
     check::wait(None, what);
 }
 
-/// Says that the thread is about to ask all guest interfaces. It holds no lock of theirs: none at all.
+/// Checks that the thread, which is about to query all guest interfaces, holds no lock.
 pub fn assert_unlocked() {
     check::unlocked();
 }
@@ -223,11 +224,11 @@ mod check {
         }
     }
 
-    /// Ends the process: a thread that panicked might go unnoticed.
+    /// Ends the process: a panic of a thread might go unnoticed.
     fn abort(wrong: &str) -> ! {
         let thread = std::thread::current().name().unwrap_or("unnamed").to_owned();
         let calls = std::backtrace::Backtrace::force_capture();
-        // The log may be what took the lock.
+        // The log may have taken the lock.
         #[allow(clippy::print_stderr)]
         {
             eprintln!("lock order: thread {thread:?} {wrong}\n{calls}");

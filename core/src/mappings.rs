@@ -1,11 +1,13 @@
 //! The process's budget of mappings.
 //!
-//! Linux allows a process `vm.max_map_count` ranges of memory, 65,530 by default. When there are no more, `mmap` fails for everybody: for
-//! another VMM's memory, for a grant, and for the signal stack of a new thread, where the standard library ends the process. So whatever
-//! guests can multiply is held here first: mappings of their memory, mapped grants and the threads that serve them. The unit is the kernel's
-//! range of memory, not the region, page or thread that causes it.
+//! Linux allows a process `vm.max_map_count` ranges of memory, 65,530 by default. When there are no more, `mmap` fails
+//! for everybody: for another VMM's memory, for a grant, and for the signal stack of a new thread, where the standard
+//! library ends the process. So everything that guests can multiply is held here first: mappings of their memory,
+//! mapped grants and the threads that serve them. The unit is the kernel's range of memory, not the region, page or
+//! thread that causes it.
 //!
-//! The last eighth is for threads, a quarter of that for what is not counted: programs, libraries, the allocator, rings.
+//! The last eighth is for threads, a quarter of that for mappings that are not counted: programs, libraries, the
+//! allocator, rings.
 
 use std::io;
 use std::sync::OnceLock;
@@ -34,7 +36,8 @@ pub struct HeldMappings {
 static OF_PROCESS: OnceLock<MappingBudget> = OnceLock::new();
 
 impl MappingBudget {
-    /// Ranges of a page that is mapped among others: its own, and that of those behind it, which it cuts off from those before.
+    /// Ranges of a page that is mapped among others: its own, and that of the pages behind it, which it separates from
+    /// those before.
     pub const OF_PAGE: u64 = 2;
 
     /// Creates a budget of `limit` mappings.
@@ -42,7 +45,7 @@ impl MappingBudget {
         MappingBudget { limit, held: AtomicU64::new(0) }
     }
 
-    /// Returns the process's budget: `vm.max_map_count` as it was at the first call, which comes before a sandbox hides the file.
+    /// Returns the process's budget: `vm.max_map_count` read at the first call, before a sandbox hides the file.
     pub fn of_process() -> &'static MappingBudget {
         OF_PROCESS.get_or_init(|| {
             let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
@@ -50,7 +53,7 @@ impl MappingBudget {
         })
     }
 
-    /// Has the process's budget be one of `limit` mappings, if it is not used yet: for tests.
+    /// Limits the process's budget to `limit` mappings, if it is not used yet: for tests.
     pub fn limit_process(limit: u64) {
         let _ = OF_PROCESS.set(MappingBudget::new(limit));
     }
@@ -65,21 +68,21 @@ impl MappingBudget {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Takes `count` mappings of what guests may use. Returns false, and takes none, if there are fewer.
+    /// Takes `count` mappings of the guests' part. Returns false, and takes none, if there are fewer.
     pub fn try_take(&self, count: u64) -> bool {
         self.take_of(count, self.limit - self.limit / 8)
     }
 
-    /// Releases what was taken.
+    /// Releases `count` mappings.
     pub fn release(&self, count: u64) {
         let before = self.held.fetch_sub(count, Ordering::Relaxed);
         debug_assert!(before >= count, "more is released than was taken");
     }
 
-    /// Holds `count` mappings of what guests may use.
+    /// Holds `count` mappings of the guests' part.
     ///
     /// # Errors
-    /// When there are fewer: names the limit to raise.
+    /// When there are fewer; it names the limit to raise.
     pub fn hold(&'static self, count: u64) -> io::Result<HeldMappings> {
         if self.try_take(count) { Ok(HeldMappings { budget: self, count }) } else { Err(self.refused(count)) }
     }

@@ -13,7 +13,7 @@ impl DiskSlot {
     pub const FIRST: DiskSlot = DiskSlot(0);
 }
 
-/// Where a queue puts the requests that it pulls: the engine's side of a pull.
+/// The engine's side of a pull: takes the requests of a queue.
 pub trait Intake<T, B> {
     /// Returns how many more requests may be admitted in this batch. A queue must check before each request and stop at 0.
     fn room(&self) -> usize;
@@ -25,11 +25,12 @@ pub trait Intake<T, B> {
     /// first failure if there was one. `parts` is not empty.
     fn admit_parts(&mut self, token: T, disk: DiskSlot, op: Op, parts: &[(ByteOffset, ByteLen)]);
 
-    /// Cancels this queue's requests in flight whose token `pick` chooses, where that is possible: they are taken back before the storage
-    /// has seen them, or the storage is asked to cancel them. Each still finishes exactly once, in this turn or later, never inside this
-    /// call: with [`Outcome::Aborted`] if it was in time (it may have done nothing, a part or all of its work, but does nothing more), else
-    /// with its own outcome. Requests that the storage cannot cancel (a transfer that a device works on, a flush) are waited for, and so
-    /// are requests merged with one that is not chosen. Not for the data path: `pick` is called for every token.
+    /// Cancels this queue's requests in flight whose token `pick` chooses, where that is possible: they are taken back
+    /// before the storage has seen them, or the storage is asked to cancel them. Each still finishes exactly once, in
+    /// this turn or later, never inside this call: with [`Outcome::Aborted`] if it was in time (it may have done
+    /// nothing, a part or all of its work, but does nothing more), else with its own outcome. Requests that the storage
+    /// cannot cancel (a transfer that a device works on, a flush) and requests merged with one that is not chosen are
+    /// waited for. Not for the data path: `pick` is called for every token.
     fn cancel(&mut self, pick: &mut dyn FnMut(&mut T) -> bool);
 
     /// Counts a request that the queue completed itself: a well-formed one (identification), or a malformed one.
@@ -55,7 +56,8 @@ pub trait EventChannel: Send {
     fn unmask(&self);
 }
 
-/// How a pull ended. `taken`: how many requests it took off the ring, whatever became of them: one that the queue has completed in the pull is
+/// The end of a pull. `taken`: the number of requests that it took off the ring, including those that the queue has
+/// completed in the pull, which are published because they were taken.
 /// published because it was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PullEnd {
@@ -122,9 +124,9 @@ pub enum ArmResult {
 /// * A request that the queue completes itself inside `pull` (identification, malformed requests) is published by the next
 ///   [`publish`](Self::publish) like all others.
 pub trait GuestQueue: Send + 'static {
-    /// What the queue needs to finish a request. Kept in the engine's tag table.
+    /// The queue's data to finish a request. Kept in the engine's tag table.
     type Token;
-    /// Where a new owner resumes, for stop, migration and reconnect.
+    /// The position at which a new owner resumes, for stop, migration and reconnect.
     type Position: Send + 'static;
     /// The worker's context.
     type Context: IoContext;
@@ -132,18 +134,18 @@ pub trait GuestQueue: Send + 'static {
     /// Returns the most requests that can be in flight: the ring's size.
     fn depth(&self) -> u16;
 
-    /// Takes what the queue needs of a worker's context, such as a lease on guest memory. Called before anything else when the queue is made,
-    /// and whenever it comes to another worker.
+    /// Takes the queue's resources of a worker's context, for example a lease on guest memory. Called before anything
+    /// else when the queue is made, and when it moves to another worker.
     ///
     /// # Errors
-    /// When the context refuses something; the reason. Nothing is taken then, and the queue may enter another context.
+    /// When the context refuses a resource; the reason. Nothing is taken then, and the queue may enter another context.
     fn enter(&mut self, context: &mut Self::Context) -> Result<(), String>;
 
-    /// Releases all that the queue has taken of the context that it [entered](Self::enter). Nothing is in flight.
+    /// Releases the queue's resources of the context that it [entered](Self::enter). Nothing is in flight.
     fn leave(&mut self, context: &mut Self::Context);
 
-    /// Closes the queue for good. Nothing is in flight. Called before the queue [leaves](Self::leave) its last context, or when the first one has
-    /// refused it.
+    /// Closes the queue for good. Nothing is in flight. Called before the queue [leaves](Self::leave) its last context,
+    /// or after the first one has refused it.
     fn close(&mut self) {}
 
     /// Takes one batch of requests off the ring.
@@ -161,9 +163,10 @@ pub trait GuestQueue: Send + 'static {
     ) where
         I: Intake<Self::Token, <Self::Context as IoContext>::Buffer>;
 
-    /// Handles a [`Wake`] of the queue. Called before the turn's pulls, after every completion [finished](Self::finish) before was
-    /// published; completions from this call are published in this turn. Requests that it cancels are taken back before the turn's requests
-    /// are submitted. `running`: the queue may take requests off its ring (it is not paused, broken or draining).
+    /// Handles a [`Wake`] of the queue. Called before the turn's pulls, after all earlier [finished](Self::finish)
+    /// completions were published; completions from this call are published in this turn. Requests that it cancels are
+    /// taken back before the turn's requests are submitted. `running`: the queue may take requests off its ring (it is
+    /// not paused, broken or draining).
     ///
     /// # Errors
     /// As [`PullEnd::Broken`], when it took requests and found the ring broken.
@@ -193,7 +196,7 @@ pub trait GuestQueue: Send + 'static {
     /// Asks the guest not to kick while the queue is polled.
     fn disarm(&mut self);
 
-    /// Returns where a new owner resumes. Meaningful only when nothing is in flight.
+    /// Returns the position at which a new owner resumes. Meaningful only when nothing is in flight.
     fn position(&self) -> Self::Position;
 }
 

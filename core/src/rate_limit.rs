@@ -1,4 +1,4 @@
-//! Rate limits: what a tenant may make the daemon do a second.
+//! Rate limits: a bound on a tenant's work per second.
 
 use std::time::{Duration, Instant};
 

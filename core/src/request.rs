@@ -4,7 +4,8 @@ use crate::units::{ByteLen, ByteOffset};
 
 /// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-// A byte of its own tells which it is: it is asked several times a request. Four bytes are moved at once, three are not.
+// A byte of its own holds the variant: it is tested several times a request. Four bytes are moved at once, three are
+// not.
 #[repr(u8, align(4))]
 pub enum Op {
     /// Fill the buffer from the disk.
@@ -72,9 +73,9 @@ impl Tag {
 /// percent of the throughput of the whole path.
 #[derive(Debug)]
 pub struct Request<B> {
-    /// Where the disk range starts. 0 for [`Op::Flush`].
+    /// Start of the disk range. 0 for [`Op::Flush`].
     pub start: ByteOffset,
-    /// How long the disk range is. For [`Op::Read`] and [`Op::Write`] it equals the buffer's length.
+    /// Length of the disk range. For [`Op::Read`] and [`Op::Write`] it equals the buffer's length.
     pub len: ByteLen,
     /// Its tag.
     pub tag: Tag,

@@ -1,6 +1,7 @@
 //! Settings that a user gives as `KEY=VALUE,...` or as a TOML table. Each key is declared ([`Key`]) and taken by the component that it belongs to.
 //!
-//! A key that is left at the end is unknown. So a new storage backend brings its own keys, and no other component knows them.
+//! A key that is left at the end is unknown. So a new storage backend declares its own keys, and no other component
+//! knows them.
 
 mod key;
 
@@ -14,19 +15,20 @@ use crate::units::ByteLen;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{subject}: {key}: found {found}, expected {expected}")]
 pub struct SettingError {
-    /// What the settings are for, for example `disk "data"`.
+    /// The subject of the settings, for example `disk "data"`.
     pub subject: String,
     /// The key.
     pub key: String,
-    /// What the user gave.
+    /// The value that the user gave.
     pub found: String,
-    /// What would be valid.
+    /// Description of valid values.
     pub expected: String,
-    /// The host refused what the value names (a missing or locked file, a server that does not answer): the same value may be right later.
+    /// True if the host refused the object of the value (a missing or locked file, a server that does not answer): the
+    /// same value may be right later.
     pub from_host: bool,
 }
 
-/// The settings of one subject, by key. Values are text, whatever syntax they came in.
+/// The settings of one subject, by key. Values are text in every syntax.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     subject: String,
@@ -42,7 +44,7 @@ impl Settings {
         Settings { subject: subject.into(), ..Settings::default() }
     }
 
-    /// Returns what these settings are for.
+    /// Returns the subject.
     pub fn subject(&self) -> &str {
         &self.subject
     }
@@ -228,16 +230,16 @@ impl Settings {
     }
 }
 
-/// What messages say that a size is.
+/// Description of a size in messages.
 pub const EXPECTED_SIZE: &str =
     "a size in bytes such as 4096, 512K, 64MiB, 10G (binary) or 10GB (decimal), below 8192P";
 
 /// The prefixes of units, each 1024 or 1000 times the one before.
 const SIZE_PREFIXES: &[u8] = b"KMGTPE";
 
-/// Parses a number of bytes with an optional unit: `K`, `M`, `G`, `T`, `P`, `E` and `Ki`, `KiB`, ... are powers of 1024, as QEMU has them;
-/// `KB`, `MB`, ... are powers of 1000, as the makers of disks have them; `B` is a byte. Letters of either case. `None` when it is not a size
-/// or does not fit in 64 bits.
+/// Parses a number of bytes with an optional unit: `K`, `M`, `G`, `T`, `P`, `E` and `Ki`, `KiB`, ... are powers of
+/// 1024, as in QEMU; `KB`, `MB`, ... are powers of 1000, as on disks; `B` is a byte. Letters of either case. `None`
+/// when it is not a size or does not fit in 64 bits.
 pub fn parse_size(text: &str) -> Option<ByteLen> {
     let end = text.find(|char: char| !char.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);
@@ -256,7 +258,7 @@ pub fn parse_size(text: &str) -> Option<ByteLen> {
     number.checked_mul(base.pow(exponent)).map(ByteLen)
 }
 
-/// What messages say that a list of CPUs is.
+/// Description of a list of CPUs in messages.
 pub const EXPECTED_CPUS: &str = "CPU numbers and ranges separated by commas, such as 0,1 or 0-3,8";
 
 /// Parses CPUs and ranges in the order given: `0-3,8`. `None` if an item is malformed. An item is a CPU of at most 16 bits, so that the list of

@@ -1,4 +1,5 @@
-//! What one tenant may use of the process. A tenant is a disk or a controller with the frontends that connect to it, one after the other.
+//! Limits of one tenant's use of the process. A tenant is a disk or a controller with the frontends that connect to it,
+//! one after the other.
 //!
 //! Every mapping of a frontend's memory holds a [`MappingCharge`] until it is unmapped, also when an old memory table is still in use by
 //! requests in flight. A frontend that would exceed a limit is refused, with the key of the limit, before anything is mapped.
@@ -27,7 +28,7 @@ impl Default for BudgetLimits {
     }
 }
 
-/// Why a tenant is refused.
+/// Refusal of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{key}: found {found}, expected at most {limit} for one disk's or controller's VMM (a larger {key}= allows more)"
@@ -35,9 +36,9 @@ impl Default for BudgetLimits {
 pub struct BudgetRefusal {
     /// The key of the limit.
     pub key: &'static str,
-    /// What the tenant would use.
+    /// The use that the tenant would have.
     pub found: u64,
-    /// What it may use.
+    /// The limit of its use.
     pub limit: u64,
 }
 
@@ -46,9 +47,9 @@ pub struct BudgetRefusal {
 pub struct ResourceUse {
     /// Its use now.
     pub used: u64,
-    /// The most that it has used.
+    /// Its highest use.
     pub highest: u64,
-    /// What it may use; `None`: no limit.
+    /// The limit; `None`: unlimited.
     pub limit: Option<u64>,
     /// How often it was refused.
     pub refused: u64,

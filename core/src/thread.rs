@@ -1,4 +1,4 @@
-//! How threads are started, and waited for.
+//! Starting threads, and waiting for them.
 
 use std::io;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use crate::lock::RankedMutex;
 use crate::mappings::MappingBudget;
 
-/// How often [`join_within`] looks whether the thread has ended.
+/// Interval at which [`join_within`] checks for the thread's end.
 const JOIN_CHECK: Duration = Duration::from_millis(1);
 
 /// Starts a thread. Its name should have 15 bytes at most: the kernel cuts longer ones.
 ///
 /// # Errors
-/// When the host has no thread, which `std::thread::spawn` would answer with a panic, or no mappings for one, where it would end the process:
-/// names the limits to raise.
+/// When the host has no thread (`std::thread::spawn` would panic) or no mappings for one (it would end the process).
+/// The error names the limits to raise.
 pub fn spawn<T: Send + 'static>(
     name: impl Into<String>,
     work: impl FnOnce() -> T + Send + 'static,
@@ -25,7 +25,7 @@ pub fn spawn<T: Send + 'static>(
     Builder::new().name(name.clone()).spawn(work).map_err(|error| refused(&name, &error))
 }
 
-/// As [`spawn`], of a thread that ends before the scope does.
+/// As [`spawn`], for a thread that ends before the scope does.
 ///
 /// # Errors
 /// As [`spawn`].
@@ -47,7 +47,7 @@ fn with_mappings<T>(work: impl FnOnce() -> T) -> io::Result<impl FnOnce() -> T> 
     })
 }
 
-/// As [`spawn`], of a thread that works on `value`: who has it must not lose it when the host has no thread.
+/// As [`spawn`], for a thread that works on `value`: the caller must not lose it when the host has no thread.
 ///
 /// # Errors
 /// As [`spawn`], with the value.
@@ -67,7 +67,8 @@ pub fn spawn_with<T: Send + 'static>(
     spawned.map_err(|error| (error, slot.lock().take()))
 }
 
-/// Waits for a thread's end, for `timeout` at most. Returns its result as [`JoinHandle::join`] does; `None` if it still runs: it is left behind.
+/// Waits for a thread's end, for `timeout` at most. Returns its result as [`JoinHandle::join`] does; `None` if it still
+/// runs; it is then detached.
 pub fn join_within<T>(thread: JoinHandle<T>, timeout: Duration) -> Option<std::thread::Result<T>> {
     let deadline = Instant::now() + timeout;
     while !thread.is_finished() {

@@ -1,7 +1,8 @@
-//! Roles of threads: a thread that serves guests gives up what it does not need, by a function that the program sets.
+//! Roles of threads. A thread that serves guests gives up rights that it does not need, by a function that the program
+//! sets.
 //!
-//! The crates that start such threads call [`enter`] as the first thing on them; the daemon decides what that does
-//! ([`set_restrictions`]). Without restrictions nothing happens.
+//! The crates that start such threads call [`enter`] first; the daemon defines its effect ([`set_restrictions`]).
+//! Without restrictions nothing happens.
 
 use std::cell::Cell;
 use std::io;
@@ -12,16 +13,16 @@ use std::time::Duration;
 use crate::lock::lock;
 use crate::thread::spawn;
 
-/// What a thread does.
+/// The role of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ThreadRole {
-    /// Serves queues: all that it opens is opened for it.
+    /// Serves queues. Others open files for it.
     Worker,
     /// Makes blocking calls to storage that is open.
     Storage,
     /// Connects to storage elsewhere, or to xenstore for a worker.
     Connector,
-    /// Has connections of the network, which a library makes on threads that it starts from this one.
+    /// Runs connections of the network, which a library makes on threads that it starts from this one.
     Network,
     /// Answers scrapers of metrics on a socket that listens already.
     Metrics,
@@ -43,12 +44,12 @@ static NETWORK: Mutex<Option<Sender<ThreadStart>>> = Mutex::new(None);
 /// The pause before a thread that the host refused is started again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Sets what [`enter`] does, once in a process. Returns false if it was set before; then nothing changes.
+/// Sets the effect of [`enter`], once in a process. Returns false, and changes nothing, if it was set before.
 pub fn set_restrictions(restrict: impl Fn(ThreadRole) -> io::Result<()> + Send + Sync + 'static) -> bool {
     RESTRICT.set(Box::new(restrict)).is_ok()
 }
 
-/// Restricts the calling thread to what `role` needs, for ever. Threads that it starts have its restrictions too.
+/// Restricts the calling thread to what `role` needs, permanently. Threads that it starts have its restrictions too.
 ///
 /// # Errors
 /// When the kernel refuses. The thread must not serve then.
@@ -67,8 +68,9 @@ struct ThreadStart {
     work: Box<dyn FnOnce() + Send>,
 }
 
-/// Starts a thread that starts the threads of [`spawn_connector`] from now on. Workers call that, and with restrictions they may not start
-/// threads themselves, nor give theirs to threads that connect. Called before the first worker is restricted.
+/// Starts a thread that starts the threads of [`spawn_connector`] from now on. Workers call it, but with restrictions
+/// they may not start threads, and threads that connect must not inherit their restrictions. Called before the first
+/// worker is restricted.
 ///
 /// # Errors
 /// When the host refuses a thread.
@@ -113,7 +115,8 @@ fn run_connector(work: impl FnOnce()) {
 /// Runs `work` on a thread of its own with the role [`ThreadRole::Connector`]. Never blocks.
 ///
 /// # Errors
-/// When the host refuses a thread. With [`start_connectors_separately`] it is asked again every second instead.
+/// When the host refuses a thread. With [`start_connectors_separately`] the thread is started when the host has one;
+/// attempts are made every second.
 pub fn spawn_connector(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let start = ThreadStart { name: name.to_owned(), work: Box::new(work) };
     let start = match CONNECTORS.get() {
@@ -162,8 +165,8 @@ fn start_network_threads() -> io::Result<Sender<ThreadStart>> {
 mod tests {
     use super::*;
 
-    /// One test, because what it sets is the process': the role reaches the function, its error reaches the caller, connectors are started
-    /// by the thread for them, and the first function stays.
+    /// One test, because the setting belongs to the process: the role reaches the function, its error reaches the
+    /// caller, connectors are started by the thread for them, and the first function stays.
     #[test]
     fn roles_are_restricted_by_the_function_that_was_set_first() {
         assert_eq!(current(), None);

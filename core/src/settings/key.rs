@@ -21,9 +21,9 @@ pub struct Key {
     pub is_repeated: bool,
     /// True if the key can be changed while guests use what it belongs to.
     pub is_live: bool,
-    /// What it is for, in a line of plain text.
+    /// Its purpose, in a line of plain text.
     pub about: &'static str,
-    /// More, for documents: Markdown.
+    /// Details for documents, in Markdown.
     pub more: &'static str,
 }
 
@@ -38,7 +38,7 @@ pub enum KeyValues {
     Size,
     /// One of these.
     Words(&'static [&'static str]),
-    /// A text: what it has to be.
+    /// A text, with its description.
     Text(&'static str),
 }
 
@@ -89,7 +89,7 @@ impl Key {
         Key::new(name, "", KeyValues::Words(words))
     }
 
-    /// Declares a key for a text. `expected` says what it has to be.
+    /// Declares a key for a text. `expected` describes it.
     pub const fn text(name: &'static str, placeholder: &'static str, expected: &'static str) -> Key {
         Key::new(name, placeholder, KeyValues::Text(expected))
     }
@@ -134,7 +134,7 @@ impl Key {
         Key { is_live: true, ..self }
     }
 
-    /// Says what the key is for: in a line, and `more` of it.
+    /// Sets the key's purpose: a line, and `more` details.
     pub const fn about(self, about: &'static str, more: &'static str) -> Key {
         Key { about, more, ..self }
     }
@@ -160,7 +160,7 @@ impl Key {
         }
     }
 
-    /// Returns what stands for a value in the option and in help: `on|off`, `PATH`.
+    /// Returns the placeholder of a value in the option and in help: `on|off`, `PATH`.
     pub fn value_name(&self) -> String {
         match &self.values {
             KeyValues::Words(words) if self.placeholder.is_empty() => words.join("|"),
@@ -168,7 +168,7 @@ impl Key {
         }
     }
 
-    /// Returns what values are accepted, in words, code in backticks.
+    /// Returns the accepted values, in words, code in backticks.
     pub fn values_text(&self) -> String {
         match &self.values {
             KeyValues::Switch => "`on`, `off`".to_owned(),

@@ -12,10 +12,10 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::guest::GuestMemory;
 use crate::region::{GuestAddress, Region};
 
-/// Bytes of a granted page: `XEN_PAGE_SIZE`, whatever the host's page size is.
+/// Bytes of a granted page: `XEN_PAGE_SIZE`, independent of the host's page size.
 pub const PAGE_BYTES: u32 = 4096;
 
-/// How often a hole is tried to be filled, and the pause between two attempts.
+/// Number of attempts to fill a hole, and the pause between two attempts.
 const FILL_ATTEMPTS: u32 = 100;
 const FILL_PAUSE: Duration = Duration::from_millis(1);
 
@@ -32,9 +32,9 @@ impl PageSlot {
 }
 
 /// A range of addresses divided into page slots. A slot holds a private page, zero at first, or a page of a file that
-/// [`map_file`](Self::map_file) mapped there (for a grant: of `/dev/xen/gntdev`). A slot is never a hole: an access to a slot that was
-/// cleared meanwhile hits other bytes, but never faults and never hits other memory. So *memory is mapped while anything may touch it*
-/// holds for the whole arena as long as it lives.
+/// [`map_file`](Self::map_file) mapped there (for a grant: of `/dev/xen/gntdev`). A slot is never a hole: an access to
+/// a slot that was cleared meanwhile hits other bytes, but never faults and never hits other memory. So *memory is
+/// mapped while anything may touch it* holds for the whole arena as long as it lives.
 ///
 /// Slots are the guest addresses of a [`GuestMemory`] table with one region, so buffers, rings and copies work in an arena as in a guest's
 /// memory. Adjacent slots are contiguous.
@@ -93,8 +93,8 @@ impl PageArena {
         })
     }
 
-    /// Fills the hole that a refused mapping may leave. The kernel unmaps the old content before it asks the file, and a file that refuses
-    /// then (`gntdev` does, for a grant that does not exist) leaves nothing mapped.
+    /// Fills the hole that a refused mapping may leave. The kernel unmaps the old content before it calls the file, and
+    /// a file that refuses then (`gntdev` does, for a grant that does not exist) leaves nothing mapped.
     fn fill_hole(&self, start: *mut c_void, len: usize) {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
@@ -105,9 +105,11 @@ impl PageArena {
             match fill() {
                 // `EXIST`: nothing had been unmapped.
                 Ok(_) | Err(Errno::EXIST) => return,
-                // At the limit of mappings (vm.max_map_count) the kernel refuses both calls before it looks at the addresses.
+                // At the limit of mappings (vm.max_map_count) the kernel refuses both calls before it checks the
+                // addresses.
                 Err(_) if is_mapped(start, len) => return,
-                // Others have taken what the hole has freed. They give it back, or run into the limit and give up.
+                // Others have taken the mappings that the hole has freed. They release them, or run into the limit and
+                // give up.
                 Err(_) => std::thread::sleep(FILL_PAUSE),
             }
         }
@@ -154,7 +156,8 @@ impl PageArena {
     }
 }
 
-/// Returns true if no page of the range is a hole: `ENOMEM` of madvise(2), by a call that the sandbox allows. The advice is the one in force.
+/// Returns true if no page of the range is a hole: `ENOMEM` of madvise(2), by a call that the sandbox allows. The
+/// advice changes nothing.
 fn is_mapped(start: *mut c_void, len: usize) -> bool {
     // SAFETY: the advice changes no content, and the kernel checks the addresses.
     unsafe { rustix::mm::madvise(start, len, Advice::Normal) }.is_ok()
@@ -187,7 +190,7 @@ mod tests {
         assert_eq!([0, 1, 2, 3].map(|slot| byte(&arena, slot)), [1, 0, 0, 9]);
     }
 
-    /// Whoever has the memory when the arena is gone does not crash.
+    /// Access to memory that outlives its arena does not crash.
     #[test]
     fn memory_that_outlives_its_arena_is_watched() {
         let arena = PageArena::reserve(2).unwrap();

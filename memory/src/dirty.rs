@@ -1,8 +1,8 @@
-//! The dirty log of a live migration: which pages of a guest's memory were written. Source: QEMU's `vhost-user.rst`,
+//! The dirty log of a live migration: the written pages of a guest's memory. Source: QEMU's `vhost-user.rst`,
 //! "Migration": bit `page % 8` of byte `page / 8` stands for the 4 KiB page `page` of guest addresses.
 //!
-//! A page is marked *after* it was written. A reader of the log clears marks first and copies the pages then: a write before the mark is
-//! either in that copy or in the next.
+//! A page is marked *after* it was written. A reader of the log first clears marks, then copies the pages: a write
+//! before the mark is either in that copy or in the next.
 
 use std::fs::File;
 use std::io;
@@ -32,7 +32,7 @@ pub enum DirtyLogError {
         offset: u64,
         /// Its length, as given.
         len: u64,
-        /// Why it cannot be mapped.
+        /// The system's error.
         source: io::Error,
     },
     /// The tenant's budget refuses it.

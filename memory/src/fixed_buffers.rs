@@ -1,4 +1,4 @@
-//! Whether guest memory is registered with the kernel.
+//! Use of guest memory as fixed buffers of the kernel.
 
 /// Registration of guest memory as fixed buffers, which pins it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

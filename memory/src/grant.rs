@@ -1,4 +1,4 @@
-//! Pages of another domain, by grant reference: the operations that a ring needs of Xen's grant tables, real or simulated.
+//! Pages of another domain, by grant reference: a ring's operations on Xen's grant tables, real or simulated.
 
 use std::io;
 
@@ -19,7 +19,7 @@ pub struct GrantStatus(pub i16);
 impl GrantStatus {
     /// Done.
     pub const OKAY: GrantStatus = GrantStatus(0);
-    /// GNTST_general_error: not allowed, for example.
+    /// GNTST_general_error, for example: not allowed.
     pub const GENERAL_ERROR: GrantStatus = GrantStatus(-1);
     /// GNTST_bad_domain.
     pub const BAD_DOMAIN: GrantStatus = GrantStatus(-2);
@@ -73,8 +73,8 @@ pub trait GrantAccess: Send {
     /// held before, or private zero pages.
     fn map(&mut self, arena: &PageArena, first: PageSlot, refs: &[GrantRef], writable: bool) -> io::Result<()>;
 
-    /// Unmaps what one [`map`](Self::map) mapped into the slots from `first`; they hold private zero pages afterwards. When this returns,
-    /// the domain may revoke the grants.
+    /// Unmaps the pages that one [`map`](Self::map) mapped into the slots from `first`; they hold private zero pages
+    /// afterwards. When this returns, the domain may revoke the grants.
     ///
     /// # Errors
     /// When the pages could not be unmapped. The slots must not be used again.

@@ -65,7 +65,7 @@ impl GuestMemory {
         self.regions.iter().fold(0, |sum: u64, region| sum.saturating_add(region.len))
     }
 
-    /// Returns the guest address of the first region that was lost, and why.
+    /// Returns the guest address of the first region that was lost, and the reason.
     pub fn loss(&self) -> Option<(GuestAddress, MemoryLoss)> {
         self.regions.iter().find_map(|region| Some((region.guest, region.loss()?)))
     }

@@ -13,7 +13,7 @@
 //! All guest memory may change at any moment. It is only read by volatile or atomic loads, or copied as plain bytes into private memory,
 //! and no Rust reference to it is ever made.
 //!
-//! Why `unsafe` is needed: mapping memory that another process writes cannot be expressed otherwise.
+//! `unsafe` is needed: memory that another process writes cannot be mapped otherwise.
 
 mod arena;
 mod bounce;

@@ -25,7 +25,7 @@ pub struct Mapping {
     /// Bytes to unmap: `len` rounded up to the file system's page size.
     mapped: usize,
     slot: Option<sigbus::WatchSlot>,
-    /// Of page slots: files that are mapped here in parts may be truncated by their owner.
+    /// Watches page slots: files that are mapped here in parts may be truncated by their owner.
     parts: Option<sigbus::WatchSlot>,
     _held: HeldMappings,
 }
@@ -61,7 +61,7 @@ impl Mapping {
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let mut mapping = Mapping { base, len, mapped, slot: None, parts: None, _held: held };
         mapping.exclude_from_dumps();
-        // Without this an access could end the process, so a mapping that cannot be watched is refused.
+        // Unwatched, an access could end the process. So a mapping that cannot be watched is refused.
         mapping.slot = Some(sigbus::watch(base.as_ptr() as usize, mapped, page as usize)?);
         Ok((mapping, delta))
     }
@@ -84,10 +84,10 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Like [`anonymous`](Self::anonymous), at addresses that the system uses only on request: if there is a hole in the mapping for a
-    /// moment, no other thread's memory is mapped into it. The system allocates addresses from the top of the free space (or from a third
-    /// of it, upwards), and these lie far below. Parts of it may be replaced by mappings of files: whoever does holds what that takes of the
-    /// process's budget.
+    /// Like [`anonymous`](Self::anonymous), at addresses that the system uses only on request: if there is a hole in
+    /// the mapping for a moment, no other thread's memory is mapped into it. The system allocates addresses from the
+    /// top of the free space (or from a third of it, upwards), and these lie far below. Parts of it may be replaced by
+    /// mappings of files, whose owner charges them to the process's budget.
     ///
     /// # Errors
     /// When the system refuses, has no addresses there (less than 48 bits of them), or there are too many mappings in the process or to watch.
@@ -145,7 +145,7 @@ impl Mapping {
         self.len == 0
     }
 
-    /// Returns why an access to it found memory lost, if one did.
+    /// Returns the reason if an access to it found memory lost.
     pub fn loss(&self) -> Option<MemoryLoss> {
         self.slot.as_ref().and_then(sigbus::WatchSlot::loss)
     }

@@ -1,7 +1,8 @@
 //! Buffers with leases: the memory of requests in flight.
 //!
-//! A pool belongs to one worker. It takes leases on guest memory tables and hands out [`Buffer`]s whose segments lie in them; while a
-//! buffer lives its table stays mapped. All bookkeeping is worker-local: taking and releasing a buffer costs two plain counter updates.
+//! A pool belongs to one worker. It takes leases on guest memory tables and hands out [`Buffer`]s whose segments lie in
+//! them; while a buffer lives its table stays mapped. All counters are worker-local: taking and releasing a buffer
+//! costs two plain counter updates.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -45,7 +46,8 @@ impl Buffer {
     }
 }
 
-/// The bits of a handle that are the buffer's index. Those above are its pool's tag, which is not 0: 63 pools are told apart.
+/// Bits of a handle that are the buffer's index. The bits above are its pool's tag, not 0: 63 pools are
+/// distinguishable.
 const INDEX_BITS: u32 = 26;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 
@@ -58,7 +60,7 @@ static POOLS: AtomicU32 = AtomicU32::new(0);
 /// Number of leases so far, of all pools: a lease is never taken for one of another pool.
 static LEASES: AtomicU32 = AtomicU32::new(0);
 
-/// Returns the tag of a new pool, in its place above the index.
+/// Returns the tag of a new pool, shifted above the index.
 fn new_tag() -> NonZeroU32 {
     const TAGS: u32 = (1 << (u32::BITS - INDEX_BITS)) - 1;
     let tag = POOLS.fetch_add(1, Ordering::Relaxed) % TAGS + 1;
@@ -84,8 +86,9 @@ pub trait PooledContext: mqblk_core::IoContext<Buffer = Buffer> + 'static {
         self.pool().retire_lease(lease);
     }
 
-    /// Keeps `file` open until [`let_close`](Self::let_close) was called as often. When the process is killed, the file stays open, and a
-    /// lock on it held, until the kernel has completed this context's operations. Does nothing where the kernel has none.
+    /// Keeps `file` open until [`let_close`](Self::let_close) was called as often. When the process is killed, the file
+    /// stays open, and a lock on it held, until the kernel has completed this context's operations. Does nothing in a
+    /// context without such operations.
     fn keep_open(&mut self, _file: &Arc<OwnedFd>) {}
 
     /// Undoes one [`keep_open`](Self::keep_open).
@@ -141,7 +144,7 @@ const SPILL_CAPACITY: usize = 8;
 const NO_SPILL: u32 = u32::MAX;
 /// The end of the list of free entries.
 const NO_ENTRY: u32 = u32::MAX;
-/// Used instead of a lease index while an entry is free. No lease has this index: that many do not fit into memory.
+/// Used instead of a lease index while an entry is free. No lease has this index: FREE leases do not fit into memory.
 const FREE: u32 = i32::MAX as u32;
 
 /// State of a buffer. One cache line for the common request of one or two segments.
@@ -150,13 +153,13 @@ const FREE: u32 = i32::MAX as u32;
 struct BufferEntry {
     /// Bytes of all segments. While the entry is free: the next free entry.
     total: u64,
-    /// Host address of the place of the status. Not used if that has no bytes.
+    /// Host address of the status. Not used if `status_len` is 0.
     status: u64,
     inline: [Segment; INLINE_SEGMENTS],
     /// The lease's index; or [`FREE`], or [`MERGED`](merge::MERGED).
     lease: u32,
     segments: u16,
-    /// Length of the place of the status; 0 if there is none.
+    /// Length of the status; 0 if there is none.
     status_len: u8,
     /// The device writes to the segments.
     writable: bool,
@@ -170,8 +173,8 @@ const _: () = assert!(size_of::<BufferEntry>() == 64, "one cache line");
 
 const EMPTY_SEGMENT: Segment = Segment { address: 0, len: 0, fixed: NOT_FIXED };
 
-/// Reserves capacity as `Vec::reserve` does, but moves only the elements. The allocator would also copy the unused capacity and so touch
-/// its pages.
+/// Reserves capacity as `Vec::reserve` does, but moves only the elements. The allocator would also copy the unused
+/// capacity, and allocate its pages.
 fn grow_capacity<T>(list: &mut Vec<T>, wanted: usize) {
     if list.capacity() < wanted {
         let mut larger = Vec::with_capacity(wanted.max(2 * list.capacity()));
@@ -193,7 +196,7 @@ pub struct BufferPool {
     spills: Vec<Vec<Segment>>,
     free_spills: Vec<u32>,
     leases: Vec<Option<Lease>>,
-    /// Losses of memory in this process when the leases were last examined.
+    /// Losses of memory in this process when the leases were last checked.
     losses: usize,
 }
 
@@ -229,8 +232,8 @@ impl BufferPool {
         index as usize
     }
 
-    /// As [`index`](Self::index), for what is done with a buffer before its segments are used and before it is released, both of which check
-    /// it. The tests, with assertions, check it here too.
+    /// As [`index`](Self::index), unchecked in release builds: the buffer is checked before its segments are used and
+    /// when it is released.
     #[inline]
     fn unchecked_index(&self, buffer: &Buffer) -> usize {
         debug_assert_eq!(self.index(buffer), (buffer.0.get() & INDEX_MASK) as usize);
@@ -243,8 +246,9 @@ impl BufferPool {
         Buffer::new(self.tag, index)
     }
 
-    /// Reserves capacity for `more` further buffers. This only reserves address space: memory is allocated when that many buffers are in
-    /// use for the first time, so queues that are deep and idle cost little. Undone by [`unreserve`](Self::unreserve).
+    /// Reserves capacity for `more` further buffers. This only reserves address space: memory is allocated when the
+    /// number of used buffers first reaches it, so deep idle queues cost little. Undone by
+    /// [`unreserve`](Self::unreserve).
     pub fn reserve(&mut self, more: usize) {
         self.reserved += more;
         self.grow_lists(self.reserved);
@@ -322,14 +326,14 @@ impl BufferPool {
         released
     }
 
-    /// Returns true if an access has found memory of the lease lost (its file truncated, or a hardware error): what was read from it before
-    /// this call may be zeroes in the place of data, and nothing is read from it or written to it any more. Its queue ends.
+    /// Returns true if an access has found memory of the lease lost (its file truncated, or a hardware error): data
+    /// read from it before this call may be zeroes, and no access to it is made any more. Its queue ends.
     #[inline]
     pub fn is_lease_lost(&mut self, id: LeaseId) -> bool {
         sigbus::losses() != 0 && self.examine_lease(id)
     }
 
-    /// Returns true if memory of this process may be lost, of any lease: [`is_lease_lost`](Self::is_lease_lost) tells.
+    /// Returns true if memory of any lease may be lost: check with [`is_lease_lost`](Self::is_lease_lost).
     #[inline]
     pub fn may_be_lost(&self) -> bool {
         sigbus::losses() != 0
@@ -508,7 +512,7 @@ impl BufferPool {
         ByteLen(self.entries[self.unchecked_index(buffer)].total)
     }
 
-    /// Truncates a buffer to its first `len` bytes; a shorter one is unchanged. Nothing may be pushed to it afterwards.
+    /// Truncates a buffer to its first `len` bytes. A shorter one is unchanged. Nothing may be pushed to it afterwards.
     pub fn truncate(&mut self, buffer: &Buffer, len: ByteLen) {
         let index = self.index(buffer);
         let entry = &mut self.entries[index];
@@ -624,7 +628,7 @@ impl BufferPool {
             })
     }
 
-    /// Reads a byte of each page of the buffer. Returns false if memory of it is lost: then no zeroes need be copied to find that out.
+    /// Reads a byte of each page of the buffer. Returns false if memory of it is lost, before any zeroes are copied.
     fn is_accessible(&self, buffer: &Buffer) -> bool {
         let page = rustix::param::page_size();
         self.for_each_run(buffer, 0, self.len(buffer).0, |place, run| {

@@ -13,7 +13,7 @@ use crate::sigbus::MemoryLoss;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GuestAddress(pub u64);
 
-/// An address in the VMM's own address space (vhost-user names rings by it).
+/// An address in the VMM's own address space (vhost-user identifies rings by it).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UserAddress(pub u64);
 
@@ -27,7 +27,7 @@ pub enum MemoryError {
         guest: u64,
         /// Its length in bytes.
         len: u64,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// A region's end does not fit in 64 bits, or it is empty.
@@ -82,7 +82,7 @@ impl Region {
         self
     }
 
-    /// Maps `len` bytes of `file` from `offset` as guest memory at `guest`, which the VMM itself has mapped at `user`.
+    /// Maps `len` bytes of `file` from `offset` as guest memory at `guest`. The VMM has mapped it at `user`.
     ///
     /// # Errors
     /// When the range is impossible or the file cannot be mapped.
@@ -148,7 +148,7 @@ impl Region {
         self.len == 0
     }
 
-    /// Returns why an access to it found memory lost, if one did.
+    /// Returns the reason if an access to it found memory lost.
     pub fn loss(&self) -> Option<MemoryLoss> {
         self.mapping.loss()
     }

@@ -1,15 +1,15 @@
-//! Which files a frontend may share as memory.
+//! Files that a frontend may share as memory.
 //!
-//! Whatever is mapped is accessed by workers, which serve other tenants too, and by control threads. A page fault in a file of tmpfs or
-//! hugetlbfs (memfds are such files) is handled by the kernel alone. In any other file system it may wait for storage, for a server on the
-//! network, or for a process of the tenant itself (FUSE), for ever.
+//! Mapped files are accessed by workers, which serve other tenants too, and by control threads. A page fault in a file
+//! of tmpfs or hugetlbfs (memfds are such files) is handled by the kernel alone. In any other file system it may wait
+//! for storage, for a server on the network, or for a process of the tenant itself (FUSE), for ever.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::fs::SealFlags;
 
-/// Which files a frontend may share as memory.
+/// Rules for files that a frontend shares as memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SharedFileRules {
     /// Files of any file system, whose page faults may wait for others; else only tmpfs, hugetlbfs and memfds.
@@ -22,11 +22,11 @@ impl SharedFileRules {
     /// Checks a file that a frontend shares.
     ///
     /// # Errors
-    /// When it may not be shared (`PermissionDenied`), with what was found and expected.
+    /// When it may not be shared (`PermissionDenied`), with the found and the expected.
     pub fn check(self, file: &impl AsFd) -> io::Result<()> {
         let refuse = |text: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
-        // Files of tmpfs and hugetlbfs have seals (Linux, mm/memfd.c), all others report EINVAL. This question goes to no file system: fstat
-        // and fstatfs of a FUSE file wait for its server.
+        // Files of tmpfs and hugetlbfs have seals (Linux, mm/memfd.c), all others report EINVAL. This call reaches no
+        // file system: fstat and fstatfs of a FUSE file wait for its server.
         let seals = rustix::fs::fcntl_get_seals(file);
         if seals.is_err() && !self.any_file_system {
             let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()));
@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn memory_files_are_accepted() {
         DEFAULT.check(&memfd(SealFlags::empty())).unwrap();
-        // A file without a name on tmpfs, where the machine has one.
+        // A file without a name on tmpfs, if the machine has one.
         let flags = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
         if let Ok(file) = rustix::fs::open("/dev/shm", flags, rustix::fs::Mode::RUSR) {
             DEFAULT.check(&file).unwrap();

@@ -1,4 +1,4 @@
-//! What a queue takes of the worker that serves it.
+//! A queue's share of the resources of its worker.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -8,8 +8,9 @@ use crate::fixed_buffers::FixedBufferUse;
 use crate::guest::GuestMemory;
 use crate::pool::{LeaseId, PooledContext};
 
-/// What a queue takes of the context of each worker that serves it: a lease on the guest's memory with its dirty log, a share of the buffer
-/// pool, and an open file. It is the only list of these: a queue that starts, one that comes from another worker and one that leaves all use it.
+/// A queue's share of the context of each worker that serves it: a lease on the guest's memory with its dirty log, a
+/// share of the buffer pool, and an open file. It is the only list of these: it is used when a queue starts, when it
+/// comes from another worker and when it leaves.
 #[derive(Debug)]
 pub struct MemoryShare {
     /// [`LeaseId::NONE`] while no worker serves the queue.
@@ -40,8 +41,8 @@ impl MemoryShare {
         MemoryShare { log, ..self }
     }
 
-    /// Keeps `fence` open as [`PooledContext::keep_open`] does: who finds the lock of this file free knows that no request of the queue is
-    /// with the kernel.
+    /// Keeps `fence` open as [`PooledContext::keep_open`] does: if the lock of this file is free, the kernel has no
+    /// request of the queue.
     #[must_use]
     pub fn with_fence(self, fence: Option<Arc<OwnedFd>>) -> MemoryShare {
         MemoryShare { fence, ..self }

@@ -98,7 +98,8 @@ impl<T: Pod> SharedArray<T> {
 }
 
 impl<T: Pod, const N: usize> SharedArray<[T; N]> {
-    /// Writes the elements of entry `index` (modulo the length), each with one volatile store: an array would be assembled on the stack first.
+    /// Writes the elements of entry `index` (modulo the length), each with one volatile store: an array would be put on
+    /// the stack first.
     #[inline]
     pub fn set_elements(&self, index: usize, elements: [T; N]) {
         // SAFETY: the masked index is inside the array, which the region keeps mapped.
@@ -212,16 +213,16 @@ pub fn full_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// Makes the compiler keep a private copy of shared memory that was just written to `copy`: what is read of it later is the copy. Without
-/// this it may read the shared memory a second time instead, as it knows of no one else who writes there, and the other side may have
-/// changed it after a check. No instruction is generated.
+/// Makes the compiler keep a private copy of shared memory that was just written to `copy`: later reads use the copy.
+/// Otherwise it may read the shared memory a second time, since it knows of no other writer, and the other side may
+/// have changed it after a check. No instruction is generated.
 #[inline(always)]
 pub(crate) fn keep_copy(copy: *mut u8) {
     // SAFETY: an empty text. To the compiler it may access all memory that it is given a pointer to, and all that others may access.
     unsafe { std::arch::asm!("/* {0} */", in(reg) copy, options(nostack, preserves_flags)) };
 }
 
-/// Prefetches a line that this core is going to write, so that no other core has it any more when it does; a hint that cannot fault.
+/// Prefetches a line for writing. Cannot fault.
 #[inline(always)]
 pub(crate) fn prefetch_for_write(address: u64) {
     #[cfg(target_arch = "x86_64")]
@@ -233,7 +234,7 @@ pub(crate) fn prefetch_for_write(address: u64) {
     let _ = address;
 }
 
-/// Prefetches a line into this core's cache; a hint that cannot fault.
+/// Prefetches a line into this core's cache. Cannot fault.
 #[inline]
 pub(crate) fn prefetch(address: NonNull<u8>) {
     #[cfg(target_arch = "x86_64")]

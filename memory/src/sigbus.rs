@@ -1,10 +1,11 @@
 //! SIGBUS handling: keeps the process alive when memory behind a mapping is lost, because its owner has truncated the file or the hardware
 //! has failed.
 //!
-//! An access to a page past the end of a file raises SIGBUS, whose default action would end the daemon and with it every other guest's
-//! disks: one hostile or crashed VMM must not do that. The handler finds the mapping in a table, marks it as lost and puts a private zero page
-//! in the place of the page that was accessed, so that the access returns. Other lost pages stay as they are: the kernel refuses I/O
-//! to them. Whoever reads lost memory asks [`losses`] afterwards, and so never takes the zeroes for data.
+//! An access to a page past the end of a file raises SIGBUS. Its default action would end the daemon and with it all
+//! disks of other guests, because of one hostile or crashed VMM. The handler finds the mapping in a table, marks it as
+//! lost and maps a private zero page over the accessed page, so that the access returns. Other lost pages stay as they
+//! are: the kernel refuses I/O to them. Readers of memory check [`losses`] afterwards, and so never take the zeroes for
+//! data.
 //!
 //! A SIGBUS that a process has sent is ignored. Any other SIGBUS goes to the handler that was installed before (by default: the process
 //! ends with a core dump).
@@ -21,10 +22,10 @@ use mqblk_core::lock::lock;
 
 /// Slots of a chunk of the table.
 const CHUNK_SLOTS: usize = 4096;
-/// Maximum of chunks: 1 Mi mappings, where the kernel allows a process 65,530 unless `vm.max_map_count` says otherwise.
+/// Maximum of chunks: 1 Mi mappings. The kernel's default (`vm.max_map_count`) allows a process 65,530.
 const MAX_CHUNKS: usize = 256;
 
-/// Why memory was lost.
+/// Reason of a loss of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryLoss {
     /// The file behind it is shorter than the mapping.
@@ -56,7 +57,7 @@ struct WatchedRange {
     /// Page size of the mapping.
     page: AtomicUsize,
     loss: AtomicU8,
-    /// Mappings that the pages in the place of lost ones take: held until the slot is free.
+    /// Mappings of the pages that replace lost ones: held until the slot is free.
     held: AtomicU64,
 }
 
@@ -117,8 +118,8 @@ static FREE_SLOTS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 /// Number of accesses that found memory lost.
 static LOSSES: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the number of accesses of this process that found memory lost. A change between two calls in one thread says that an access of
-/// this thread between them, or one of another thread, has read zeroes in the place of data.
+/// Returns the number of accesses of this process that found memory lost. After a change between two calls in one
+/// thread, an access between them, of this or another thread, has read zeroes in the place of data.
 #[inline]
 pub(crate) fn losses() -> usize {
     // The handler runs in the thread that accesses: only the compiler could move the access past this load.
@@ -143,7 +144,7 @@ fn find(address: usize) -> Option<(&'static WatchedRange, Range)> {
     slots.find_map(|slot| Some((slot, slot.find(address)?)))
 }
 
-/// Adds a chunk. Returns false if there are as many as may be.
+/// Adds a chunk. Returns false at the maximum.
 fn add_chunk(free: &mut Vec<u32>) -> bool {
     let Some(number) = CHUNKS.iter().position(|chunk| chunk.load(Ordering::Relaxed).is_null()) else { return false };
     let slots: Box<[WatchedRange]> = (0..CHUNK_SLOTS).map(|_| WatchedRange::free()).collect();
@@ -159,7 +160,7 @@ fn add_chunk(free: &mut Vec<u32>) -> bool {
 pub(crate) struct WatchSlot(u32);
 
 impl WatchSlot {
-    /// Returns why memory of the mapping was lost, if it was.
+    /// Returns the reason if memory of the mapping was lost.
     pub(crate) fn loss(&self) -> Option<MemoryLoss> {
         match slot(self.0)?.loss.load(Ordering::Relaxed) {
             TRUNCATED => Some(MemoryLoss::Truncated),
@@ -199,7 +200,8 @@ pub(crate) fn watch(start: usize, len: usize, page: usize) -> io::Result<WatchSl
     Ok(WatchSlot(index))
 }
 
-/// Returns true if an access has found memory lost of the mapping that contains a host address. For those who were lent addresses.
+/// Returns true if an access has found memory of the mapping that contains a host address lost. For users of lent
+/// addresses.
 #[inline]
 pub fn is_address_lost(address: u64) -> bool {
     losses() != 0 && find_loss(address as usize)
@@ -227,7 +229,7 @@ fn install() {
     }
 }
 
-/// Puts private zero pages at `start`, which is in a watched mapping. Returns false if the system refuses.
+/// Maps private zero pages at `start`, which is in a watched mapping. Returns false if the system refuses.
 fn place_zeroes(start: usize, len: usize) -> bool {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -249,7 +251,7 @@ fn mark_lost(address: usize, loss: u8) -> bool {
             return true;
         }
     }
-    // The whole of it where there are no more mappings for parts.
+    // All of it if no mappings are left for parts.
     place_zeroes(range.start, range.len)
 }
 
@@ -266,8 +268,8 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, _context: *mut 
         libc::BUS_MCEERR_AR => HARDWARE_ERROR,
         _ => TRUNCATED,
     };
-    // An error that no access has met yet is advice, and nobody keeps its mapping: it may be dropped, and its addresses given to another,
-    // while it is marked. An access to the page is reported again (BUS_MCEERR_AR).
+    // An error without an access is advice. Its mapping may be dropped and its addresses reused while it is being
+    // marked. An access to the page is reported again (BUS_MCEERR_AR).
     if code == libc::BUS_MCEERR_AO || mark_lost(address, loss) {
         // SAFETY: as above.
         unsafe { *errno = saved };
@@ -339,7 +341,7 @@ mod tests {
         assert_eq!(mapping.loss(), Some(MemoryLoss::Truncated));
     }
 
-    /// Slots are reused by other mappings, of other sizes, while accesses fault: nothing but the faulting page may change.
+    /// Slots are reused by mappings of other sizes while accesses fault: only the faulting page may change.
     #[test]
     fn slots_are_reused_while_memory_is_lost() {
         let stop = AtomicBool::new(false);

@@ -1,7 +1,7 @@
 //! Guest memory read and written by address, without a buffer: headers, descriptor tables, responses.
 //!
-//! What is read is checked, and used after the check, so it is read once: by a volatile load, or copied and then given to
-//! [`keep_copy`], without which a compiler may take a use of the copy for a reason to read the guest's memory again.
+//! Data is checked, and used after the check, so it is read once: by a volatile load, or by a copy that is passed to
+//! [`keep_copy`]. Otherwise a compiler may replace a use of the copy by a second read of the guest's memory.
 
 use std::ptr::NonNull;
 
@@ -24,7 +24,7 @@ unsafe fn copy_once<T: Pod>(place: *const T) -> T {
     }
 }
 
-/// A value at any address: a driver may align its headers as it likes.
+/// A value at any address: a driver may align its headers in any way.
 #[repr(C, packed)]
 pub(super) struct Unaligned<T>(pub(super) T);
 

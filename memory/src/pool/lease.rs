@@ -1,4 +1,4 @@
-//! Leases: which memory table the buffers of a queue lie in.
+//! Leases: the memory table that contains a queue's buffers.
 
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ pub(super) struct Lease {
     pub(super) buffers: u32,
     /// Takes no new buffers; removed when `buffers` reaches 0.
     pub(super) retired: bool,
-    /// An access found memory of the table lost: no address is translated any more.
+    /// True if an access found memory of the table lost: no address is translated any more.
     pub(super) lost: bool,
     pub(super) generation: u32,
     pub(super) fixed: Vec<Option<FixedBuffers>>,
@@ -91,7 +91,7 @@ impl Lease {
         if at < self.other_region.len { Some((&self.other_region, at)) } else { self.switch_region(address) }
     }
 
-    /// Forgets the regions: whatever is translated next is looked up.
+    /// Forgets the regions: the next translation is a lookup.
     pub(super) fn forget_regions(&mut self) {
         (self.cached_region, self.other_region) = Default::default();
     }

@@ -1,4 +1,4 @@
-//! Buffers merged of other buffers: the data of a merged request.
+//! Buffers merged from other buffers: the data of a merged request.
 //!
 //! A merged buffer owns its members: nobody else has their handles, and each keeps its own lease, so all their memory stays mapped as long
 //! as the merged buffer lives. The members are linked through their entries.
@@ -80,7 +80,7 @@ impl BufferPool {
         }
     }
 
-    /// Releases the members of a merged buffer that was just freed.
+    /// Releases the members of a merged buffer that has been freed.
     #[cold]
     pub(super) fn release_members(&mut self, index: usize) {
         let mut next = std::mem::take(&mut self.entries[index].next);

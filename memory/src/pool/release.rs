@@ -4,7 +4,7 @@ use super::{Buffer, BufferPool, FREE, NO_SPILL};
 use crate::shared::Pod;
 
 impl BufferPool {
-    /// Writes the status, if there is so much place for it, and releases the buffer.
+    /// Writes the status, if its length is sufficient, and releases the buffer.
     #[inline(always)] // for the place where most requests end
     pub fn release_with_status<T: Pod>(&mut self, buffer: Buffer, status: T) {
         let index = self.index(&buffer);

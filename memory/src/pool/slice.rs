@@ -3,8 +3,8 @@
 use super::*;
 
 impl BufferPool {
-    /// Returns a buffer of the `len` bytes from `at` bytes into `buffer`, without a status byte. It holds the lease too; whoever holds the
-    /// handle of `buffer` keeps that until the slice is released.
+    /// Returns a buffer of the `len` bytes from `at` bytes into `buffer`, without a status byte. It holds the lease
+    /// too. The owner of `buffer` keeps that handle until the slice is released.
     ///
     /// # Panics
     /// When `buffer` is shorter, or merged: nothing in it would hold the leases of the members.

@@ -19,13 +19,13 @@ impl BufferPool {
         Ok(())
     }
 
-    /// Returns the length of the place of the status, in bytes; 0 if there is none.
+    /// Returns the length of the status, in bytes; 0 if there is none.
     #[inline]
     pub fn status_len(&self, buffer: &Buffer) -> u32 {
         self.entries[self.index(buffer)].status_len.into()
     }
 
-    /// Writes a status, if there is so much place for it.
+    /// Writes a status, if its length is sufficient.
     #[inline]
     pub fn write_status<T: Pod>(&self, buffer: &Buffer, status: T) {
         self.write_status_of(self.index(buffer), status);
@@ -39,7 +39,7 @@ impl BufferPool {
             // SAFETY: `status_len` bytes were translated in the buffer's lease, which keeps them mapped; neither type needs alignment.
             unsafe {
                 match align_of::<T>() {
-                    // Inside `Unaligned` it would be on the stack first.
+                    // Inside `Unaligned` it would be put on the stack first.
                     1 => place.write_volatile(status),
                     _ => place.cast::<Unaligned<T>>().write_volatile(Unaligned(status)),
                 }
@@ -47,7 +47,7 @@ impl BufferPool {
         }
     }
 
-    /// Writes the bytes of a status, as many as there is place for.
+    /// Writes the bytes of a status, as many as fit.
     pub fn write_status_bytes(&self, buffer: &Buffer, bytes: &[u8]) {
         let entry = &self.entries[self.index(buffer)];
         let len = bytes.len().min(entry.status_len.into());

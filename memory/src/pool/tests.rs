@@ -98,7 +98,7 @@ fn values_are_read_at_any_alignment() {
 }
 
 proptest! {
-    /// Whatever the segments, a buffer behaves like the concatenation of its guest bytes.
+    /// A buffer behaves like the concatenation of its guest bytes for all segment lists.
     #[test]
     fn a_buffer_is_the_concatenation_of_its_segments(
         segments in proptest::collection::vec((0_u64..0x2f00, 1_u32..0x100), 1..12),

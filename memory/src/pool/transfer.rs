@@ -8,11 +8,11 @@ use super::{Buffer, BufferEntry, BufferPool, GuestAddress, Lease, LeaseId, MAX_S
 use crate::shared::{Pod, prefetch, prefetch_for_write};
 use crate::sigbus;
 
-/// A lease that was looked up once, for the usual requests of a batch: those of one segment in one region of guest memory. Whatever it
-/// refuses, the pool's own methods take or refuse.
+/// A lease that was looked up once, for the usual requests of a batch: those of one segment in one region of guest
+/// memory. The pool's own methods take or refuse all others.
 #[derive(Debug)]
 pub struct LeaseAccess<'p> {
-    // References: what a request needs of the pool is read where it is needed, and not kept for all of a batch.
+    // References: a request reads the pool's fields where it needs them; they are not kept for a whole batch.
     lease: &'p mut Lease,
     entries: &'p mut Vec<BufferEntry>,
     first_free: &'p mut u32,
@@ -37,7 +37,7 @@ impl BufferPool {
 }
 
 impl LeaseAccess<'_> {
-    /// Returns true if memory of this process may be lost, of this lease or another one: [`BufferPool::is_lease_lost`] tells.
+    /// Returns true if memory of any lease may be lost: check with [`BufferPool::is_lease_lost`].
     #[inline]
     pub fn may_be_lost(&self) -> bool {
         sigbus::losses() != 0
@@ -64,8 +64,9 @@ impl LeaseAccess<'_> {
         }
     }
 
-    /// Takes a buffer of one segment, with a place for a status: what most requests have. `writable`: the device writes to the segment. `None`
-    /// unless each lies in one region, neither is empty, and the pool has a free buffer: [`BufferPool::take`] and [`BufferPool::push`] take any.
+    /// Takes a buffer of one segment with a status, the form of most requests. `writable`: the device writes to the
+    /// segment. `None` unless each lies in one region, neither is empty, and the pool has a free buffer:
+    /// [`BufferPool::take`] and [`BufferPool::push`] take any.
     #[inline(always)] // a device type calls it in one place
     pub fn take_transfer(
         &mut self,
@@ -79,12 +80,12 @@ impl LeaseAccess<'_> {
             return None;
         }
         let status = region.host_start + at;
-        // The driver has read the last status here, and a write waits until its core has given the line up.
+        // The driver has read the last status here, and a write waits until its core has released the line.
         prefetch_for_write(status);
         self.take_entry(segment, data.1, writable, (status, status_len))
     }
 
-    /// As [`take_transfer`](Self::take_transfer), without a place for a status.
+    /// As [`take_transfer`](Self::take_transfer), without a status.
     #[inline(always)] // as above
     pub fn take_segment(&mut self, data: (GuestAddress, u32), writable: bool) -> Option<Buffer> {
         let segment = self.translate(data)?;

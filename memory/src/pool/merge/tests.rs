@@ -125,8 +125,8 @@ fn a_status_is_never_written_through_a_merged_buffer() {
 }
 
 proptest! {
-    /// Whatever the members' segments, a merged buffer is their concatenation, and splitting returns them unchanged. The pool does not grow
-    /// with repetition.
+    /// A merged buffer is the concatenation of its members for all segment lists, and splitting returns them unchanged.
+    /// The pool does not grow with repetition.
     #[test]
     fn a_merged_buffer_is_the_concatenation_of_its_members(
         members in proptest::collection::vec(

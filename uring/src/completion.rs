@@ -1,4 +1,4 @@
-//! Clients of a context, and the completions that they get.
+//! Clients of a context and their completions.
 
 use std::collections::VecDeque;
 
@@ -19,7 +19,7 @@ pub struct IoCompletion {
     pub buffer: Option<Buffer>,
     /// The buffer of a message's header.
     pub header: Option<Buffer>,
-    /// More completions of the same (multishot) operation will follow.
+    /// True if more completions of the same (multishot) operation follow.
     pub more: bool,
 }
 
@@ -32,14 +32,14 @@ pub(crate) const IGNORED: u64 = u64::MAX;
 /// User data of the poll of the port. All others are smaller.
 pub(crate) const PORT: u64 = u64::MAX - 1;
 
-/// Completions that a queue has room for at first. It grows to the most that ever arrived in one turn.
+/// Initial capacity of a completion queue. It grows to the highest number that arrived in one turn.
 const QUEUE_CAPACITY: usize = 256;
 
 /// The completions of one client.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     pub(crate) used: bool,
-    /// Distinguishes an owner from a later one with the same index.
+    /// Distinguishes a client from a later one with the same index.
     pub(crate) generation: u32,
     pub(crate) completions: VecDeque<IoCompletion>,
 }

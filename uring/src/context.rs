@@ -17,8 +17,9 @@ use crate::tables::{Tables, with_memlock};
 pub struct UringOptions {
     /// Submission queue entries: how many operations one system call can submit.
     pub submissions: u32,
-    /// Most operations in flight; the completion queue has as many entries. As many may wait in kernel threads (io-wq), which all files of the
-    /// ring share: with the kernel's limit of four for each CPU a few requests to storage that hangs keep all flushes of the other disks waiting.
+    /// Most operations in flight; the completion queue has as many entries. As many may wait in kernel threads (io-wq),
+    /// which all files of the ring share: with the kernel's limit of four for each CPU a few requests to hanging
+    /// storage would block all flushes of the other disks.
     pub in_flight: u32,
     /// Registered files.
     pub files: u32,
@@ -32,10 +33,10 @@ impl Default for UringOptions {
     }
 }
 
-/// How long [`UringContext::turn`] may wait.
+/// Longest wait of [`UringContext::turn`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Not at all; and no system call when nothing is to be submitted or pending in the kernel.
+    /// None; and no system call when nothing is to be submitted or pending in the kernel.
     No,
     /// Until a completion arrives.
     Completion,
@@ -51,30 +52,30 @@ pub struct UringContext {
     pub(crate) in_flight: InFlight,
     pub(crate) tables: Tables,
     pub(crate) scratch: Vec<libc::iovec>,
-    /// Where other threads leave completions and wakeups.
+    /// Receives completions and wakeups from other threads.
     pub(crate) port: PortReceiver,
     /// Operations in flight whose owner has ended.
     orphans: usize,
-    /// The next turn has something to do besides: to poll the port again, or to release what orphans leave.
+    /// True if the next turn must poll the port again or release what orphans leave.
     chores: bool,
     queues: Vec<CompletionQueue>,
     /// Completions in all completion queues.
     unread: usize,
     /// Entries pushed since the last system call.
     unsubmitted: usize,
-    /// The next turn has something to do, whatever the kernel holds: chores, operations to submit or that were submitted meanwhile, completions
-    /// that had no place in the queue, leases to release.
+    /// True if the next turn has work independent of the kernel's completions: chores, operations to submit or that
+    /// were submitted meanwhile, completions that had no place in the queue, leases to release.
     pub(crate) due: bool,
     deferred: bool,
 }
 
-/// What a ring takes of the memlock limit, in KiB: measured on Linux 6.18, rounded up.
+/// Memlock limit used by a ring, in KiB: measured on Linux 6.18, rounded up.
 const MEMLOCK_KIB: u32 = 128;
 
-/// How long a context that is dropped waits for what is in flight.
+/// Longest wait of a dropped context for operations in flight.
 const DROP_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(2) } else { Duration::from_secs(10) };
 
-/// Receives what operations leave whose owner has ended: the first client of each context.
+/// Receives the completions of operations whose owner has ended: the first client of each context.
 const ORPHANS: ClientId = ClientId(0);
 
 impl mqblk_core::IoContext for UringContext {
@@ -128,7 +129,8 @@ impl UringContext {
         ClientId(index as u32)
     }
 
-    /// Removes a client. What it has in flight (a receive that waits for a peer) is cancelled, and its buffers are released when it has ended.
+    /// Removes a client. Its operations in flight (a receive that waits for a peer) are cancelled, and their buffers
+    /// are released when they have ended.
     pub fn remove_client(&mut self, owner: ClientId) {
         for index in self.in_flight.pick(owner, |_| true) {
             self.in_flight.slot(index).owner = ORPHANS;
@@ -180,25 +182,25 @@ impl UringContext {
         !self.queues[owner.0 as usize].completions.is_empty()
     }
 
-    /// Returns true if any client has.
+    /// Returns true if any client has completions to take.
     #[inline]
     pub fn has_unread(&self) -> bool {
         self.unread > 0
     }
 
-    /// Completions of all owners but this one that are still to be taken.
+    /// Returns the number of completions still to be taken by all clients but this one.
     #[inline]
     pub fn unread_besides(&self, owner: ClientId) -> usize {
         self.unread - self.queues[owner.0 as usize].completions.len()
     }
 
-    /// Operations that can still be submitted.
+    /// Returns the number of operations that can still be submitted.
     #[inline]
     pub fn room(&self) -> usize {
         self.in_flight.room()
     }
 
-    /// Most operations in flight.
+    /// Returns the most operations in flight.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.in_flight.capacity()
@@ -240,20 +242,20 @@ impl UringContext {
     /// Submits the pushed operations, waits, and sorts completions into their clients' queues. Returns how many arrived.
     /// At most one system call, none when there is nothing to do.
     ///
-    /// Does not wait while a queue holds completions: these may be all that there was to wait for.
+    /// Does not wait while a queue holds completions: no more may be coming.
     #[inline]
     pub fn turn(&mut self, wait: Wait) -> usize {
         if wait == Wait::No && self.has_nothing_to_do() { 0 } else { self.busy_turn(wait) }
     }
 
-    /// Returns true if nothing is to be submitted or done, and no completion is there or pending in the kernel.
+    /// Returns true if nothing is to be submitted or done, and no completion is queued or pending in the kernel.
     #[inline]
     fn has_nothing_to_do(&mut self) -> bool {
         if self.due {
             return false;
         }
-        // A deferred ring gets completions in system calls only, so its completion queue overflows in them only. After those of this context a
-        // turn is due.
+        // A deferred ring receives completions only in system calls, so its completion queue overflows only there.
+        // After those of this context a turn is due.
         if self.deferred { !self.ring.submission().taskrun() } else { self.ring.completion().is_empty() }
     }
 
@@ -353,7 +355,7 @@ fn file_limit() -> u32 {
     u32::try_from(limit).unwrap_or(u32::MAX)
 }
 
-/// Adds what to do to the error of a ring that the kernel refused.
+/// Adds a remedy to the error of a ring that the kernel refused.
 fn refused(error: io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::ENOSYS) => io::Error::new(

@@ -1,4 +1,4 @@
-//! Descriptors that another owner has.
+//! Descriptors of another owner.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -6,10 +6,10 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::DupFlags;
 
-/// Makes the descriptor that `owner` owns refer to the open file of `file`. What it referred to is closed.
+/// Makes the descriptor that `owner` owns refer to the open file of `file`. The previous open file is closed.
 ///
-/// For a library's object that takes its descriptor when it is made and cannot be given another one. What owns nothing (a number, a reference, a
-/// `BorrowedFd`) does not compile: it has nothing to drop.
+/// For a library's object that takes its descriptor at its creation and cannot change it. A type that owns nothing (a
+/// number, a reference, a `BorrowedFd`) does not compile: it has nothing to drop.
 ///
 /// ```compile_fail
 /// # use std::os::fd::AsFd as _;

@@ -40,8 +40,8 @@ impl EventFd {
 impl TryFrom<OwnedFd> for EventFd {
     type Error = io::Error;
 
-    /// Accepts a descriptor that another process passed. It must be an eventfd: nothing else can be signalled without blocking. Its flags
-    /// are left alone, because the other process may block in a read.
+    /// Accepts a descriptor that another process passed. It must be an eventfd: nothing else can be signalled without
+    /// blocking. Its flags are unchanged, because the other process may block in a read.
     fn try_from(fd: OwnedFd) -> io::Result<EventFd> {
         // Without /proc the type cannot be checked; the descriptor is then accepted.
         if let Ok(kind) = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())

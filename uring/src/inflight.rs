@@ -1,4 +1,4 @@
-//! The table of operations in flight, and what each of them owns.
+//! The table of operations in flight with their memory and files.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ pub(crate) struct Slot {
     pub(crate) cookie: u64,
     /// The memory that the kernel may touch.
     pub(crate) buffer: Option<Buffer>,
-    /// Keeps the descriptor open that the entry names by number.
+    /// Keeps the entry's descriptor open.
     pub(crate) file: Option<Arc<OwnedFd>>,
     /// The iovec list that the entry points to, if it does.
     pub(crate) pieces: Option<Box<PieceList>>,
     pub(crate) busy: bool,
 }
 
-/// What an entry points to that has more than one piece of memory. Boxed, so that it stays in place.
+/// The memory list of an entry with more than one piece. Boxed, so that its address is constant.
 #[derive(Debug)]
 pub(crate) struct PieceList {
     pub(crate) iovecs: Vec<libc::iovec>,

@@ -15,8 +15,8 @@ type Vectored =
     unsafe extern "C" fn(libc::c_int, *const libc::iovec, libc::c_int, libc::off_t, libc::c_int) -> libc::ssize_t;
 
 impl UringContext {
-    /// Reads into the buffer, leaving out its first `skip` bytes. With `no_wait` it fails with `EAGAIN` rather than block on storage
-    /// (`RWF_NOWAIT`). Returns the bytes read.
+    /// Reads into the buffer, except its first `skip` bytes. With `no_wait` it fails with `EAGAIN` rather than block on
+    /// storage (`RWF_NOWAIT`). Returns the bytes read.
     ///
     /// # Errors
     /// As preadv2(2).
@@ -32,7 +32,7 @@ impl UringContext {
         self.transfer_inline(libc::preadv2, file, at, buffer, skip, no_wait)
     }
 
-    /// Writes the buffer, leaving out its first `skip` bytes. May block: for files in memory. Returns the bytes written.
+    /// Writes the buffer, except its first `skip` bytes. May block: for files in memory. Returns the bytes written.
     ///
     /// # Errors
     /// As pwritev2(2).

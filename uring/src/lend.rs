@@ -9,11 +9,10 @@ use crate::pieces::fill_pieces;
 use crate::remote::{RemoteIo, RemoteWaker};
 
 impl UringContext {
-    /// Lends a request to another thread or a library: `buffer` is owned by the in-flight table until the [`RemoteIo`] is completed, and
-    /// then comes back in a completion of `client` with `cookie`, as from an operation of the ring.
+    /// Lends a request to another thread or a library: `buffer` is owned by the in-flight table until the [`RemoteIo`]
+    /// is completed, and then returned in a completion of `client` with `cookie`, as from an operation of the ring.
     ///
-    /// # Errors
-    /// [`Refused`] when too much is in flight.
+    /// # Errors [`Refused`] when the in-flight table is full.
     pub fn submit_remote(
         &mut self,
         client: ClientId,
@@ -32,14 +31,14 @@ impl UringContext {
         Ok(self.port.lend(slot, &self.scratch, len, logged))
     }
 
-    /// Returns a handle by which any thread wakes this worker for `client`: a completion with `cookie` and `more`, one for all wakeups that the
-    /// worker has not seen yet.
+    /// Returns a handle for any thread to wake this worker for `client`: by a completion with `cookie` and `more`, one
+    /// for all wakeups that the worker has not seen yet.
     pub fn remote_waker(&mut self, client: ClientId, cookie: u64) -> RemoteWaker {
         self.poll_port();
         self.port.waker(client, self.client_generation(client), cookie)
     }
 
-    /// Makes the ring poll the port, if it does not.
+    /// Makes the ring poll the port, unless it already does.
     pub(crate) fn poll_port(&mut self) {
         if let Some(fd) = self.port.begin_poll() {
             // The counter is never read, so that a renewed poll reports what was signalled meanwhile.

@@ -4,7 +4,8 @@
 //! ring's in-flight table, and returned only with the operation's [`IoCompletion`]. Dropping a [`UringContext`] with operations in flight
 //! cancels them and waits; if the kernel does not complete them, ring and buffers are leaked on purpose, with a log line.
 //!
-//! What other threads and libraries carry out has a slot in the same table ([`RemoteIo`]), so the invariant holds for them too.
+//! Requests of other threads and libraries have a slot in the same table ([`RemoteIo`]), so the invariant holds for
+//! them too.
 //!
 //! Kicks, mailbox messages, timers and storage completions all arrive in a worker's one ring, so a sleeping worker waits in exactly one
 //! place: [`UringContext::turn`].

@@ -1,8 +1,9 @@
-//! Where rings are set up: on the thread that needs one, or for all of them on one thread.
+//! Setup of rings: on the thread that needs one, or on one thread for all.
 //!
-//! A ring is restricted by who sets it up ([`restrict`]), so a thread that may set one up itself, and was taken over, has all that io_uring
-//! can do: files, sockets, threads of the kernel. In a process that restricts its threads only the one of [`make_rings_on_a_thread`] may. Rings
-//! leave it restricted, and stay so; whoever gets one enables it, and is its submitter from then on.
+//! A ring is restricted by the thread that sets it up ([`restrict`]). So a compromised thread that may set up rings has
+//! all that io_uring can do: files, sockets, threads of the kernel. In a process that restricts its threads only the
+//! one of [`make_rings_on_a_thread`] may. Rings leave it restricted, and stay so; the receiving thread enables its
+//! ring, and is its submitter from then on.
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -14,7 +15,7 @@ use mqblk_core::thread_role::{self, ThreadRole};
 
 use crate::restrictions::restrict;
 
-/// What a ring is made for.
+/// The purpose of a ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RingUse {
     /// Signals to an eventfd.
@@ -42,8 +43,8 @@ struct RingRequest {
 
 static MAKER: OnceLock<Mutex<Sender<RingRequest>>> = OnceLock::new();
 
-/// Has all rings of this process set up by a thread of its own from now on, with the role [`ThreadRole::RingMaker`]. In a process that has
-/// such a thread nothing changes.
+/// Makes a separate thread, with the role [`ThreadRole::RingMaker`], set up all rings of this process from now on. Does
+/// nothing if the process has it already.
 ///
 /// # Errors
 /// When the host refuses a thread, or the role's restrictions.
@@ -131,7 +132,7 @@ mod tests {
         ring.completion().next().unwrap().result()
     }
 
-    /// Every other test of this program may get its rings from that thread from here on.
+    /// All other tests of this program may receive their rings from that thread from here on.
     #[test]
     fn a_ring_of_the_thread_that_makes_them_is_the_caller_s() {
         let uses = [RingUse::Signals, RingUse::Io { submissions: 8, in_flight: 64 }];

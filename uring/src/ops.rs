@@ -19,10 +19,10 @@ pub struct FileTransfer<'a> {
     pub file: &'a RingFile,
     /// Offset in the file of the buffer's first byte that is transferred.
     pub at: ByteOffset,
-    /// Bytes at the start of the buffer that are left out: they were transferred before.
+    /// Bytes at the start of the buffer that were transferred before.
     pub skip: u64,
-    /// A kernel thread executes it from the start (`IOSQE_ASYNC`). Else it is started within the submission, which may wait where the file
-    /// system reads its own metadata first.
+    /// True if a kernel thread executes it from the start (`IOSQE_ASYNC`). Otherwise it starts within the submission,
+    /// which may wait while the file system reads its own metadata.
     pub in_thread: bool,
 }
 
@@ -30,7 +30,7 @@ impl UringContext {
     /// Reads into the buffer.
     ///
     /// # Errors
-    /// [`Refused`] when too much is in flight.
+    /// [`Refused`] when the in-flight table is full.
     #[inline]
     pub fn read(
         &mut self,
@@ -43,10 +43,10 @@ impl UringContext {
         self.transfer(client, cookie, from, buffer, Direction::Read)
     }
 
-    /// Writes the buffer. With `durable` as by `RWF_DSYNC`.
+    /// Writes the buffer. With `durable` as with `RWF_DSYNC`.
     ///
     /// # Errors
-    /// [`Refused`] when too much is in flight.
+    /// [`Refused`] when the in-flight table is full.
     #[inline]
     pub fn write(
         &mut self,
@@ -62,7 +62,7 @@ impl UringContext {
     /// Makes written data durable (`fdatasync`).
     ///
     /// # Errors
-    /// [`Refused`] when too much is in flight.
+    /// [`Refused`] when the in-flight table is full.
     pub fn datasync(&mut self, client: ClientId, cookie: u64, file: &RingFile) -> Result<(), Refused> {
         let flags = types::FsyncFlags::DATASYNC;
         let entry = match file {
@@ -75,7 +75,7 @@ impl UringContext {
     /// Calls fallocate(2) with these mode bits.
     ///
     /// # Errors
-    /// [`Refused`] when too much is in flight.
+    /// [`Refused`] when the in-flight table is full.
     pub fn fallocate(
         &mut self,
         client: ClientId,
@@ -100,7 +100,7 @@ impl UringContext {
     /// client, or no further signal arrives.
     ///
     /// # Errors
-    /// [`Refused`] when too much is in flight.
+    /// [`Refused`] when the in-flight table is full.
     pub fn watch(&mut self, client: ClientId, cookie: u64, kick: impl Into<Kick>) -> Result<(), Refused> {
         let Some(index) = self.in_flight.take(client, cookie) else { return Err(Refused(None)) };
         let fd = kick.into().shared();

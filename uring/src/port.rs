@@ -1,14 +1,14 @@
-//! Where other threads leave events for a worker.
+//! Events that other threads leave for a worker.
 //!
-//! The first event of a batch signals the worker's eventfd; those that follow before the worker has taken the batch do not. The decision is
-//! made under the lock that guards the events, so an event is either in the batch that a pending signal announces, or signals itself. The
-//! loom model below runs this code in every interleaving.
+//! The first event of a batch signals the worker's eventfd; those that follow before the worker has taken the batch do
+//! not. The decision is made under the lock that guards the events. So an event is either in the batch that a pending
+//! signal announces, or signals itself. The loom model below runs this code in every interleaving.
 
 /// Events that the worker has not taken yet. Shared behind a lock.
 #[derive(Debug)]
 pub(crate) struct PendingEvents<T> {
     events: Vec<T>,
-    /// The worker was signalled, or is about to be, since it took the last batch.
+    /// True if the worker was signalled, or is about to be, since it took the last batch.
     signalled: bool,
 }
 
@@ -19,14 +19,14 @@ impl<T> Default for PendingEvents<T> {
 }
 
 impl<T> PendingEvents<T> {
-    /// Adds an event. Returns true if the caller must signal the worker, after it has given up the lock.
+    /// Adds an event. Returns true if the caller must signal the worker, after it has released the lock.
     #[must_use = "the worker sleeps until it is signalled"]
     pub(crate) fn push(&mut self, event: T) -> bool {
         self.events.push(event);
         !std::mem::replace(&mut self.signalled, true)
     }
 
-    /// Like [`push`](Self::push), unless one that is `same` is pending already.
+    /// Like [`push`](Self::push), unless an event for which `same` is true is pending.
     #[must_use = "the worker sleeps until it is signalled"]
     pub(crate) fn push_once(&mut self, event: T, same: impl Fn(&T) -> bool) -> bool {
         !self.events.iter().any(same) && self.push(event)
@@ -48,7 +48,7 @@ mod tests {
     const THREADS: u32 = 2;
     const EVENTS: u32 = 2;
 
-    /// Runs senders against a worker that sleeps whenever it has taken a batch. A lost event is a deadlock, which loom reports.
+    /// Runs senders against a worker that sleeps after each batch. A lost event is a deadlock, which loom reports.
     fn model(push: fn(&mut PendingEvents<u32>, u32) -> bool) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
@@ -84,7 +84,7 @@ mod tests {
         model(PendingEvents::push);
     }
 
-    /// The signal is decided by what the list looks like before the lock is taken.
+    /// The signal is decided by the list before the lock is taken.
     #[test]
     #[should_panic(expected = "deadlock")]
     fn a_signal_that_is_left_out_is_found() {

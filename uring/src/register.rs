@@ -11,8 +11,9 @@ use crate::tables::{KeptFile, RingFile, SharedLease, with_memlock};
 
 /// Most guest memory that [`FixedBufferUse::Auto`] registers.
 ///
-/// Registering pins every page: memory that the guest has not touched yet is allocated, and the worker's other disks wait meanwhile.
-/// Measured: 15 s for 4 GiB untouched, 45 ms a GiB once touched, at every start of a queue and every change of memory.
+/// Registering pins every page: memory that the guest has not touched yet is allocated, and the worker's other disks
+/// wait. Measured: 15 s for 4 GiB untouched, 45 ms a GiB once touched, at every start of a queue and every change of
+/// memory.
 const AUTO_LIMIT: u64 = 64 << 20;
 
 impl PooledContext for UringContext {
@@ -73,7 +74,8 @@ impl PooledContext for UringContext {
         }
     }
 
-    /// The ring's table of files holds it, which the kernel frees only after all the ring's operations have completed.
+    /// Puts it in the ring's table of files, which the kernel frees only after all the ring's operations have
+    /// completed.
     fn keep_open(&mut self, file: &Arc<OwnedFd>) {
         let known = self.tables.kept.iter().position(|kept| Arc::ptr_eq(&kept.file, file));
         let at = known.unwrap_or_else(|| {

@@ -1,8 +1,8 @@
-//! Requests that other threads or libraries carry out, and their completions on the worker.
+//! Requests executed by other threads or libraries, and their completions on the worker.
 //!
-//! A [`RemoteIo`] may be sent to any thread. While it exists its request has a slot in the worker's in-flight table, as an operation of the
-//! ring has, and the slot owns the buffer: the memory stays mapped until [`RemoteIo::complete`]. A context that is dropped before waits,
-//! and if the completion does not come it keeps the buffers for ever.
+//! A [`RemoteIo`] may be sent to any thread. While it exists its request has a slot in the worker's in-flight table,
+//! like an operation of the ring, and the slot owns the buffer: the memory stays mapped until [`RemoteIo::complete`]. A
+//! context that is dropped before waits, and if the completion does not come it keeps the buffers for ever.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -30,7 +30,7 @@ unsafe impl Send for Piece {}
 // SAFETY: as above; the list itself is immutable while it is shared.
 unsafe impl Sync for Piece {}
 
-/// What another thread has for the worker.
+/// An event of another thread for the worker.
 #[derive(Debug)]
 enum RemoteEvent {
     /// The request in this slot is complete; its list of pieces comes back for reuse.
@@ -59,9 +59,9 @@ impl Port {
 #[derive(Debug)]
 pub(crate) struct PortReceiver {
     port: Arc<Port>,
-    /// The ring polls the eventfd.
+    /// True if the ring polls the eventfd.
     polled: bool,
-    /// The poll has ended and is to be renewed.
+    /// True if the poll has ended and must be renewed.
     pub(crate) lapsed: bool,
     /// The batch that is being delivered; kept for its capacity.
     batch: Vec<RemoteEvent>,
@@ -87,7 +87,7 @@ impl PortReceiver {
         RemoteWaker { port: Arc::clone(&self.port), client, generation, cookie }
     }
 
-    /// Returns the descriptor that the ring is to poll; `None`: it does.
+    /// Returns the descriptor that the ring must poll; `None` if it does already.
     pub(crate) fn begin_poll(&mut self) -> Option<RawFd> {
         if self.polled {
             return None;
@@ -126,8 +126,8 @@ impl PortReceiver {
     }
 }
 
-/// A request in the hands of another thread or a library. It is completed once: by [`complete`](Self::complete), or as failed with EIO when
-/// it is dropped.
+/// A request that another thread or a library executes. It is completed once: by [`complete`](Self::complete), or as
+/// failed with EIO when it is dropped.
 #[derive(Debug)]
 #[must_use = "a request that is dropped fails"]
 pub struct RemoteIo {
@@ -135,19 +135,19 @@ pub struct RemoteIo {
     slot: u32,
     pieces: Pieces,
     len: u64,
-    /// What it completes with when it is dropped.
+    /// Its result if it is dropped.
     result: i32,
-    /// Writes to the buffer are marked in the guest's dirty log when it is released.
+    /// True if writes to the buffer are marked in the guest's dirty log when it is released.
     logged: bool,
 }
 
 impl RemoteIo {
-    /// Length of the buffer; 0 without one.
+    /// Returns the length of the buffer; 0 without one.
     pub fn len(&self) -> ByteLen {
         ByteLen(self.len)
     }
 
-    /// Whether there is no buffer, or an empty one.
+    /// Returns true if there is no buffer, or an empty one.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -177,8 +177,9 @@ impl RemoteIo {
         })
     }
 
-    /// The buffer's memory, for a system call or a library that takes iovecs. It stays mapped, and the list in place, until the request is
-    /// completed; the guest may change it at any time. Only a request that reads from the disk may write to it.
+    /// Returns the buffer's memory, for a system call or a library that takes iovecs. It stays mapped, and the list in
+    /// place, until the request is completed; the guest may change it at any time. Only a request that reads from the
+    /// disk may write to it.
     pub fn iovecs(&self) -> &[libc::iovec] {
         let pieces = self.pieces.0.as_slice();
         // SAFETY: `Piece` is a transparent `iovec`.
@@ -232,7 +233,7 @@ pub struct RemoteWaker {
 }
 
 impl RemoteWaker {
-    /// Has the worker reap the channel that owns the client. Nothing happens if the client is gone.
+    /// Makes the worker reap the channel that owns the client. Does nothing if the client is gone.
     pub fn wake(&self) {
         let RemoteWaker { client, generation, cookie, .. } = *self;
         let own = (client, generation, cookie);

@@ -1,4 +1,4 @@
-//! What a ring may be used for: the operations of this crate. The kernel refuses all others, for the ring's life.
+//! The operations that rings are restricted to. The kernel refuses all others, for the ring's life.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use io_uring::register::Restriction;
 use io_uring::squeue::Flags;
 use io_uring::{IoUring, opcode};
 
-/// The operations that rings are used for. Opening files, connecting, and others that reach beyond the files that the ring is given are
+/// The allowed operations. Opening files, connecting, and others that reach beyond the files that the ring is given are
 /// not among them.
 const OPERATIONS: [u8; 13] = [
     opcode::Nop::CODE,
@@ -33,10 +33,10 @@ const REGISTER_EVENTFD: u8 = 4;
 const REGISTRATIONS: [u8; 5] =
     [REGISTER_FILES2, REGISTER_FILES_UPDATE, REGISTER_BUFFERS2, REGISTER_BUFFERS_UPDATE, REGISTER_EVENTFD];
 
-/// Restricts a ring that was set up disabled to what this crate does with rings. What is left is to enable it.
+/// Restricts a ring that was set up disabled to the operations of this crate. The caller enables it.
 ///
 /// # Errors
-/// When the kernel refuses, before 5.10 always.
+/// When the kernel refuses; before 5.10 always.
 pub(crate) fn restrict(ring: &IoUring) -> io::Result<()> {
     let registers = REGISTRATIONS.map(Restriction::register_op);
     let mut all: Vec<Restriction> = OPERATIONS.map(Restriction::sqe_op).into_iter().chain(registers).collect();
@@ -94,7 +94,7 @@ mod tests {
             let found = result(&mut ring, opcode::Nop::new().build().flags(flags));
             assert_eq!(found >= 0, [Flags::FIXED_FILE, Flags::ASYNC].contains(&flags), "flag {flag:#x}: {found}");
         }
-        // The same operation on a ring without restrictions, so that the refusal is theirs.
+        // The same operation on a ring without restrictions, so that the refusal comes from the restrictions.
         let path = c"/dev/null";
         let open = || opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), path.as_ptr()).flags(libc::O_RDONLY).build();
         assert_eq!(result(&mut ring, open()), -libc::EACCES);

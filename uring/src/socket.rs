@@ -10,13 +10,13 @@ use crate::context::UringContext;
 use crate::pieces::{MAX_PIECES, append_range};
 use crate::tables::RingFile;
 
-/// What a message begins with.
+/// Order of a message's parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MessageOrder {
     /// The header, then the payload.
     #[default]
     HeaderFirst,
-    /// The payload, then the header: of a reply that is received, the data, and with it what the next reply begins with.
+    /// The payload, then the header: the data of a received reply, then the header of the next reply.
     PayloadFirst,
 }
 
@@ -27,26 +27,27 @@ pub struct Message {
     pub header: Option<Buffer>,
     /// A request's data.
     pub payload: Option<Buffer>,
-    /// Which of them comes first.
+    /// Their order.
     pub order: MessageOrder,
-    /// Bytes that are left out from the start: those that a shorter transfer has moved already.
+    /// Bytes at the start that a shorter transfer has already moved.
     pub skip: u64,
-    /// Where the payload ends, if not at its buffer's end.
+    /// End of the payload, if not its buffer's end.
     pub payload_end: Option<u64>,
-    /// The operation goes on until all is transferred, and is shorter only if the connection ends, or there are more than 1024 pieces.
+    /// True if the operation goes on until all is transferred, and is shorter only if the connection ends, or there are
+    /// more than 1024 pieces.
     pub whole: bool,
 }
 
-/// The in-flight table is full: try again after completions were taken. The buffers come back.
+/// The in-flight table is full: try again after completions were taken. The buffers are returned.
 #[derive(Debug)]
 pub struct RefusedMessage(pub Message);
 
 impl UringContext {
-    /// Sends a message on a stream socket. The completion says how many bytes were sent, which may be fewer, and returns both buffers. A
-    /// connection that is gone is an error (EPIPE), not a signal.
+    /// Sends a message on a stream socket. The completion returns both buffers and the number of bytes sent, which may
+    /// be smaller. A closed connection is an error (EPIPE), not a signal.
     ///
     /// # Errors
-    /// [`RefusedMessage`] when too much is in flight.
+    /// [`RefusedMessage`] when the in-flight table is full.
     pub fn send(
         &mut self,
         client: ClientId,
@@ -61,11 +62,11 @@ impl UringContext {
         })
     }
 
-    /// Receives into a message from a stream socket. The completion says how many bytes have come, which may be fewer, and returns both
-    /// buffers; 0 bytes: the peer has ended the connection.
+    /// Receives into a message from a stream socket. The completion returns both buffers and the number of bytes
+    /// received, which may be smaller; 0 bytes: the peer has closed the connection.
     ///
     /// # Errors
-    /// [`RefusedMessage`] when too much is in flight.
+    /// [`RefusedMessage`] when the in-flight table is full.
     pub fn receive(
         &mut self,
         client: ClientId,

@@ -68,7 +68,7 @@ impl Tables {
     }
 }
 
-/// Adds the memlock limit, and how much is `expected` at least, to an error for lack of locked memory.
+/// Adds the memlock limit, and the `expected` minimum, to an error for lack of locked memory.
 pub(crate) fn with_memlock(error: io::Error, expected: &str) -> io::Error {
     match rustix::process::getrlimit(rustix::process::Resource::Memlock).current {
         Some(limit) if error.raw_os_error() == Some(libc::ENOMEM) => io::Error::new(

@@ -63,7 +63,7 @@ impl Fixture {
         }
     }
 
-    /// How often the worker was signalled: nobody reads the counter.
+    /// Returns the number of signals to the worker: nothing else reads the counter.
     fn signals(&self) -> u64 {
         let fd = std::os::fd::AsFd::as_fd(&self.context.port.port.eventfd).as_raw_fd();
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap();
@@ -239,7 +239,7 @@ fn a_poll_that_the_kernel_has_ended_is_renewed() {
     }
 }
 
-/// Threads complete what they get, some of it later and in another order, while the worker sleeps whenever it has nothing to do.
+/// Threads complete their requests, some later and in another order, while the worker sleeps when it is idle.
 #[test]
 fn nothing_is_lost_or_doubled_between_many_threads_and_a_worker_that_sleeps() {
     const THREADS: usize = 4;
@@ -270,7 +270,7 @@ fn nothing_is_lost_or_doubled_between_many_threads_and_a_worker_that_sleeps() {
     let mut free: Vec<u64> = (0..64).map(|page| page * 4096).collect();
     let mut places = std::collections::HashMap::new();
     for _ in 0..REQUESTS {
-        // The threads together hold back less than the table has.
+        // The threads together hold fewer requests than the table.
         while sent < REQUESTS
             && let Some(place) = free.pop()
         {

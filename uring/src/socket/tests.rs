@@ -103,7 +103,7 @@ impl Fixture {
     }
 }
 
-/// Bytes in which each place can be told from others.
+/// Bytes with a different value at each position.
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| ((at + seed) * 31 % 251) as u8).collect()
 }
@@ -233,7 +233,7 @@ fn a_connection_that_ends_is_a_result() {
         let done = f.next();
         assert_eq!(done.result, 0);
         f.release(done);
-        // TCP finds out with the second.
+        // TCP reports the closed connection to the second send.
         let mut result = 0;
         for _ in 0..2 {
             let payload = f.payload(&[(0, 512)]);
@@ -270,7 +270,7 @@ fn a_receive_is_cancelled_and_a_full_table_refuses() {
     drop(theirs);
 }
 
-/// While the kernel may receive into it, memory stays mapped: when its table was replaced, and when the worker ends.
+/// Memory stays mapped while the kernel may receive into it, also when its table was replaced or the worker ends.
 #[test]
 fn memory_is_mapped_while_a_receive_is_in_flight() {
     let (ours, theirs) = unix();

@@ -1,4 +1,4 @@
-//! A virtqueue as a driver sees it, whatever its format: what `virtqueue` is for devices.
+//! The driver's end of a virtqueue of any format; `virtqueue` is the device's.
 
 use mqblk_memory::{GuestAddress, GuestMemory};
 
@@ -109,8 +109,8 @@ impl DriverRing {
         each_format!(self, ring => ring.free_descriptors())
     }
 
-    /// Adds a request whose segments are few and known: those that the device reads, then those that it writes. A path on which each
-    /// instruction counts matches on the format once, and builds its requests with [`RequestChain`].
+    /// Adds a request of a few known segments: the device-readable ones, then the device-writable ones. A fast path
+    /// matches on the format once, and builds its requests with [`RequestChain`].
     ///
     /// # Errors
     /// [`ChainRefused::Full`] is back-pressure; the others are the caller's mistakes.
@@ -147,7 +147,7 @@ impl DriverRing {
         each_format!(self, ring => ring.unpublished())
     }
 
-    /// Looks for completions. Returns how many [`take`](Self::take) can take.
+    /// Finds completions. Returns how many [`take`](Self::take) can take.
     ///
     /// # Errors
     /// When the device violates the protocol.
@@ -156,8 +156,8 @@ impl DriverRing {
         each_format!(self, ring => ring.poll_used())
     }
 
-    /// Returns the token of the completion `ahead` past the next one, if [`poll_used`](Self::poll_used) has found that many: a hint for
-    /// prefetches of what the device has written.
+    /// Returns the token of the completion `ahead` past the next one, if [`poll_used`](Self::poll_used) has found that
+    /// many: a hint for prefetches of the device's data.
     #[inline]
     pub fn upcoming(&self, ahead: u16) -> Option<u32> {
         each_format!(self, ring => ring.upcoming(ahead))

@@ -1,4 +1,4 @@
-//! What all formats of a virtqueue have in common. Source: virtio 1.3 section 2.6, "Virtqueues".
+//! Common parts of all formats of a virtqueue. Source: virtio 1.3 section 2.6, "Virtqueues".
 
 use mqblk_memory::{GuestAddress, LeaseAccess};
 
@@ -100,8 +100,8 @@ pub struct Descriptor {
 /// State of a stopped queue, for the next process or worker that serves the ring.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RingState {
-    /// Where the ring is resumed, as the ring's format encodes it. Split: the next available entry to read. Packed: the positions of both
-    /// ends, see [`Base::to_bits`](crate::packed::layout::Base::to_bits).
+    /// The position at which the ring is resumed, in the ring's encoding. Split: the next available entry to read.
+    /// Packed: the positions of both ends, see [`Base::to_bits`](crate::packed::layout::Base::to_bits).
     pub base: u32,
     /// Chains that were taken and are not completed, in the order of their identifiers. Empty after a drain.
     pub in_flight: Vec<u16>,
@@ -134,11 +134,12 @@ pub trait ChainHeader: Sized {
     fn read(access: &mut LeaseAccess<'_>, address: GuestAddress) -> Option<Self>;
 }
 
-/// The chains that most requests have, of a ring of one format: a device type reads them without a `match` for each.
+/// The chains of most requests, of a ring of one format: a device type reads them without a `match` for each.
 pub trait UsualChains {
-    /// Returns the header and the two other segments of a chain of three, in the ring or in an indirect table: the first one is readable and as
-    /// long as the header, and the last one is writable. The others may have no bytes. `None` for all other chains, and for whatever
-    /// [`DeviceRing::walk`](crate::virtqueue::DeviceRing::walk) would refuse.
+    /// Returns the header and the two other segments of a chain of three, in the ring or in an indirect table: the
+    /// first one is readable and as long as the header, and the last one is writable. The others may have no bytes.
+    /// `None` for all other chains, and for all chains that [`DeviceRing::walk`](crate::virtqueue::DeviceRing::walk)
+    /// refuses.
     fn three_segments<H: ChainHeader>(
         &self,
         access: &mut LeaseAccess<'_>,
@@ -161,7 +162,7 @@ impl From<VirtqueueError> for ChainError {
     }
 }
 
-/// The first descriptors of a chain, fetched ahead so that the lines they refer to are prefetched.
+/// The first descriptors of a chain, fetched ahead to prefetch the lines that they refer to.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ChainHead {
     /// Identifies the chain until it is used. Split: index of the head descriptor. Packed: buffer id.

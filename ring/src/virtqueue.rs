@@ -1,7 +1,7 @@
-//! A virtqueue as a device and its transport see it, whatever its format.
+//! A virtqueue of any format, for a device and its transport.
 //!
-//! A format is a folder beside this file, and a variant in each of the two types here. Each call is a `match`, which costs a predictable
-//! branch: a queue keeps its format.
+//! A format is a folder beside this file, and a variant in each of the two types here. Each call is a `match`: a
+//! predictable branch, since a queue keeps its format.
 
 use mqblk_core::{ArmResult, PublishResult};
 use mqblk_memory::{BufferPool, GuestMemory, LeaseId, SharedWords};
@@ -32,7 +32,7 @@ impl RingFormat {
         }
     }
 
-    /// Checks where a ring of `size` entries is resumed, see [`RingState::base`].
+    /// Checks the position at which a ring of `size` entries is resumed, see [`RingState::base`].
     ///
     /// # Errors
     /// [`RingSetupError::Base`].
@@ -50,8 +50,8 @@ impl RingFormat {
     }
 }
 
-/// Most chains taken in one pull. A batch is fetched in passes, so that its cache misses overlap. In a larger one the guest would wait
-/// longer for its first completion.
+/// Most chains taken in one pull. A batch is fetched in passes, so that its cache misses overlap. In a larger batch the
+/// guest would wait longer for its first completion.
 pub const MAX_BATCH: usize = 32;
 
 /// Storage for the chains that one pull takes off a ring; reused by each pull.
@@ -62,8 +62,8 @@ pub struct ChainBatch {
 }
 
 impl ChainBatch {
-    /// Takes the available chains, at most [`MAX_BATCH`] and at most `max`. Chains to replay come before all others. Returns how many, and
-    /// whether more are available.
+    /// Takes the available chains, at most [`MAX_BATCH`] and at most `max`. Chains to replay come before all others.
+    /// Returns their number, and true if more are available.
     ///
     /// # Errors
     /// When the ring violates the protocol.
@@ -92,7 +92,7 @@ impl MappedRing {
     /// Resolves the areas of a ring of `size` entries.
     ///
     /// # Errors
-    /// [`RingSetupError`] names the area that does not fit.
+    /// [`RingSetupError`] with the invalid area.
     pub fn resolve(
         memory: &GuestMemory,
         at: &RingAddresses,
@@ -128,7 +128,7 @@ impl From<PackedRing> for MappedRing {
 
 /// The device's end of a ring.
 #[derive(Debug)]
-#[repr(u8)] // a tag of its own is read faster than one in the space of a field
+#[repr(u8)] // a separate tag is read faster than one in a field's niche
 pub enum DeviceRing {
     /// A split virtqueue.
     Split(SplitDevice),
@@ -228,8 +228,8 @@ impl DeviceRing {
         }
     }
 
-    /// Takes chains, as many as are available, `heads` has room for and `max` allows. Chains to replay come before all others. Returns how many, and
-    /// whether more are available.
+    /// Takes chains, as many as are available, `heads` has room for and `max` allows. Chains to replay come before all
+    /// others. Returns their number, and true if more are available.
     ///
     /// # Errors
     /// When the ring violates the protocol.
@@ -275,7 +275,8 @@ impl DeviceRing {
         }
     }
 
-    /// Makes all chains that were returned since the last publish visible at once. The result says if the driver requested a call.
+    /// Makes all chains that were returned since the last publish visible at once. Returns [`PublishResult::Wanted`] if
+    /// the driver requested a call.
     #[inline(always)] // only a split ring's part is: a packed one's is a function of its own
     pub fn publish(&mut self) -> PublishResult {
         match self {
@@ -284,7 +285,7 @@ impl DeviceRing {
         }
     }
 
-    /// Requests a kick, then re-checks whether chains are available.
+    /// Requests a kick, then re-checks for available chains.
     #[inline]
     pub fn arm(&mut self) -> ArmResult {
         match self {

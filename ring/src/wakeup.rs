@@ -1,15 +1,15 @@
 //! The notification protocol of rings: neither end sleeps while the other waits for it.
 //!
-//! Both directions are the same: one end (the *producer*) moves an index and must notify the other end (the *consumer*) if that requested
-//! it. The driver produces available entries, the device used elements.
+//! Both directions are equal: one end (the *producer*) moves an index and must notify the other end (the *consumer*) on
+//! its request. The driver produces available entries, the device used elements.
 //!
 //! ```text
 //! producer: write the entries, store the index, FENCE, read the suppression:  wanted -> notify
 //! consumer: store the suppression,              FENCE, read the index:        unchanged -> sleep
 //! ```
 //!
-//! With the two fences at least one of them sees the other's store, so a consumer that sleeps is notified. Without either fence, or without
-//! re-checking the index, both can miss: `tests/loom_wakeup.rs` shows it on this very code.
+//! With the two fences at least one end sees the other's store, so a consumer that sleeps is notified. Without either
+//! fence, or without re-checking the index, both can miss it: `tests/loom_wakeup.rs` shows this on the same code.
 //!
 //! Source: virtio 1.3 sections 2.7.7.2, 2.7.10 and 2.7.13.4.1.
 
@@ -19,7 +19,7 @@ use mqblk_memory::{SharedU16, SharedU32, full_fence};
 
 /// A free-running index: a virtqueue's has 16 bits, a blkif ring's 32.
 pub trait RingIndex: Copy + PartialEq + std::fmt::Debug {
-    /// Returns true if moving an index from `old` to `new` passes `event`: the test that both sides use to decide on a notification.
+    /// Returns true if moving an index from `old` to `new` passes `event`: both sides decide on a notification by it.
     /// Source: virtio 1.3 section 2.7.10.1, `vring_need_event`.
     fn need_event(event: Self, new: Self, old: Self) -> bool;
     /// Zero: no bit set.
@@ -107,12 +107,13 @@ macro_rules! shared_cell {
 shared_cell!(SharedU16, u16);
 shared_cell!(SharedU32, u32);
 
-/// Event suppression: how the consumer tells the producer when to notify it. Source: virtio 1.3 section 2.7.7.
+/// Event suppression: the consumer's request for notifications by the producer. Source: virtio 1.3 section 2.7.7.
 #[derive(Debug)]
 pub enum EventSuppression<'a, C: RingCell> {
     /// With EVENT_IDX: notify when the index passes this.
     EventIdx(&'a C),
-    /// In a Xen ring: notify when the index reaches this, which is one more. Source: Xen's `public/io/ring.h`.
+    /// In a Xen ring: notify when the index reaches this: one more than with EVENT_IDX. Source: Xen's
+    /// `public/io/ring.h`.
     XenEvent(&'a C),
     /// Without EVENT_IDX: always notify, unless `cell` holds `suppressed`.
     Flag {
@@ -123,7 +124,7 @@ pub enum EventSuppression<'a, C: RingCell> {
     },
 }
 
-/// One direction of a ring: the index and the event suppression. Created where it is used: it borrows the ring's cells.
+/// One direction of a ring: the index and the event suppression. Created at its use: it borrows the ring's cells.
 #[derive(Debug)]
 pub struct Direction<'a, C: RingCell> {
     /// Written by the producer.

@@ -1,8 +1,9 @@
 //! No notification of a packed ring is lost, in any interleaving and with any reordering that the memory model allows.
 //!
-//! The code under test is `packed::suppression`, the same that rings in shared memory use: here its cells are loom's, and so are the
-//! descriptors' flags. Both directions of a ring are this one protocol. A consumer that sleeps while descriptors wait for it is a deadlock,
-//! which loom reports. The `should_panic` tests show that the model can fail: they leave out the parts of the protocol, one at a time.
+//! The code under test is `packed::suppression`, as used by rings in shared memory, with loom's cells and descriptor
+//! flags. Both directions of a ring are this one protocol. A consumer that sleeps while descriptors wait for it is a
+//! deadlock, which loom reports. The `should_panic` tests show that the model can fail: each omits one part of the
+//! protocol.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -43,23 +44,23 @@ struct ModelRing<const FENCED: bool> {
     suppression: ModelCell<FENCED>,
     /// Flags of the descriptors. They are made available, never used: a ring is as long as a scenario.
     flags: Vec<AtomicU16>,
-    /// What the descriptors hold.
+    /// Content of the descriptors.
     entries: Vec<AtomicU16>,
     /// The eventfd: a signal persists until it is waited for.
     eventfd: Notify,
 }
 
-/// A scenario: what the two sides do.
+/// A scenario of the two sides.
 #[derive(Clone, Copy)]
 struct Scenario {
     event_idx: bool,
-    /// Where both sides start.
+    /// Start of both sides.
     start: Position,
     /// Descriptors of each publish.
     batches: &'static [u16],
-    /// It starts with notifications suppressed, as after polling.
+    /// True if it starts with notifications suppressed, as after polling.
     polled_before: bool,
-    /// It re-checks after arming.
+    /// True if it re-checks after arming.
     rechecks: bool,
 }
 

@@ -1,11 +1,11 @@
 //! No notification is lost, in any interleaving and with any reordering that the memory model allows.
 //!
-//! The code under test is `wakeup::Direction`, the same that rings in shared memory use: here its cells are loom's. Both directions of a
-//! ring are this one protocol (driver to device: kicks; device to driver: calls), so one model proves both. Loom treats SeqCst fences as
-//! such (its README); its other accesses are at most acquire and release, as here.
+//! The code under test is `wakeup::Direction`, as used by rings in shared memory, with loom's cells. Both directions of
+//! a ring are this one protocol (driver to device: kicks; device to driver: calls), so one model proves both. Loom
+//! treats SeqCst fences as such (its README); its other accesses are at most acquire and release, as here.
 //!
-//! A consumer that sleeps while entries wait for it is a deadlock, which loom reports. The `should_panic` tests show that the model can
-//! fail: they leave out the parts of the protocol, one at a time.
+//! A consumer that sleeps while entries wait for it is a deadlock, which loom reports. The `should_panic` tests show
+//! that the model can fail: each omits one part of the protocol.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -60,7 +60,7 @@ enum SuppressionKind {
     Flag,
 }
 
-/// A scenario: what the two sides do.
+/// A scenario of the two sides.
 #[derive(Clone, Copy)]
 struct Scenario {
     suppression: SuppressionKind,
@@ -70,9 +70,9 @@ struct Scenario {
     batches: &'static [u16],
     /// The consumer sleeps until this many more entries are available.
     wait_for: u16,
-    /// It starts with notifications suppressed, as after polling.
+    /// True if it starts with notifications suppressed, as after polling.
     polled_before: bool,
-    /// It re-checks the index after arming.
+    /// True if it re-checks the index after arming.
     rechecks: bool,
 }
 
@@ -135,7 +135,7 @@ impl<const FENCED: bool> ModelRing<FENCED> {
             if scenario.rechecks {
                 seen = found;
             }
-            // Without EVENT_IDX the eventfd is signalled at the first entry, whatever was requested.
+            // Without EVENT_IDX the eventfd is signalled at the first entry, for any request.
             if seen.wrapping_sub(next) < wait_for {
                 self.eventfd.wait();
                 direction.disarm(Some(next.wrapping_sub(1)));
@@ -146,8 +146,8 @@ impl<const FENCED: bool> ModelRing<FENCED> {
 }
 
 fn run<const FENCED: bool>(scenario: Scenario) {
-    // Every interleaving. In a build without optimisation that takes minutes; LOOM_MAX_PREEMPTIONS=3 makes it seconds, and
-    // still shows all the broken variants.
+    // Every interleaving. In a build without optimisation this takes minutes; with LOOM_MAX_PREEMPTIONS=3 seconds, and
+    // all broken variants still fail.
     let builder = loom::model::Builder::new();
     builder.check(move || {
         let total = scenario.batches.iter().sum::<u16>();

@@ -70,7 +70,8 @@ impl BackRing {
         u32::from_le(self.ring.rsp_prod.load(Ordering::Acquire))
     }
 
-    /// Returns how many requests are available. With those that were taken and have no response, at most the ring's size.
+    /// Returns the number of available requests. With the taken requests that have no response, at most the ring's
+    /// size.
     ///
     /// # Errors
     /// When the frontend claims more than the ring can hold.
@@ -98,21 +99,22 @@ impl BackRing {
         raw
     }
 
-    /// Like [`take`](Self::take), but overwrites an earlier request. Bytes that the new one does not use (of segments that it does not
-    /// have) are unchanged, and are not decoded.
+    /// Like [`take`](Self::take), but overwrites an earlier request. Bytes of segments that the new one does not have
+    /// are unchanged, and are not decoded.
     #[inline]
     pub fn take_into(&mut self, raw: &mut RawRequest) {
         self.peek_into(raw);
         self.skip();
     }
 
-    /// Copies the next of the requests that [`waiting`](Self::waiting) counted, as [`take_into`](Self::take_into) does, but does not take it off.
+    /// Copies the next of the requests that [`waiting`](Self::waiting) counted, as [`take_into`](Self::take_into),
+    /// without taking it.
     #[inline]
     pub fn peek_into(&self, raw: &mut RawRequest) {
         self.ring.read_request(self.req_cons, raw);
     }
 
-    /// Takes off the request that was [copied](Self::peek_into).
+    /// Takes the request that was [copied](Self::peek_into).
     #[inline]
     pub fn skip(&mut self) {
         self.req_cons = self.req_cons.wrapping_add(1);
@@ -125,7 +127,8 @@ impl BackRing {
         self.rsp_prod = self.rsp_prod.wrapping_add(1);
     }
 
-    /// Makes all responses since the last publish visible at once. The result says if the frontend requested an event.
+    /// Makes all responses since the last publish visible at once. Returns [`PublishResult::Wanted`] if the frontend
+    /// requested an event.
     #[inline]
     pub fn publish(&mut self) -> PublishResult {
         let (old, new) = (self.published, self.rsp_prod);

@@ -19,7 +19,7 @@ pub(super) mod offset {
     pub(crate) const ENTRIES: u64 = 64;
 }
 
-/// ABI of a frontend: how its compiler lays out structures. Source: Xen's `public/io/protocols.h`.
+/// ABI of a frontend: the layout of its compiler's structures. Source: Xen's `public/io/protocols.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Abi {
     /// `x86_64-abi`: 64-bit fields at multiples of 8.
@@ -223,7 +223,8 @@ impl BlkifRing {
         }
     }
 
-    /// Writes a response into entry `index`: every byte that a reader may take for a part of it, so that no private data leaks (XSA-216).
+    /// Writes a response into entry `index`: every byte that a reader may read as part of it, so that no private data
+    /// leaks (XSA-216).
     #[inline]
     pub(super) fn put_response(&self, index: u32, id: u64, operation: u8, status: i16) {
         let tail = u32::from(operation) | u32::from(status as u16) << 16;

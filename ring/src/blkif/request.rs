@@ -207,7 +207,7 @@ impl RawRequest {
         self.0[1]
     }
 
-    /// Returns the inline segments, at most those that there are.
+    /// Returns the inline segments, at most [`MAX_SEGMENTS`].
     #[inline]
     pub fn segments(&self, abi: Abi) -> impl Iterator<Item = Segment> {
         let from = FieldOffsets::of(abi).segments;
@@ -216,8 +216,8 @@ impl RawRequest {
         all.as_chunks::<SEGMENT_BYTES>().0.iter().take(count).map(|bytes| Segment::from_bytes(*bytes))
     }
 
-    /// Returns the id, the start and the first segment of a read or write: all that one with a single segment has. Each is loaded from words that the
-    /// copy stored, for words of other sizes would wait for those stores.
+    /// Returns the id, the start and the first segment of a read or write: all fields of one with a single segment.
+    /// Each is loaded from words that the copy stored: words of other sizes would wait for those stores.
     #[inline(always)] // else they would travel through memory
     pub fn single(&self, abi: Abi) -> (u64, Sector512, Segment) {
         let halves = |at| u64::from(self.u32_at(at)) | u64::from(self.u32_at(at + 4)) << 32;

@@ -1,4 +1,4 @@
-//! Chains of a packed virtqueue: taken in batches, and read as segments, whatever their layout.
+//! Chains of a packed virtqueue: taken in batches, and read as segments, for each layout.
 
 use mqblk_memory::{BufferPool, GuestAddress, LeaseAccess, LeaseId};
 
@@ -13,7 +13,7 @@ const BAD_TABLE: VirtqueueError = VirtqueueError("an indirect table's length is 
 const TABLE_TOO_LONG: VirtqueueError = VirtqueueError("an indirect table is too long");
 
 impl ChainHead {
-    /// Reads the first entry of an indirect table and prefetches the memory that it names.
+    /// Reads the first entry of an indirect table and prefetches the memory that it refers to.
     #[inline]
     fn read_table(&mut self, pool: &mut BufferPool, lease: LeaseId) {
         if self.first.flags & DESC_INDIRECT != 0 {
@@ -52,7 +52,7 @@ impl UsualChains for PackedDevice {
             }
         };
         let [first, second, third] = three;
-        // NEXT means nothing in a table, and what it was in the ring was seen when the chain was taken.
+        // NEXT has no meaning in a table, and its value in the ring was checked when the chain was taken.
         let is_usual = first.flags & DESC_WRITE == 0
             && third.flags & DESC_WRITE != 0
             && (first.flags | second.flags | third.flags) & DESC_INDIRECT == 0;
@@ -60,14 +60,15 @@ impl UsualChains for PackedDevice {
             return None;
         }
         let header = H::read(access, GuestAddress(first.address))?;
-        // What was read may be zeroes in the place of lost memory.
+        // Values read from lost memory may be zeroes.
         (!access.may_be_lost()).then(|| (header, [second, third].map(ChainSegment::from_descriptor)))
     }
 }
 
 impl PackedDevice {
-    /// Takes available chains, as many as `heads` has room for and `max` allows: first the chains, then the first entries of their indirect
-    /// tables. Chains to replay come before all others. Returns how many, and whether more are available.
+    /// Takes available chains, as many as `heads` has room for and `max` allows: first the chains, then the first
+    /// entries of their indirect tables. Chains to replay come before all others. Returns their number, and true if
+    /// more are available.
     ///
     /// # Errors
     /// When the ring violates the protocol.
@@ -169,7 +170,8 @@ impl PackedDevice {
         } else {
             visit(pool, &head.first)?;
             let Some(chain) = self.chains.get(usize::from(head.index)) else { return Ok(()) };
-            // The number of descriptors is what it was when the chain was taken, whatever their flags are now.
+            // The number of descriptors is the one from when the chain was taken; later changes of their flags have no
+            // effect.
             for at in 1..chain.count {
                 let desc = match chain.in_table {
                     false => self.ring.load((chain.slot + at) & (self.size() - 1)).0,
@@ -178,12 +180,12 @@ impl PackedDevice {
                 visit(pool, &desc)?;
             }
         }
-        // Descriptors and what `each` has read may be zeroes in the place of lost memory.
+        // Descriptors and data that `each` has read may be zeroes from lost memory.
         if pool.is_lease_lost(lease) { Err(MEMORY_LOST.into()) } else { Ok(()) }
     }
 }
 
-/// Returns the number of entries of the indirect table that `desc` names. Source: virtio 1.3 section 2.8.7.
+/// Returns the number of entries of the indirect table of `desc`. Source: virtio 1.3 section 2.8.7.
 #[inline]
 fn table_entries(desc: &Descriptor) -> Result<u16, ChainError> {
     let (len, entry) = (desc.len, DESC_BYTES as u32);

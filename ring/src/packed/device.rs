@@ -23,7 +23,7 @@ const INDIRECT_IN_CHAIN: VirtqueueError =
 /// Most descriptors of a chain in the ring: 1024 of data, a header and a status, as in a split ring.
 const MAX_CHAIN_LEN: u16 = 1026;
 
-/// What is known of a buffer id in flight.
+/// The state of a buffer id in flight.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ChainState {
     /// Slot of its head descriptor.
@@ -32,11 +32,12 @@ pub(super) struct ChainState {
     pub(super) count: u16,
     /// Its first entry in the in-flight table.
     pub(super) entry: u16,
-    /// An earlier process took it: its descriptors are in the in-flight table, used ones may have been written over those in the ring.
+    /// True if an earlier process took it: its descriptors are in the in-flight table, used ones may have overwritten
+    /// those in the ring.
     pub(super) in_table: bool,
 }
 
-/// Used descriptors that the driver does not see yet: it sees them all when the first one is stored.
+/// Used descriptors that the driver does not see yet. It sees all of them when the first one is stored.
 #[derive(Clone, Copy, Debug)]
 struct Unpublished {
     at: Position,
@@ -63,13 +64,13 @@ pub struct PackedDevice {
     pub(super) inflight: Option<PackedInflight>,
     /// Chains that an earlier process took and did not complete, the last one first.
     replays: Vec<PackedReplay>,
-    /// Those of them with a recorded step.
+    /// The [`replays`](Self::replays) with a recorded step.
     recorded_steps: Vec<PackedReplay>,
-    /// The ring was served before.
+    /// True if the ring was served before.
     is_resumed: bool,
     /// Dirty log of this ring, while the guest is being migrated.
     log: Option<RingLog>,
-    /// Descriptors were written that are not logged yet, because the log came later.
+    /// True if descriptors were written that are not logged yet, because the log came later.
     unlogged: bool,
 }
 
@@ -113,7 +114,8 @@ impl PackedDevice {
             ring.taken += count;
         }
         ring.unlogged = found.repaired;
-        // A ring is at its first position in every other lap. Its last slot tells that ring from a new one, which its driver has cleared.
+        // A ring is at its first position in every other lap. Its last slot distinguishes that ring from a new one,
+        // which its driver has cleared.
         let is_written = ring.ring.load_address(ring.size() - 1) != 0;
         ring.is_resumed |= !found.replays.is_empty() || found.base.is_some() && is_written;
         ring.recorded_steps = found.replays.iter().copied().filter(|replay| replay.step != 0).collect();
@@ -190,7 +192,7 @@ impl PackedDevice {
             self.unlogged = false;
             log.mark_descriptors(&self.ring, Position::FIRST, self.ring.size());
         }
-        // Used descriptors of an unfinished batch: the first one is logged with the publish, as all of them.
+        // Used descriptors of an unfinished batch: they are logged with the publish.
     }
 
     /// Returns true if a chain is available.
@@ -252,7 +254,7 @@ impl PackedDevice {
         if first.flags & DESC_INDIRECT != 0 {
             return Err(INDIRECT_IN_CHAIN);
         }
-        // Each of them is one of the ring, and none is in flight.
+        // Each descriptor is in the ring, and none is in flight.
         let most = room.min(MAX_CHAIN_LEN);
         let mask = self.ring.size() - 1;
         let mut slot = self.avail.slot;
@@ -308,7 +310,8 @@ impl PackedDevice {
         self.taken -= count;
     }
 
-    /// Makes all used descriptors since the last publish visible at once. The result says if the driver requested a call.
+    /// Makes all used descriptors since the last publish visible at once. Returns [`PublishResult::Wanted`] if the
+    /// driver requested a call.
     #[inline(never)]
     pub fn publish(&mut self) -> PublishResult {
         let Some(Unpublished { at, word, slots }) = self.unpublished.take() else { return PublishResult::Nothing };
@@ -331,7 +334,7 @@ impl PackedDevice {
         if requested { PublishResult::Wanted } else { PublishResult::Suppressed }
     }
 
-    /// Requests a kick, then looks at the ring again.
+    /// Requests a kick, then checks the ring again.
     #[inline]
     pub fn arm(&mut self) -> ArmResult {
         let event = self.event_idx.then_some(self.avail);

@@ -4,7 +4,7 @@
 //! [`publish`](PackedDriver::publish). Nothing is visible to the device before the publish: the flags of the first descriptor are stored
 //! last, and the device goes through the ring in order.
 //!
-//! The device is not trusted: a used descriptor that names no request in flight is a [`DeviceError`].
+//! The device is not trusted: a used descriptor without a request in flight is a [`DeviceError`].
 
 mod chain;
 #[cfg(test)]
@@ -18,7 +18,7 @@ use crate::format::{Descriptor, RingAddresses, RingSetupError};
 use crate::split::driver::{ChainLayout, DeviceError, IndirectArea, UsedRequest};
 pub use chain::PackedChain;
 
-/// What is known of a buffer id.
+/// The state of a buffer id.
 #[derive(Clone, Copy, Debug, Default)]
 struct IdState {
     token: u32,
@@ -28,7 +28,7 @@ struct IdState {
     sequence: u16,
 }
 
-/// A completion that was found in the ring.
+/// A completion found in the ring.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ready {
     token: u32,
@@ -60,13 +60,13 @@ pub struct PackedDriver {
     free: u16,
     /// Requests in flight: wider than `free`, because the compiler loads two neighbours of one width as one value, which waits for the stores of both.
     in_flight: u32,
-    /// Least number of descriptors of the requests in flight, or less.
+    /// A lower bound of the number of descriptors of each request in flight.
     least: u16,
-    /// Where the next descriptor is written.
+    /// Position of the next descriptor.
     avail: Position,
     /// The first descriptor that is not visible yet: its slot and its second word.
     held_back: Option<(u16, u64)>,
-    /// Slots from there on.
+    /// Slots from `held_back` on.
     unpublished_slots: u16,
     /// Requests committed and published so far, modulo 65536.
     committed: u16,
@@ -142,7 +142,7 @@ impl PackedDriver {
         self.free
     }
 
-    /// Returns how many segments one [`ChainLayout::Indirect`] request can have; 0 without indirect tables.
+    /// Returns the most segments of a [`ChainLayout::Indirect`] request; 0 without indirect tables.
     pub fn max_indirect_segments(&self) -> u16 {
         self.tables.as_ref().map_or(0, |tables| tables.area.per_table)
     }
@@ -170,10 +170,10 @@ impl PackedDriver {
         self.committed.wrapping_sub(self.published)
     }
 
-    /// Looks for used descriptors. Returns how many completions [`take`](Self::take) can take.
+    /// Finds used descriptors. Returns how many completions [`take`](Self::take) can take.
     ///
     /// # Errors
-    /// When one names no request in flight.
+    /// When one has no request in flight.
     #[inline]
     pub fn poll_used(&mut self) -> Result<u16, DeviceError> {
         loop {
@@ -194,7 +194,7 @@ impl PackedDriver {
         }
     }
 
-    /// Returns how many completions the last [`poll_used`](Self::poll_used) found that are not yet taken.
+    /// Returns the number of completions that the last [`poll_used`](Self::poll_used) found and that are not yet taken.
     #[inline]
     pub fn ready(&self) -> u16 {
         self.ready_count
@@ -226,8 +226,8 @@ impl PackedDriver {
         Some(UsedRequest { token, written })
     }
 
-    /// Requests a call once `count` more completions (at least 1) are available, then looks at the ring again. Returns how many are available
-    /// already; the caller may sleep until the call only if they are fewer than `count`.
+    /// Requests a call once `count` more completions (at least 1) are available, then checks the ring again. Returns
+    /// how many are available already; the caller may sleep until the call only if they are fewer than `count`.
     ///
     /// The call may come earlier: without EVENT_IDX, and when requests have different numbers of descriptors.
     ///
@@ -237,12 +237,12 @@ impl PackedDriver {
         loop {
             let ready = self.ready_count;
             let others = u32::from(count.saturating_sub(ready).max(1) - 1);
-            // That many completions are at least as many slots.
+            // `others` completions fill at least this many slots.
             let slots = (others * u32::from(self.least)).min(u32::from(self.size()) - 1) as u16;
             let event = self.event_idx.then_some(self.used.after(slots, self.size()));
             self.ring.calls().arm(event, || ());
             let found = self.poll_used()?;
-            // Completions that came before may have passed the event already. Each round finds one, so they end.
+            // Earlier completions may have passed the event already. Each round finds one, so the loop ends.
             if found == ready || found >= count {
                 return Ok(found);
             }

@@ -1,6 +1,7 @@
-//! The in-flight region of a packed ring: which chains are in flight, in memory that outlives the process. The frontend keeps this table
-//! and sets it (SET_INFLIGHT_FD) for the next process that serves the ring. The table has copies of the descriptors of these chains, since
-//! used descriptors are written over those in the ring. Source: QEMU's `vhost-user.rst`, "Inflight I/O tracking", the packed layout.
+//! The in-flight region of a packed ring: its chains in flight, in memory that outlives the process. The frontend keeps
+//! this table and sets it (SET_INFLIGHT_FD) for the next process that serves the ring. The table has copies of the
+//! descriptors of these chains, since used descriptors are written over those in the ring. Source: QEMU's
+//! `vhost-user.rst`, "Inflight I/O tracking", the packed layout.
 //!
 //! Entries that are not in use form a list. It survives a kill of the process at any store, but not a power loss. The order of the stores,
 //! each visible before the next:
@@ -11,8 +12,8 @@
 //!          clear in-flight marks, the list's head as the old one, the used position as the old one
 //! ```
 //!
-//! If the used position differs from the old one, the process died inside a publish. The descriptor in the ring at the old position tells
-//! whether the driver sees that batch: then the new values hold, else the old ones.
+//! If the used position differs from the old one, the process died inside a publish. If the descriptor in the ring at
+//! the old position is used, the driver sees that batch and the new values hold, else the old ones.
 
 use std::sync::atomic::Ordering;
 
@@ -31,7 +32,7 @@ const HEADER_WORDS: usize = 4;
 /// Words of an entry: mark, step, next, last and number; counter; length, buffer id and flags; address.
 const ENTRY_WORDS: usize = 4;
 
-/// The chain that starts in this entry is in flight.
+/// Mark of an entry in which a chain in flight starts.
 const IN_FLIGHT: u64 = 1;
 /// Position of the step's byte: padding in the specification's layout.
 const STEP_SHIFT: u32 = 8;
@@ -52,17 +53,17 @@ pub struct PackedReplay {
 /// The state of a ring, recovered from its table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecoveredPacked {
-    /// Where the ring is resumed. `None` if the table is unused or from before a reset of the ring.
+    /// The position at which the ring is resumed. `None` if the table is unused or from before a reset of the ring.
     pub base: Option<Base>,
     /// Chains in flight, in the order in which they were taken.
     pub replays: Vec<PackedReplay>,
     /// Number of discarded chains: marked in flight before a reset of the ring.
     pub discarded: usize,
-    /// Descriptors in the ring were written.
+    /// True if descriptors in the ring were written.
     pub repaired: bool,
 }
 
-/// What this process knows of an entry. Nothing is read back from the table but the descriptors of replayed chains.
+/// This process's state of an entry. Only the descriptors of replayed chains are read back from the table.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     /// The next entry of the chain or of the free list.
@@ -71,7 +72,7 @@ struct Entry {
     last: u16,
     /// Of a chain's first entry: the number of its descriptors.
     count: u16,
-    /// Of a completed chain's first entry: that of the chain completed before.
+    /// Of a completed chain's first entry: the first entry of the chain completed before.
     completed_before: u16,
     step: u8,
 }
@@ -90,9 +91,9 @@ pub struct PackedInflight {
     begun: [u16; 3],
     /// First entry of the chain completed last, and the number of completed chains that are not published.
     completed: (u16, u16),
-    /// Where the next used descriptor is written, as of the last publish.
+    /// Position of the next used descriptor, as of the last publish.
     used: Position,
-    /// Counter value of the next chain that is taken.
+    /// Counter value of the next chain.
     counter: u64,
 }
 
@@ -105,8 +106,8 @@ impl PackedInflight {
 
     /// Resumes from the table in `words` for `ring`, which the frontend starts at `base`.
     ///
-    /// A table of another size or format, or one that the ring contradicts, is from before a reset: the guest has reset the device since. It
-    /// is reset too.
+    /// A table of another size or format, or one that the ring contradicts, is from before a reset of the device by the
+    /// guest. It is reset too.
     ///
     /// # Errors
     /// When it is too small, has another layout, or contradicts itself.
@@ -197,9 +198,10 @@ impl PackedInflight {
         self.store(Self::entry_word(entry), pack_quarters([low as u16, next, last, count]));
     }
 
-    /// Puts all entries in the free list, then writes the header. Returns how many chains were in flight, if the table was used.
+    /// Puts all entries in the free list, then writes the header. Returns the number of chains that were in flight, if the
+    /// table was used.
     fn reset(&mut self, was_used: bool) -> usize {
-        // A process that dies in between leaves an unused table.
+        // After a death in between the table is unused.
         self.store(1, 0);
         let mut cleared = 0;
         for entry in 0..self.size {
@@ -237,8 +239,8 @@ impl PackedInflight {
         Ok(())
     }
 
-    /// Returns the chains in flight, in the order in which they were taken. The counter continues after theirs, and the header is that of
-    /// the recovered state.
+    /// Returns the chains in flight, in the order in which they were taken. The counter continues after theirs, and the
+    /// header is the one of the recovered state.
     fn collect_replays(&mut self) -> Result<Vec<PackedReplay>, InflightError> {
         let size = self.size;
         let bad = |found| InflightError::Entry { found, size };
@@ -297,16 +299,17 @@ impl PackedInflight {
         Ok(found.into_iter().map(|(_, replay)| replay).collect())
     }
 
-    /// Returns true if the ring has been reset since the table was written: it cannot be at this position. `taken` descriptors are in flight
-    /// by the table. The base does not tell: a frontend that has lost its backend starts the ring where that had started it.
+    /// Returns true if the ring has been reset since the table was written: it cannot be at this position. `taken`
+    /// descriptors are in flight by the table. The base does not show it: a frontend that has lost its backend starts
+    /// the ring at that backend's start.
     fn is_stale(&self, ring: &PackedRing, taken: u16) -> bool {
         let used = self.used;
         if taken > 0 && !used.is_available(ring.load_state(used.slot).2) {
             return true;
         }
-        // A driver clears its ring, so unwritten slots look used in a lap whose wrap counter is 0. In a ring at this position, slots that
-        // were passed in a lap of 1, and those that the device has not reached in a lap of 0, cannot look like that. Those in flight may,
-        // if a batch was not finished.
+        // A driver clears its ring, so unwritten slots look used in a lap whose wrap counter is 0. In a ring at this
+        // position, slots that were passed in a lap of 1, and slots that the device has not reached in a lap of 0,
+        // cannot look used. Slots in flight may, if a batch was not finished.
         let end = u32::from(used.slot) + u32::from(taken);
         let written = match used.wrap {
             true => end.saturating_sub(self.size.into()) as u16..used.slot,
@@ -316,8 +319,8 @@ impl PackedInflight {
         written.into_iter().any(|slot| unwritten.is_used(ring.load_state(slot).2))
     }
 
-    /// Makes used descriptors available again that the previous process has written for a batch that the driver does not see. Else the
-    /// driver would see them as soon as it gets there. Returns true if there were any.
+    /// Makes used descriptors available again that the previous process wrote for a batch that the driver does not see.
+    /// Otherwise the driver would see them when it reaches them. Returns true if there were any.
     fn repair_ring(&self, ring: &PackedRing, taken: u16) -> bool {
         let mut repaired = false;
         for ahead in 0..taken {
@@ -365,7 +368,7 @@ impl PackedInflight {
         first
     }
 
-    /// Makes the chains that were taken recoverable. Before this they are in the ring only.
+    /// Makes the taken chains recoverable. Before, they are in the ring only.
     #[inline]
     pub fn store_taken(&mut self) {
         self.store_free(self.free);
@@ -390,7 +393,8 @@ impl PackedInflight {
         }
     }
 
-    /// Notes that a chain is completed. It stays in flight, with its step, until the publish: if the process dies before, it is replayed.
+    /// Records that a chain is completed. It stays in flight, with its step, until the publish: if the process dies
+    /// before, it is replayed.
     #[inline]
     pub fn complete(&mut self, first: u16) {
         let (before, count) = self.completed;
@@ -417,7 +421,7 @@ impl PackedInflight {
         self.store_used(old_used);
     }
 
-    /// Called after that.
+    /// Called after the first used descriptor is stored.
     #[inline]
     pub fn after_publish(&mut self) {
         let (mut first, count) = std::mem::take(&mut self.completed);

@@ -28,7 +28,7 @@ pub struct Position {
 }
 
 impl Position {
-    /// Where both ends of a new ring start.
+    /// The position at which both ends of a new ring start.
     pub const FIRST: Position = Position { slot: 0, wrap: true };
 
     /// Returns the position `count` slots further, at most a lap, in a ring of `size` entries.
@@ -47,7 +47,7 @@ impl Position {
         self.slot | (self.wrap as u16) << 15
     }
 
-    /// Decodes what [`to_bits`](Self::to_bits) encodes.
+    /// Decodes a value of [`to_bits`](Self::to_bits).
     #[inline]
     pub const fn from_bits(bits: u16) -> Position {
         Position { slot: bits & 0x7fff, wrap: bits >> 15 != 0 }
@@ -78,7 +78,7 @@ impl Position {
     }
 }
 
-/// The positions of a ring's device: where it reads and where it writes. Both are the same when nothing is in flight.
+/// The read and the write position of a ring's device. Both are equal when nothing is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Base {
     /// The next descriptor to read.
@@ -97,8 +97,8 @@ impl Base {
         self.avail.to_bits() as u32 | (self.used.to_bits() as u32) << 16
     }
 
-    /// Decodes what [`to_bits`](Self::to_bits) encodes. Frontends that know the available position only leave the high half 0: then the
-    /// used position is the same.
+    /// Decodes a value of [`to_bits`](Self::to_bits). Frontends that know only the available position leave the high
+    /// half 0: then the used position is equal to it.
     pub const fn from_bits(bits: u32) -> Base {
         let avail = Position::from_bits(bits as u16);
         match (bits >> 16) as u16 {
@@ -121,7 +121,7 @@ pub(super) const fn from_state_word(word: u64) -> (u32, u16, u16) {
     (word as u32, (word >> 32) as u16, (word >> 48) as u16)
 }
 
-/// Decodes a descriptor, as two little-endian words. Its buffer id is left out.
+/// Decodes a descriptor, as two little-endian words. Without its buffer id.
 #[inline]
 pub(super) fn descriptor_from_words([address, state]: [u64; 2]) -> Descriptor {
     let (len, _, flags) = from_state_word(state);
@@ -134,9 +134,9 @@ pub struct PackedRing {
     /// The descriptors: an address, then length, buffer id and flags in a word that is always loaded and stored at once.
     words: SharedWords,
     size: u16,
-    /// The driver's event suppression: when it requests a call.
+    /// The driver's event suppression, for calls.
     driver_event: SharedU32,
-    /// The device's event suppression: when it requests a kick.
+    /// The device's event suppression, for kicks.
     device_event: SharedU32,
     /// Guest address of the descriptors, for the dirty log.
     pub(super) desc: GuestAddress,
@@ -148,9 +148,9 @@ impl PackedRing {
     /// Resolves all parts of a ring of `size` entries. `avail` is the driver area, `used` the device area.
     ///
     /// # Errors
-    /// [`RingSetupError`] names the part that does not fit.
+    /// [`RingSetupError`] with the invalid part.
     pub fn resolve(memory: &GuestMemory, at: &RingAddresses, size: u16) -> Result<PackedRing, RingSetupError> {
-        // The specification allows any size. Every VMM and driver known uses powers of two, as split rings need.
+        // The specification allows any size. All known VMMs and drivers use powers of two, which split rings require.
         if !size.is_power_of_two() || size > MAX_QUEUE_SIZE {
             return Err(RingSetupError::Size(size));
         }
@@ -177,7 +177,7 @@ impl PackedRing {
         self.size
     }
 
-    /// Loads the length, buffer id and flags of the descriptor in this slot. What was written before its flags is visible.
+    /// Loads the length, buffer id and flags of the descriptor in this slot. Data written before its flags is visible.
     #[inline]
     pub fn load_state(&self, slot: u16) -> (u32, u16, u16) {
         // A slot is below the size.
@@ -198,12 +198,12 @@ impl PackedRing {
         let Some([address, state]) = self.words.get_pair(DESC_WORDS * usize::from(slot)) else {
             return (Descriptor::default(), 0);
         };
-        // The state first: it tells whether the address is valid.
+        // The state first: the address is valid only with it.
         let (len, id, flags) = from_state_word(state.load(Ordering::Acquire));
         (Descriptor { address: u64::from_le(address.load(Ordering::Relaxed)), len, flags, next: 0 }, id)
     }
 
-    /// Stores the length, buffer id and flags of the descriptor in this slot. Whatever was stored before is visible with it.
+    /// Stores the length, buffer id and flags of the descriptor in this slot. Earlier stores are visible with it.
     #[inline]
     pub(super) fn store_state(&self, slot: u16, word: u64) {
         if let Some(state) = self.words.get(DESC_WORDS * usize::from(slot) + 1) {

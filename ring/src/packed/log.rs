@@ -18,7 +18,7 @@ impl RingLog {
         self.mark_at(ring.desc, 0, DESC_BYTES * (u64::from(count) - first).min(size));
     }
 
-    /// Marks the device's event suppression: where the frontend says that it is logged, and where it is.
+    /// Marks the device's event suppression, at the frontend's log address and at its own.
     #[cold]
     #[inline(never)]
     pub(super) fn mark_device_area(&self, ring: &PackedRing) {

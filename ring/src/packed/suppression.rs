@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! producer: write the descriptors, store the flags of the first one, FENCE, read the suppression:          wanted -> notify
-//! consumer: store the suppression,                                   FENCE, look at the next descriptor:  not there -> sleep
+//! consumer: store the suppression,                                   FENCE, check the next descriptor:    none -> sleep
 //! ```
 //!
 //! `tests/loom_packed.rs` checks this code in all interleavings. Source: virtio 1.3 sections 2.8.10 and 2.8.23.4.
@@ -24,7 +24,7 @@ const FLAGS_MASK: u32 = 3 << FLAGS_SHIFT;
 /// A producer's move through the ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Move {
-    /// Where it is now.
+    /// The position now.
     pub end: Position,
     /// Slots since its last publish, at most a lap.
     pub slots: u16,
@@ -66,8 +66,8 @@ impl<C: RingCell<Value = u32>> Suppression<'_, C> {
         }
     }
 
-    /// The consumer's part: requests a notification when the producer passes `event` (`None`: at its next move), then calls `look`, which
-    /// looks at the ring again. The consumer may sleep only if `look` finds nothing.
+    /// The consumer's part: requests a notification when the producer passes `event` (`None`: at its next move), then
+    /// calls `look`, which checks the ring again. The consumer may sleep only if `look` finds nothing.
     #[inline]
     pub fn arm<T>(&self, event: Option<Position>, look: impl FnOnce() -> T) -> T {
         let wish = event.map_or(ENABLE, |event| AT_POSITION | u32::from(event.to_bits()));

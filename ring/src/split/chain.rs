@@ -1,4 +1,4 @@
-//! Chains of a split virtqueue: taken in batches, and read as segments, whatever their layout.
+//! Chains of a split virtqueue: taken in batches, and read as segments, for each layout.
 
 use mqblk_memory::{BufferPool, GuestAddress, LeaseAccess, LeaseId};
 
@@ -10,7 +10,7 @@ use crate::format::{
 };
 
 impl ChainHead {
-    /// Reads the head descriptor and prefetches the memory that it names.
+    /// Reads the head descriptor and prefetches the memory that it refers to.
     #[inline]
     fn read(ring: &SplitDevice, access: &mut LeaseAccess<'_>, index: u16) -> ChainHead {
         let first = ring.descriptor(index);
@@ -18,7 +18,7 @@ impl ChainHead {
         ChainHead { index, first, first_indirect: None }
     }
 
-    /// Reads the first entry of an indirect table and prefetches the memory that it names.
+    /// Reads the first entry of an indirect table and prefetches the memory that it refers to.
     #[inline]
     fn read_indirect(&mut self, pool: &mut BufferPool, lease: LeaseId) {
         if self.first.flags & DESC_INDIRECT != 0 {
@@ -37,7 +37,7 @@ struct IndirectTable {
 }
 
 impl IndirectTable {
-    /// Returns the table that `desc` names.
+    /// Returns the table of `desc`.
     fn of(desc: &Descriptor) -> Result<IndirectTable, ChainError> {
         let entries = SplitDevice::indirect_entries(desc)?;
         if entries > MAX_INDIRECT_ENTRIES {
@@ -83,7 +83,7 @@ impl UsualChains for SplitDevice {
         access: &mut LeaseAccess<'_>,
         head: &ChainHead,
     ) -> Option<(H, [ChainSegment; 2])> {
-        // The header is read as soon as its place is known: a region that has to be looked up is while there are few values to keep.
+        // The header is read as soon as its address is known: a lookup of its region then keeps few values alive.
         let (first, header, second, third) = if head.first.flags & DESC_INDIRECT == 0 {
             if head.first.len != H::LEN {
                 return None;
@@ -108,17 +108,18 @@ impl UsualChains for SplitDevice {
             }
             (first.flags, H::read(access, GuestAddress(first.address))?, second, third)
         };
-        // Both at once: they are the high and the low half of a number.
+        // Both in one comparison, as the high and the low half of a number.
         let links = u32::from(second.flags & !DESC_WRITE) << 16 | u32::from(first);
         let linked = links == u32::from(DESC_NEXT) << 16 | u32::from(DESC_NEXT) && third.flags == DESC_WRITE;
-        // What was read may be zeroes in the place of lost memory.
+        // Values read from lost memory may be zeroes.
         (linked && !access.may_be_lost()).then(|| (header, [second, third].map(ChainSegment::from_descriptor)))
     }
 }
 
 impl SplitDevice {
-    /// Takes available chains, as many as `heads` has room for and `max` allows: heads first, then their descriptors, then the first entries of
-    /// indirect tables. Chains to replay come before all others. Returns how many, and whether more are available.
+    /// Takes available chains, as many as `heads` has room for and `max` allows: heads first, then their descriptors,
+    /// then the first entries of indirect tables. Chains to replay come before all others. Returns their number, and
+    /// true if more are available.
     ///
     /// # Errors
     /// When the ring violates the protocol.
@@ -216,7 +217,7 @@ impl SplitDevice {
                 each(pool, ChainSegment { address: GuestAddress(desc.address), len: desc.len, writable })?;
             }
             if desc.flags & DESC_NEXT == 0 {
-                // Descriptors and what `each` has read may be zeroes in the place of lost memory.
+                // Descriptors and data that `each` has read may be zeroes from lost memory.
                 return if pool.is_lease_lost(lease) { Err(MEMORY_LOST.into()) } else { Ok(()) };
             }
             seen += 1;

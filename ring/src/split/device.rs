@@ -41,13 +41,13 @@ pub struct SplitDevice {
     /// Used index as the driver sees it.
     published: u16,
     event_idx: bool,
-    /// Heads that are in flight. A driver that makes one of them available again breaks the protocol.
+    /// Heads that are in flight. A driver that makes one of them available again violates the protocol.
     in_flight: Box<[bool]>,
-    /// The same, in memory that outlives the process.
+    /// The heads in flight, in memory that outlives the process.
     inflight_table: Option<InflightTable>,
     /// Chains that an earlier process took and did not complete, the last one first.
     replays: Vec<Replay>,
-    /// Those of them with a recorded step.
+    /// The [`replays`](Self::replays) with a recorded step.
     recorded_steps: Vec<Replay>,
     /// Most descriptors of a chain.
     max_chain_len: u16,
@@ -164,7 +164,7 @@ impl SplitDevice {
         self.log = log;
     }
 
-    /// Returns how many chains are available. At most the ring's size.
+    /// Returns the number of available chains, at most the ring's size.
     ///
     /// # Errors
     /// When the driver claims more than the ring can hold.
@@ -174,7 +174,7 @@ impl SplitDevice {
         if count > self.size() { Err(BAD_AVAIL_INDEX) } else { Ok(count) }
     }
 
-    /// Returns by how much the available index is ahead, whatever the driver claims.
+    /// Returns the unchecked distance to the driver's available index.
     #[inline]
     pub(super) fn ahead(&self) -> u16 {
         self.avail().load_index().wrapping_sub(self.next_avail)
@@ -241,7 +241,7 @@ impl SplitDevice {
         self.ring.desc.get_within(index.into()).map(Descriptor::from_words)
     }
 
-    /// Returns the descriptor that `desc`, which has NEXT, names as its next. `seen` descriptors of the chain came before; it bounds the
+    /// Returns the descriptor after `desc`, which has NEXT. `seen` descriptors of the chain came before; it bounds the
     /// walk.
     ///
     /// # Errors
@@ -257,7 +257,7 @@ impl SplitDevice {
         Ok(self.descriptor(desc.next))
     }
 
-    /// Returns the number of entries of the indirect table that `desc` names.
+    /// Returns the number of entries of the indirect table of `desc`.
     ///
     /// # Errors
     /// When it violates the rules for indirect descriptors (virtio 1.3 section 2.7.5.3): a length that is not a multiple of 16, or 0, or
@@ -273,7 +273,7 @@ impl SplitDevice {
         u16::try_from(desc.len / 16).ok().filter(|n| *n <= 32768).ok_or(VirtqueueError("an indirect table is too long"))
     }
 
-    /// Returns true if `desc` names an indirect table.
+    /// Returns true if `desc` refers to an indirect table.
     #[inline]
     pub(super) fn is_indirect(desc: &Descriptor) -> bool {
         desc.flags & DESC_INDIRECT != 0
@@ -292,7 +292,8 @@ impl SplitDevice {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Makes all used elements since the last publish visible at once. The result says if the driver requested a call.
+    /// Makes all used elements since the last publish visible at once. Returns [`PublishResult::Wanted`] if the driver
+    /// requested a call.
     #[inline(always)] // callers are few
     pub fn publish(&mut self) -> PublishResult {
         let (old, new) = (self.published, self.next_used);
@@ -301,7 +302,7 @@ impl SplitDevice {
         }
         self.published = new;
         let requested = match &self.inflight_table {
-            // Two calls, so that each knows what it compares.
+            // Two calls, so that each is compiled for its comparison.
             None if self.event_idx => self.ring.used(true).publish(old, new),
             None => self.ring.used(false).publish(old, new),
             Some(_) => self.publish_tracked(old, new),

@@ -4,12 +4,12 @@
 //! segments, then [`commit`](ChainBuilder::commit). No arrays are built; nothing is visible to the device before
 //! [`publish`](SplitDriver::publish); a chain that is dropped before its commit has no effect.
 //!
-//! The cost of a request is cache lines that move between cores. So this end keeps private copies of everything it has written and does not
-//! rewrite a descriptor or an available entry that already holds the value: a driver that reuses its buffers in the order of their
-//! completion leaves the descriptor table in both sides' caches.
+//! The cost of a request is cache lines that move between cores. So this end keeps private copies of everything it has
+//! written, and does not rewrite a descriptor or an available entry that already holds the value. A driver that reuses
+//! its buffers in the order of their completion leaves the descriptor table in both sides' caches.
 //!
-//! The device is not trusted: a used element that names no request in flight is a [`DeviceError`], and the device can corrupt only memory
-//! that it can access anyway.
+//! The device is not trusted: a used element without a request in flight is a [`DeviceError`], and the device can
+//! corrupt only memory that it can access anyway.
 
 mod chain;
 #[cfg(test)]
@@ -49,7 +49,7 @@ impl IndirectArea {
 pub enum ChainLayout {
     /// One ring descriptor for each segment.
     Direct,
-    /// One ring descriptor that names an indirect table of the segments.
+    /// One ring descriptor for an indirect table of the segments.
     Indirect,
 }
 
@@ -72,7 +72,7 @@ pub enum DeviceError {
 /// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UsedRequest {
-    /// The token given to [`ChainBuilder::commit`].
+    /// The token passed to [`ChainBuilder::commit`].
     pub token: u32,
     /// Bytes written, as the device reports.
     pub written: u32,
@@ -185,7 +185,7 @@ impl SplitDriver {
         self.free
     }
 
-    /// Returns how many segments one [`ChainLayout::Indirect`] request can have; 0 without indirect tables.
+    /// Returns the most segments of a [`ChainLayout::Indirect`] request; 0 without indirect tables.
     pub fn max_indirect_segments(&self) -> u16 {
         self.tables.as_ref().map_or(0, |tables| tables.area.per_table)
     }
@@ -242,7 +242,7 @@ impl SplitDriver {
         Ok(found)
     }
 
-    /// Returns how many completions the last [`poll_used`](Self::poll_used) found that are not yet taken.
+    /// Returns the number of completions that the last [`poll_used`](Self::poll_used) found and that are not yet taken.
     #[inline]
     pub fn ready(&self) -> u16 {
         self.seen.wrapping_sub(self.used)
@@ -263,7 +263,7 @@ impl SplitDriver {
     /// descriptors.
     ///
     /// # Errors
-    /// When the used element names no request in flight.
+    /// When the used element has no request in flight.
     #[inline]
     pub fn take(&mut self) -> Result<Option<UsedRequest>, DeviceError> {
         if self.used == self.seen {

@@ -1,6 +1,6 @@
-//! The in-flight region of a split ring: which chains are in flight, in memory that outlives the process. The frontend keeps this table and
-//! sets it (SET_INFLIGHT_FD) for the next process that serves the ring. Requests complete in any order, so the ring alone does not tell.
-//! Source: QEMU's `vhost-user.rst`, "Inflight I/O tracking", the split layout.
+//! The in-flight region of a split ring: its chains in flight, in memory that outlives the process. The frontend keeps
+//! this table and sets it (SET_INFLIGHT_FD) for the next process that serves the ring. Requests complete in any order,
+//! so the ring alone does not show them. Source: QEMU's `vhost-user.rst`, "Inflight I/O tracking", the split layout.
 //!
 //! It survives a kill of the process at any store, but not a power loss. The order of the stores, each visible before the next:
 //!
@@ -28,7 +28,7 @@ const HEADER_WORDS: usize = 2;
 /// Words of an entry: mark and link, then the counter.
 const ENTRY_WORDS: usize = 2;
 
-/// The chain is in flight.
+/// Mark of a chain in flight.
 const IN_FLIGHT: u64 = 1;
 /// Mask of the mark's byte.
 const MARK_MASK: u64 = 0xff;
@@ -37,7 +37,7 @@ const STEP_SHIFT: u32 = 8;
 /// Position of the link.
 const LINK_SHIFT: u32 = 48;
 
-/// Error of an in-flight table that cannot be resumed from.
+/// Error of an invalid in-flight table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InflightError {
     /// It is too small for the ring.
@@ -62,7 +62,8 @@ pub enum InflightError {
         /// The expected value.
         expected: u64,
     },
-    /// An entry of a packed ring's table is neither free nor part of a chain, or both, or its chain's buffer id is not a new one.
+    /// An entry of a packed ring's table is neither free nor part of a chain, or it is both, or its chain's buffer id
+    /// is not a new one.
     #[error("in-flight region: entry {found} of a ring of {size} entries: expected it free or part of one chain")]
     Entry {
         /// The entry.
@@ -105,13 +106,13 @@ pub struct RecoveredChains {
 pub struct InflightTable {
     words: SharedWords,
     size: u16,
-    /// Counter value of the next chain that is taken.
+    /// Counter value of the next chain.
     counter: u64,
     /// The chain completed last.
     last_head: u16,
     /// Used index of the last finished publish.
     published: u16,
-    /// A step was recorded for some chain, by this or an earlier process.
+    /// True if a step was recorded for a chain, by this or an earlier process.
     has_steps: bool,
 }
 
@@ -124,8 +125,8 @@ impl InflightTable {
 
     /// Resumes from the table in `words` for a ring of `size` entries whose used index is `used` now.
     ///
-    /// A table of another size, or one whose index is further from the ring's than a batch can be, is from before a reset: the guest has
-    /// reset the device since. It is reset too.
+    /// A table of another size, or one whose index is further from the ring's than a batch can be, is from before a
+    /// reset of the device by the guest. It is reset too.
     ///
     /// # Errors
     /// When it is too small, has another layout, or contradicts itself.
@@ -188,11 +189,11 @@ impl InflightTable {
         HEADER_WORDS + ENTRY_WORDS * head as usize
     }
 
-    /// Clears all entries, then writes the header. Returns how many were in flight.
+    /// Clears all entries, then writes the header. Returns the number of chains that were in flight.
     fn reset(&mut self) -> usize {
-        // A process that dies in between leaves an unused table.
+        // After a death in between the table is unused.
         self.store(1, 0);
-        // Else a packed ring's mark would stay, in a counter.
+        // Otherwise a packed ring's magic would stay in a counter.
         self.store(PACKED_TABLE_MAGIC_WORD, 0);
         let entries = (self.words.count() - HEADER_WORDS) / ENTRY_WORDS;
         let mut cleared = 0;
@@ -235,7 +236,7 @@ impl InflightTable {
         found.into_iter().map(|(_, replay)| replay).collect()
     }
 
-    /// Marks the chain of this head in flight: it is taken off the ring.
+    /// Marks the chain of this head in flight.
     #[inline]
     pub fn mark_in_flight(&mut self, head: u16) {
         // As in `store`.
@@ -273,7 +274,7 @@ impl InflightTable {
     pub fn after_publish(&mut self, used: u16) {
         let mut head = self.last_head;
         for _ in 0..used.wrapping_sub(self.published) {
-            // As in `store`; a frontend that writes into the table only harms itself.
+            // As in `store`; a frontend that writes into the table harms only itself.
             let Some(mark) = self.words.get(Self::mark_word(head)) else { break };
             let link = mark.load(Ordering::Relaxed) >> LINK_SHIFT;
             store(mark, link << LINK_SHIFT);

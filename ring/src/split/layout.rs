@@ -58,7 +58,7 @@ impl SplitRing {
     /// Resolves all parts of a ring of `size` entries.
     ///
     /// # Errors
-    /// [`RingSetupError`] names the part that does not fit.
+    /// [`RingSetupError`] with the invalid part.
     pub fn resolve(memory: &GuestMemory, at: &RingAddresses, size: u16) -> Result<SplitRing, RingSetupError> {
         if !size.is_power_of_two() || size > MAX_QUEUE_SIZE {
             return Err(RingSetupError::Size(size));

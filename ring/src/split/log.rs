@@ -1,4 +1,4 @@
-//! Dirty logging of a device's writes to a split virtqueue, for live migration. Those to a packed one: `packed::log`.
+//! Dirty logging of a device's writes to a split virtqueue, for live migration. For packed ones: `packed::log`.
 
 use std::sync::Arc;
 
@@ -48,8 +48,8 @@ impl RingLog {
         }
     }
 
-    /// Returns the last byte that is logged from `used` on, for a ring of `size` entries. The descriptors of a packed ring are logged where
-    /// they are.
+    /// Returns the last byte that is logged from `used` on, for a ring of `size` entries. The descriptors of a packed
+    /// ring are logged at their own address.
     pub fn last_logged(used: GuestAddress, size: u16, format: RingFormat) -> GuestAddress {
         let bytes = match format {
             RingFormat::Split => USED_HEADER_BYTES + ELEMENT_BYTES * u64::from(size) + 2,

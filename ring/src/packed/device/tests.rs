@@ -17,7 +17,7 @@ const AT: RingAddresses =
 const TABLES: GuestAddress = GuestAddress(0x1_0000);
 const BATCH: usize = 4;
 
-/// A ring's memory and what a worker needs to read it.
+/// A ring's memory and a worker's means to read it.
 struct Guest {
     memory: Arc<GuestMemory>,
     pool: BufferPool,
@@ -90,7 +90,7 @@ impl Guest {
         }
     }
 
-    /// Takes the only chain. Returns why that fails.
+    /// Takes the only chain. Returns the error.
     fn refused(&mut self) -> ChainError {
         let mut device = self.device(false);
         self.take_all(&mut device).expect_err("a chain that must be refused")
@@ -131,8 +131,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Every request comes to the device once, as built and in order; every completion to the driver once, in the device's order and not
-    /// before its publish; and an end that armed and found nothing is notified of the next.
+    /// Every request reaches the device once, as built and in order. Every completion reaches the driver once, in the
+    /// device's order and not before its publish. An end that armed and found nothing is notified of the next entry.
     #[test]
     fn both_ends_agree(steps in steps(), log_size in 1_u32..6, event_idx: bool) {
         let mut guest = Guest::new(1 << log_size);
@@ -233,8 +233,8 @@ proptest! {
         prop_assert_eq!(device.state().in_flight.len(), at_device.len());
     }
 
-    /// Whatever a guest writes to the ring and into tables, chains are taken or refused: never the same id twice, never more descriptors than
-    /// the ring has, and each one can be returned.
+    /// With any content of the ring and tables, chains are taken or refused: never the same id twice, never more
+    /// descriptors than the ring has, and each one can be returned.
     #[test]
     fn any_content(
         descriptors in proptest::collection::vec((any::<u64>(), any::<u32>(), any::<u16>(), any::<u16>()), 32),
@@ -257,7 +257,7 @@ proptest! {
             }
             let mut ids = BTreeMap::new();
             loop {
-                // A ring that is refused is not served any more.
+                // A refused ring is not served any more.
                 let Ok((heads, more)) = guest.fetch(&mut device, BATCH) else { return Ok(()) };
                 for head in &heads {
                     prop_assert!(ids.insert(head.index, ()).is_none());

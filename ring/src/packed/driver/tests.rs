@@ -206,9 +206,9 @@ proptest! {
                     }
                 }
                 Step::Publish { flags } => {
-                    // Nothing of what was committed is visible before.
+                    // No committed request is visible before.
                     prop_assert!(model.pull().is_empty());
-                    // The device requests a kick `far` descriptors ahead of where it reads.
+                    // The device requests a kick `far` descriptors ahead of its position.
                     let (mut slot, mut wrap) = (model.next_avail + far % size, model.avail_wrap);
                     if slot >= size {
                         (slot, wrap) = (slot - size, !wrap);
@@ -255,7 +255,7 @@ proptest! {
         }
     }
 
-    /// Whatever a device writes into the ring, taking completions ends in an error or a request that was in flight.
+    /// With any content of the ring, taking completions ends in an error or a request that was in flight.
     #[test]
     fn a_hostile_ring_is_an_error(
         descriptors in proptest::collection::vec((any::<u32>(), any::<u16>(), any::<u16>()), 16), small: bool,

@@ -42,7 +42,7 @@ impl Rig {
         PackedRing::resolve(&self.memory, &AT, self.size).unwrap()
     }
 
-    /// Starts a process that serves the ring from here on. The frontend never learns where the ring was.
+    /// Starts a process that serves the ring from here on. The frontend never learns the ring's position.
     fn serve(&self) -> PackedDevice {
         let (ring, discarded) = PackedDevice::tracked(self.ring(), Base::FIRST, true, self.words()).unwrap();
         assert_eq!(discarded, 0);
@@ -75,7 +75,7 @@ impl Rig {
     }
 }
 
-/// Where segment `number` of a request is: tells which request it is.
+/// Address of segment `number` of a request: identifies the request.
 fn address(request: u32, number: u16) -> GuestAddress {
     GuestAddress(u64::from(request) << 16 | u64::from(number))
 }
@@ -102,7 +102,7 @@ fn take_next(ring: &mut PackedDevice) -> Option<(u16, u32)> {
     Some((id, request))
 }
 
-/// The chains that a process has in flight, and the requests that they are.
+/// The chains that a process has in flight, and their requests.
 #[derive(Default)]
 struct Process {
     in_flight: Vec<(u16, u32)>,
@@ -151,7 +151,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Serves until nothing is left, one completion after the other, in an order that no process before had: every request is completed exactly
+/// Serves until nothing is left, one completion after the other, in a new order: every request is completed exactly
 /// once, by any process.
 fn finish(rig: &mut Rig) {
     let mut ring = rig.serve();
@@ -375,7 +375,7 @@ fn a_ring_that_was_reset_discards_its_table() {
     };
     let (mut ring, discarded) = reset(&mut rig, 2);
     assert_eq!((discarded, ring.replays(), ring.is_resumed()), (1, 0, false));
-    // And once more when nothing is in flight, so that only the position tells.
+    // And once more when nothing is in flight, so that only the position shows the reset.
     while let Some((id, request)) = take_next(&mut ring) {
         ring.put_used(id, request);
     }

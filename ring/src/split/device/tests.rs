@@ -15,7 +15,7 @@ fn circle(size: u16) -> SplitDevice {
     circle_in_memory(size).0
 }
 
-/// The same, with the memory that it is in.
+/// As [`circle`], with its memory.
 fn circle_in_memory(size: u16) -> (SplitDevice, GuestMemory) {
     let region = Region::shared("ring", 1 << 20, GuestAddress(0)).unwrap().0;
     let memory = GuestMemory::new(vec![Arc::new(region)]).unwrap();

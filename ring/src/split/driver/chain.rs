@@ -5,7 +5,7 @@ use mqblk_memory::GuestAddress;
 use super::{ChainLayout, HeadState, SplitDriver};
 use crate::split::layout::{DESC_BYTES, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
 
-/// Why a segment or a request was refused. The ring is as it was before [`begin`](SplitDriver::begin).
+/// Refusal of a segment or a request. The ring is as before [`begin`](SplitDriver::begin).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainRefused {
     /// Back-pressure: too few free descriptors until completions are taken.
@@ -32,7 +32,7 @@ pub struct ChainBuilder<'a> {
     segments: u16,
     /// Index of the segment that is not yet written: a ring descriptor or a table entry.
     at: u16,
-    /// The last segment. It is written when the next one comes or at the commit: only then is its `next` flag known.
+    /// The last segment. It is written with the next one or at the commit: only then is its `next` flag known.
     pending: Descriptor,
 }
 
@@ -135,8 +135,9 @@ impl<'a> ChainBuilder<'a> {
 }
 
 impl SplitDriver {
-    /// Writes a ring descriptor, unless it already holds the value. Its two words are arguments of their own: in one they would be passed in memory,
-    /// to which the fields were just stored one by one, and a load of several stores waits until all are in the cache.
+    /// Writes a ring descriptor, unless it already holds the value. Its two words are separate arguments. As one they
+    /// would be passed in memory, to which the fields were stored one by one, and a load of several stores waits until
+    /// all are in the cache.
     #[inline]
     fn write_descriptor(&mut self, index: u16, address: u64, rest: u64) {
         let (index, words) = (usize::from(index), [address, rest]);

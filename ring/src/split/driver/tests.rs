@@ -224,7 +224,7 @@ proptest! {
         }
     }
 
-    /// Whatever a device writes into the used ring, taking completions ends in an error or a request that was in flight.
+    /// With any content of the used ring, taking completions ends in an error or a request that was in flight.
     #[test]
     fn a_hostile_used_ring_is_an_error(
         idx: u16, flags: u16, elements in proptest::collection::vec((any::<u32>(), any::<u32>()), 16), small: bool,

@@ -1,16 +1,17 @@
-//! Why a worker could not do what a control thread asked for.
+//! Errors of calls to a worker.
 
 use std::time::Duration;
 
 use mqblk_core::DiskError;
 
-/// Why a worker does not do what a control thread asks for.
+/// Error of a call to a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorkerError {
     /// The worker thread has ended.
     #[error("the worker thread has ended")]
     Ended,
-    /// The worker has not replied in time: it waits in a system call or a page fault. It has not done what it was asked for, and will not.
+    /// The worker has not replied in time: it waits in a system call or a page fault. It has not run the call, and will
+    /// not.
     #[error(
         "worker {worker} has not answered for {} s: it waits for storage or memory; the daemon's log says since when",
         UNRESPONSIVE_AFTER.as_secs()
@@ -21,10 +22,11 @@ pub enum WorkerError {
     },
 }
 
-/// How long a control thread waits for a worker, which replies between two turns. Emulated and overloaded machines need a second.
+/// Time that a control thread waits for a worker, which replies between two turns. Emulated and overloaded machines
+/// need a second.
 pub(crate) const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(5);
 
-/// Why a queue could not be attached.
+/// Error of attaching a queue.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// The disk could not be opened on that worker.

@@ -1,4 +1,4 @@
-//! The disks that a queue's requests may go to.
+//! The disks of a queue's requests.
 
 use std::sync::mpsc::SyncSender;
 
@@ -14,7 +14,8 @@ pub(crate) struct AttachedDisk {
     pub(crate) geometry: Geometry,
     /// Index of its channel.
     pub(crate) channel: usize,
-    /// Set while the disk is being closed: it takes no new requests and closes when none is in flight. Signalled then.
+    /// Set while the disk is being closed: it takes no new requests. It closes, and signals this, when none is in
+    /// flight.
     closing: Option<SyncSender<()>>,
 }
 
@@ -31,7 +32,8 @@ impl AttachedDisks {
         self.disks.get(usize::from(slot.0))?.as_ref().filter(|disk| disk.closing.is_none())
     }
 
-    /// Returns the disk of a queue that has only the first; `None` when it has others, or while that one is being closed.
+    /// Returns the disk of a queue that has only the first; `None` when it has others, or while the first is being
+    /// closed.
     #[inline]
     pub(crate) fn only(&self) -> Option<&AttachedDisk> {
         match self.disks.as_slice() {

@@ -1,7 +1,7 @@
 //! A worker's handles to disks: one channel per disk, shared by all the worker's queues of it.
 //!
-//! A turn visits only *busy* channels: those with requests plugged, ready or outstanding, and a worker's only one. Each turn begins
-//! with another one of them, and while several are busy none may exceed its [`Quota`].
+//! A turn visits only *busy* channels: those with requests plugged, ready or outstanding, and a worker's only one. Each
+//! turn begins with the next one, and while several are busy none may exceed its [`Quota`].
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -32,9 +32,9 @@ pub(crate) struct OpenChannel {
     pub(crate) guard: Option<SharedGuard>,
     /// Requests pulled in this turn, and those that the channel did not take in the last one.
     pub(crate) plug: Vec<AnyRequest>,
-    /// The last turn left requests in the plug or in the ready list.
+    /// True if the last turn left requests in the plug or in the ready list.
     left: bool,
-    /// It is in the list of busy channels.
+    /// True if it is in the list of busy channels.
     busy: bool,
     /// Merges plugged requests; `None` when they are submitted as they are.
     merger: Option<Box<Merger>>,
@@ -42,7 +42,7 @@ pub(crate) struct OpenChannel {
     throttle: Option<Box<Throttle>>,
     /// Most requests outstanding; 0: any number.
     depth: u32,
-    /// It has a depth or a throttle.
+    /// True if it has a depth or a throttle.
     is_bounded: bool,
     /// How requests are plugged.
     options: PlugOptions,
@@ -62,19 +62,19 @@ impl OpenChannel {
         self.merger.as_ref().is_some_and(|merger| merger.wants_more(self.plug.len() + self.throttled()))
     }
 
-    /// Returns how many requests wait to be offered, without those that are throttled.
+    /// Returns the number of requests that wait to be offered, without throttled ones.
     #[inline]
     fn waiting(&self) -> usize {
         self.plug.len() + self.merger.as_ref().map_or(0, |merger| merger.ready())
     }
 
-    /// Returns how many requests may be offered now.
+    /// Returns the number of requests that may be offered now.
     fn budget(&self, context: &UringContext, shared: bool, contended: bool) -> usize {
         let share = Quota { depth: self.depth, shared, contended };
         share.budget(self.waiting(), self.channel.outstanding() as usize, context.room(), context.capacity())
     }
 
-    /// Collects what has ended. Returns how many requests are to be offered again.
+    /// Collects completions. Returns the number of requests to offer again.
     #[inline]
     fn reap(
         &mut self,
@@ -87,10 +87,10 @@ impl OpenChannel {
         self.merger.as_mut().map_or(0, |merger| merger.fan_out(context, before, counts, finished))
     }
 
-    /// Those in the plug of which the storage may be handed `most` now.
+    /// Returns the plugged requests of which the storage may receive `most` now.
     #[cold]
     fn to_stamp(&self, most: usize) -> &[AnyRequest] {
-        // A plan may put any of them first.
+        // A plan may reorder them.
         let plans = self.merger.as_ref().is_some_and(|merger| merger.will_plan(&self.plug));
         &self.plug[..if plans { self.plug.len() } else { most.min(self.plug.len()) }]
     }
@@ -104,7 +104,8 @@ impl OpenChannel {
             && self.merger.as_ref().is_none_or(|merger| merger.passes_through(&self.plug))
     }
 
-    /// Submits requests that wait, as many as the quota allows. Returns how many were taken, or are to be offered again.
+    /// Submits waiting requests within the quota. Returns the number of requests that were taken or must be offered
+    /// again.
     #[inline(always)] // it is called from two places, one of which is rare
     fn submit_within(
         &mut self,
@@ -143,10 +144,10 @@ const NO_CHANNEL: usize = usize::MAX;
 /// Capacity of a plug, so that a turn does not allocate: more than a worker pulls in one turn.
 const PLUG_ROOM: usize = 4096;
 
-/// All of a worker's channels, and the completions and cancellations that pass between them and the queues.
+/// All of a worker's channels, with the completions and cancellations between them and the queues.
 #[derive(Default)]
 pub(crate) struct Channels {
-    /// Boxed, so that one is found by its index in a few instructions.
+    /// Boxed, so that a lookup by index takes a few instructions.
     open: Vec<Option<Box<OpenChannel>>>,
     /// Channels that are open.
     count: usize,
@@ -159,7 +160,7 @@ pub(crate) struct Channels {
     left: bool,
     /// Counters of all plugs.
     counts: PlugCounters,
-    /// Completions from anywhere but a turn's pull, submission and reaping, that wait for their queues.
+    /// Completions that wait for their queues and come from outside a turn's pull, submission and reaping.
     pub(crate) completions: Vec<AnyCompletion>,
     /// Requests to cancel, with the index of their channel.
     pub(crate) cancelled: Vec<(usize, Tag)>,
@@ -167,13 +168,13 @@ pub(crate) struct Channels {
     plugged: Vec<usize>,
     /// The part of a plug that is being offered; kept for its capacity.
     part: Vec<AnyRequest>,
-    /// What all channels may submit of long requests in a turn.
+    /// Bytes of long requests that all channels may submit in a turn.
     slices: SliceBudget,
     /// Channels with a throttle.
     throttles: usize,
-    /// A channel has a merger that merges nothing more.
+    /// True if a channel has a retired merger.
     retired: bool,
-    /// All that was submitted has completed, and [`reap`](Self::reap) would find nothing to do.
+    /// True if all submitted requests have completed: [`reap`](Self::reap) would find nothing.
     settled: bool,
 }
 
@@ -310,13 +311,13 @@ impl Channels {
         }
     }
 
-    /// Clears the list of plugs that got requests: those of a pull are offered in the same turn.
+    /// Clears the list of plugs that got requests: plugs of a pull are offered in the same turn.
     #[inline]
     pub(crate) fn forget_plugged(&mut self) {
         self.plugged.clear();
     }
 
-    /// Returns true if one of the disks that the last pull gave requests to wants more of them in this turn.
+    /// Returns true if a disk that the last pull had requests for wants more of them in this turn.
     pub(crate) fn wants_more(&self, only: Option<usize>) -> bool {
         let wants = |at: &usize| self.open[*at].as_deref().is_some_and(OpenChannel::wants_more);
         only.iter().chain(&self.plugged).any(wants)
@@ -341,9 +342,10 @@ impl Channels {
         !self.cancelled.is_empty()
     }
 
-    /// Offers waiting requests to the channels, to each within its quota, beginning with another channel each time. `stamp` gets the
-    /// requests that are about to be submitted, where their time in the plug is worth measuring: a few are pulled and submitted in less
-    /// than a microsecond. Returns how many were taken, or are to be offered again.
+    /// Offers waiting requests to the channels, to each within its quota, beginning with another channel each time.
+    /// `stamp` gets the requests that are about to be submitted, if their time in the plug is worth measuring: a few
+    /// are pulled and submitted in less than a microsecond. Returns the number of requests that were taken or must be
+    /// offered again.
     #[inline]
     pub(crate) fn submit(
         &mut self,
@@ -354,7 +356,7 @@ impl Channels {
         if let Some(Some(open)) = self.open.get_mut(self.only)
             && open.is_plain()
         {
-            // `submit_within` would do the same for 50 instructions more in each turn.
+            // `submit_within` has the same effect for 50 more instructions a turn.
             let open = &mut **open;
             let before = finished.len();
             let taken = if open.plug.is_empty() { 0 } else { open.channel.submit(context, &mut open.plug, finished) };
@@ -394,8 +396,8 @@ impl Channels {
         happened
     }
 
-    /// Cancels requests of a channel: takes back those that the storage has not seen, and asks the storage to cancel the others. `tags`
-    /// are sorted.
+    /// Cancels requests of a channel: removes those that the storage has not seen, and asks it to cancel the others.
+    /// `tags` are sorted.
     pub(crate) fn cancel(&mut self, context: &mut UringContext, at: usize, tags: &[Tag]) {
         self.settled = false;
         let open = self.open[at].as_mut().expect("a queue holds its channel's place");
@@ -436,19 +438,19 @@ impl Channels {
         }
     }
 
-    /// Returns true if requests are to be offered even if the turn pulls none.
+    /// Returns true if requests must be offered even if the turn pulls none.
     #[inline]
     pub(crate) fn has_left(&self) -> bool {
         self.left
     }
 
-    /// Returns true if all that was submitted has completed: [`reap`](Self::reap) would find nothing to do.
+    /// Returns true if all submitted requests have completed: [`reap`](Self::reap) would find nothing.
     #[inline]
     pub(crate) fn is_settled(&self) -> bool {
         self.settled
     }
 
-    /// Collects completions from all busy channels. Returns true if requests are to be offered again.
+    /// Collects completions from all busy channels. Returns true if requests must be offered again.
     #[inline(never)]
     pub(crate) fn reap(&mut self, context: &mut UringContext, finished: &mut Vec<AnyCompletion>) -> bool {
         self.slices.renew();
@@ -485,12 +487,12 @@ impl Channels {
         self.settled = false;
         for open in self.open.iter_mut().flatten() {
             let again = open.reap(context, &mut self.counts, finished);
-            // What it read may let it take requests that wait.
+            // Its completions may let it take waiting requests.
             self.left |= again > 0 || open.left;
         }
     }
 
-    /// The earliest time that a channel wants to be reaped without a completion.
+    /// Returns the earliest time at which a channel must be reaped without a completion.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let throttles = self.busy().filter_map(OpenChannel::throttle_deadline);
         self.busy().filter_map(|open| open.channel.deadline()).chain(throttles).min()
@@ -525,5 +527,6 @@ impl Channels {
     }
 }
 
-/// Plugged requests from which on their time in the plug is measured: more than the batch of one queue, which is pulled in one or two microseconds.
+/// Number of plugged requests from which their time in the plug is measured: more than the batch of one queue, which is
+/// pulled in 1 to 2 us.
 const STAMPED: usize = 33;

@@ -1,4 +1,4 @@
-//! The clock of the data path: a worker reads it a few times a turn, so it must cost next to nothing.
+//! The clock of the data path: a worker reads it a few times a turn, so it must be cheap.
 
 /// A point in time, in nanoseconds since the clock's source was at 0. Comparable within one worker only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,11 +18,11 @@ pub(crate) struct Clock {
     source: quanta::Clock,
     /// Nanoseconds of 2^32 of the source's units.
     scale: u64,
-    /// What was last [read](Self::read).
+    /// The last [read](Self::read) time.
     last: Ticks,
 }
 
-/// A billionth of a nanosecond and less is lost with each unit.
+/// Each unit loses at most a billionth of a nanosecond.
 const SCALE_BITS: u32 = 32;
 
 impl Clock {
@@ -35,7 +35,7 @@ impl Clock {
         clock
     }
 
-    /// Returns the time that was last [read](Self::read).
+    /// Returns the last [read](Self::read) time.
     #[inline]
     pub(crate) fn last(&self) -> Ticks {
         self.last
@@ -51,7 +51,7 @@ impl Clock {
     /// Returns the current time.
     #[inline]
     pub(crate) fn now(&self) -> Ticks {
-        // As `delta_as_nanos`, which asks once more what the source is, and shifts by a variable.
+        // As `delta_as_nanos`, which checks the source again and shifts by a variable.
         Ticks(((u128::from(self.source.raw()) * u128::from(self.scale)) >> SCALE_BITS) as u64)
     }
 }

@@ -1,4 +1,4 @@
-//! When a call to the guest is sent, and when it is deferred so that it covers more completions. Pure: time comes in as an argument.
+//! Coalescing of calls: a call to the guest is deferred so that it covers more completions. Pure: time is an argument.
 
 use crate::clock::Ticks;
 use crate::options::Coalesce;
@@ -9,13 +9,13 @@ pub(crate) struct CallCoalescer {
     delay_ns: u64,
     /// Completions since the last call that make a call due at once.
     max_completions: u64,
-    /// When the deferred call is due, while there is one.
+    /// Due time of the deferred call, if there is one.
     deferred_until: Option<Ticks>,
-    /// The queue's completions at the last call, or at the last publish that needed none.
+    /// The queue's completions at the last call, or at the last publish without a need for one.
     at_last_call: u64,
 }
 
-/// What to do after a publish.
+/// Decision after a publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallDecision {
     /// No call is needed.
@@ -48,8 +48,8 @@ impl CallCoalescer {
         self.delay_ns == 0
     }
 
-    /// Decides after a publish. `wanted`: the guest asked to be called for one of the completions. `completions`: how many there have been
-    /// in all. `more`: requests are in flight; without any there is nothing to wait for.
+    /// Decides after a publish. `wanted`: the guest asked to be called for one of the completions. `completions`: their
+    /// total number. `more`: requests are in flight; without any a call is not deferred.
     pub(crate) fn published(&mut self, wanted: bool, completions: u64, more: bool, now: Ticks) -> CallDecision {
         if self.deferred_until.is_none() {
             if !wanted {
@@ -104,7 +104,7 @@ mod tests {
     fn a_deferred_call_is_due_after_the_delay() {
         let mut calls = calls(50, 0);
         assert_eq!(calls.published(true, 1, true, Ticks(0)), CallDecision::Defer(Ticks(50 * US)));
-        // The guest asked once: later completions past its mark do not withdraw that.
+        // The guest asked once: later completions past its mark do not withdraw the request.
         assert_eq!(calls.published(false, 2, true, Ticks(49 * US)), CallDecision::Defer(Ticks(50 * US)));
         assert_eq!(calls.due(), Some(Ticks(50 * US)));
         assert_eq!(calls.published(false, 3, true, Ticks(50 * US)), CallDecision::Call);

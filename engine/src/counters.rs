@@ -1,4 +1,4 @@
-//! Counters of queues and workers: plain numbers that only the worker writes, and that are read by a copy taken on its thread.
+//! Counters of queues and workers: plain numbers. Only the worker writes them; others read a copy taken on its thread.
 
 pub use mqblk_core::counters::QueueCounters;
 use mqblk_core::{DiskSlot, Op};
@@ -54,7 +54,7 @@ impl DiskCounters {
         }
     }
 
-    /// Returns the counters of a queue's first and so far only disk: they are the queue's own. Nothing is in flight.
+    /// Returns the counters of a queue's first disk while it is the only one: the queue's own. Nothing is in flight.
     pub(crate) fn of_only(counters: &QueueCounters, latency: &QueueLatency) -> DiskCounters {
         DiskCounters {
             reads: counters.reads,
@@ -86,7 +86,7 @@ impl DiskCounters {
     }
 }
 
-/// Latencies of a queue's requests of one class, by where the time was spent.
+/// Latencies of a queue's requests of one class, by stage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LatencyParts {
     /// From the pull to the submission.
@@ -110,7 +110,7 @@ pub struct QueueLatency {
     pub others: LatencyParts,
 }
 
-/// The class of operation that latencies are counted by.
+/// The class of operation of a latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpClass {
     Read,
@@ -121,7 +121,7 @@ pub(crate) enum OpClass {
 impl OpClass {
     #[inline]
     pub(crate) fn of(op: Op) -> OpClass {
-        // The two frequent ones by branches, which are predicted well; a jump table is not.
+        // The two frequent ones by branches: they are predicted well, a jump table is not.
         if op == Op::Read {
             OpClass::Read
         } else if let Op::Write { .. } = op {
@@ -155,11 +155,12 @@ pub struct QueueStats {
 /// How a queue is polled at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Polling {
-    /// Why it is polled, or not.
+    /// The reason for polling, or for not polling.
     pub reason: PollReason,
-    /// For how long it is polled at most, if nothing comes, in nanoseconds; `None`: for ever.
+    /// Longest time that it is polled without requests, in nanoseconds; `None`: unlimited.
     pub window_ns: Option<u64>,
-    /// While requests come, its ring is checked by a timer of this many nanoseconds; `None`: it is polled all the time, or armed.
+    /// Period of the timer that checks its ring while requests come, in nanoseconds; `None`: it is polled continuously,
+    /// or armed.
     pub timer_ns: Option<u64>,
 }
 
@@ -174,7 +175,7 @@ pub struct WorkerStats {
     pub sleeps: u64,
     /// Times it offered its CPU to other threads while it polled.
     pub yields: u64,
-    /// Time slices in which others then had the CPU, in nanoseconds.
+    /// Time slices that others used then, in nanoseconds.
     pub away_ns: u64,
     /// Time asleep, in nanoseconds.
     pub slept_ns: u64,

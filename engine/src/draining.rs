@@ -8,24 +8,25 @@ use crate::attach_error::WorkerError;
 use crate::mailbox::Mailbox;
 use crate::worker::{Detached, LeftQueue, Worker};
 
-/// How often parked and throttled requests are dropped: requests at the storage may fail, and be parked, at any time.
+/// Interval at which parked and throttled requests are dropped: requests at the storage may fail, and be parked, at any
+/// time.
 const UNSERVED_CHECK: Duration = Duration::from_millis(20);
 
-/// How often the end of the wait is checked, and how often a wait for storage is reported.
+/// Interval at which the end of the wait is checked, and at which a wait for storage is reported.
 const END_CHECK: Duration = Duration::from_millis(100);
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Drops a queue's requests that are parked at stopped disks, or wait for a limit.
 pub(crate) type DropUnserved = Box<dyn FnMut(&Mailbox<Worker>) -> Result<(), WorkerError> + Send>;
 
-/// A queue that takes no more requests and is detached when none is in flight. Dropping this does not stop that.
+/// A queue that takes no more requests and is detached when none is in flight. Dropping this does not stop the drain.
 #[must_use = "the queue may be in use until `wait` returns it"]
 pub struct Draining<P> {
     pub(crate) left: Receiver<LeftQueue>,
     pub(crate) mailbox: Mailbox<Worker>,
     pub(crate) slot: u16,
     pub(crate) generation: u32,
-    /// Set where parked and throttled requests are dropped.
+    /// Set if parked and throttled requests are dropped.
     pub(crate) drop_unserved: Option<DropUnserved>,
     pub(crate) position: PhantomData<fn() -> P>,
 }
@@ -41,7 +42,7 @@ impl<P: Send + 'static> Draining<P> {
             let mut rest = end.saturating_duration_since(Instant::now());
             if let Some(drop_unserved) = &mut self.drop_unserved {
                 match drop_unserved(&self.mailbox) {
-                    // Its requests may still be in flight: `left` says when they are not.
+                    // Its requests may still be in flight: `left` signals their end.
                     Ok(()) | Err(WorkerError::Unresponsive { .. }) => {}
                     Err(ended) => return Err(ended),
                 }
@@ -58,8 +59,8 @@ impl<P: Send + 'static> Draining<P> {
         }
     }
 
-    /// Lets the requests pass that wait for a limit: the process ends, or gives the queue to another one. They are a debt of the
-    /// disk's own limits.
+    /// Lets the requests that wait for a limit pass, because the process ends or hands the queue to another one. They
+    /// are a debt of the disk's own limits.
     ///
     /// # Errors
     /// When the worker has ended.
@@ -68,9 +69,8 @@ impl<P: Send + 'static> Draining<P> {
         self.mailbox.send(Box::new(move |worker| worker.pass_throttled(slot, generation)))
     }
 
-    /// Waits until the queue is detached, or until the time that `end` returns, if it does: then requests do not wait for limits any more.
-    /// `None`: requests are still in flight. Calls
-    /// `waiting` every few seconds with the time waited so far.
+    /// Waits until the queue is detached, or until the time that `end` returns, if any: requests do not wait for limits
+    /// after that. `None`: requests are still in flight. Calls `waiting` every few seconds with the time waited so far.
     ///
     /// # Errors
     /// When the worker has ended.
@@ -101,9 +101,9 @@ impl<P: Send + 'static> Draining<P> {
         }
     }
 
-    /// Freezes the queue: its requests in flight are never completed, and nothing more is written to the guest's rings for it. Its memory
-    /// is kept until the process ends. Meant for that: storage hangs, and the next daemon replays these requests. Does nothing if the
-    /// queue is detached already.
+    /// Freezes the queue: its requests in flight are never completed, and nothing more is written to the guest's rings
+    /// for it. Its memory is kept until the process ends. For storage that hangs: the next daemon replays these
+    /// requests. Does nothing if the queue is already detached.
     ///
     /// # Errors
     /// When the worker has ended, or does not respond: it freezes the queue when it does.

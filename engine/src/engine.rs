@@ -50,7 +50,7 @@ impl Engine {
     /// Starts the workers.
     ///
     /// # Errors
-    /// When a thread or its io_uring cannot be created; the text says which.
+    /// When a thread or its io_uring cannot be created; the text names it.
     pub fn start(options: &EngineOptions) -> std::io::Result<Engine> {
         let engine = Engine { workers: Arc::default(), context: options.context };
         for number in 0..options.workers.max(1) {
@@ -73,7 +73,7 @@ impl Engine {
     /// Starts one more worker, pinned to `cpu` if given. Returns its number.
     ///
     /// # Errors
-    /// When a thread or its io_uring cannot be created, or it cannot be pinned; the text says which.
+    /// When a thread or its io_uring cannot be created, or it cannot be pinned; the text names it.
     pub fn add_worker(&self, cpu: Option<usize>) -> std::io::Result<usize> {
         self.workers.add(cpu, self.context)
     }
@@ -81,7 +81,7 @@ impl Engine {
     /// Ends the last worker, which serves no queue. Returns its number.
     ///
     /// # Errors
-    /// When it serves one, is the only one, or does not respond: it goes on then.
+    /// When it serves one, is the only one, or does not respond: it continues then.
     pub fn remove_last_worker(&self) -> Result<usize, RemoveWorkerError> {
         self.workers.remove_last()
     }
@@ -117,14 +117,14 @@ impl Engine {
         self.workers.mailboxes()
     }
 
-    /// Has all workers use the limits that disks and groups have now, and the disks' [plug options](crate::DiskHealth::set_plug). When it
-    /// returns, all do.
+    /// Makes all workers use the current limits of disks and groups, and the disks' [plug
+    /// options](crate::DiskHealth::set_plug). All workers use them when this returns.
     ///
     /// # Errors
     /// When a worker has ended, or does not respond: it uses them when it does. The others use them already.
     pub fn disks_changed(&self) -> Result<(), WorkerError> {
         let reload = |mailbox: &Mailbox<Worker>| mailbox.begin_send(|worker| worker.channels.reload_settings());
-        // All are told before the first is waited for.
+        // All are notified before waiting for the first.
         let sent: Vec<_> = self.mailboxes().iter().map(reload).collect();
         sent.into_iter().try_for_each(|sent| sent?.wait())
     }
@@ -139,7 +139,7 @@ impl Engine {
         Ok(stats)
     }
 
-    /// Asks each worker, with its number. All are asked before the first is waited for.
+    /// Queries each worker, with its number. All are queried before waiting for the first.
     fn ask_all<R: Send + 'static>(&self, ask: fn(&Worker, u32) -> R) -> Result<Vec<R>, WorkerError> {
         let begin = |(number, mailbox): (u32, &Mailbox<Worker>)| mailbox.begin_call(move |worker| ask(worker, number));
         let asked: Vec<_> = (0..).zip(&self.mailboxes()).map(begin).collect();
@@ -240,10 +240,11 @@ where
         self.mailbox.send_and_wait(move |worker| worker.refresh_disk(slot, generation, disk))
     }
 
-    /// Takes no more requests off the queue and detaches it when none is in flight: then neither the daemon nor the kernel accesses the
-    /// guest's memory for it. Completions are published, and the guest is called for them, before. Requests parked at a stopped disk fail, and
-    /// those that wait for a limit are served as it allows ([`Draining::pass_throttled`] does not wait for it);
-    /// [`drain_unanswered`](Self::drain_unanswered) drops both instead.
+    /// Takes no more requests off the queue and detaches it when none is in flight: then neither the daemon nor the
+    /// kernel accesses the guest's memory for it. Completions are published, and the guest is called for them, before.
+    /// Requests parked at a stopped disk fail. Throttled ones are served as their limit allows
+    /// ([`Draining::pass_throttled`] does not wait for it); [`drain_unanswered`](Self::drain_unanswered) drops both
+    /// instead.
     ///
     /// # Errors
     /// When the worker has ended.

@@ -1,6 +1,6 @@
 //! Latency histograms: plain numbers that one worker writes.
 
-/// Buckets in an octave: a value is known to within an eighth of itself.
+/// Buckets in an octave: a value is known to an eighth of itself.
 const PER_OCTAVE: usize = 8;
 /// Log2 of the first bucket's upper bound: 64 ns.
 const FIRST: u32 = 6;
@@ -38,8 +38,8 @@ impl LatencyHistogram {
         self.sum_ns
     }
 
-    /// The buckets that are not empty, as (lower bound, upper bound, occurrences), in nanoseconds, ascending. A value equal
-    /// to an upper bound is in the next bucket.
+    /// Returns the non-empty buckets, as (lower bound, upper bound, occurrences), in nanoseconds, ascending. A value
+    /// equal to an upper bound is in the next bucket.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64, u64)> + Clone {
         self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(|(at, count)| {
             let (from, to) = bounds(at);
@@ -76,8 +76,8 @@ pub fn percentile_ns(buckets: impl Iterator<Item = (u64, u64, u64)> + Clone, per
 
 #[inline]
 fn bucket(ns: u64) -> usize {
-    // A floating-point number's exponent is the octave, and its next three bits the eighth of it. Half of it is a positive number of 64 bits, and
-    // the bit that is lost matters nowhere: the smallest bucket is 8 ns wide.
+    // A floating-point number's exponent is the octave, and its next three bits the eighth of it. Half of it is a
+    // positive number of 64 bits, and the lost bit does not matter: the smallest bucket is 8 ns wide.
     let float = ((ns / 2) as i64 as f64).to_bits() >> (f64::MANTISSA_DIGITS - 1 - PER_OCTAVE.ilog2());
     (float.clamp(BELOW, BELOW + (PER_OCTAVE * OCTAVES) as u64) - BELOW) as usize
 }

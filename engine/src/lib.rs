@@ -1,15 +1,19 @@
 //! Worker threads: they own queues, disk channels and one io_uring each, and nothing on the data path is shared between them.
 //!
 //! From the bottom up, each module uses only those above it in this list:
-//! - `request`, `options`, `clock`, `latency`, `attach_error`: plain types; `queue_settings`: what a transport and those who change its queues share.
-//! - `tags` is a queue's request table, `counters` and `per_disk` its statistics; `poll` decides how long a queue is polled, `poll_list`
-//!   which queues are polled and when the worker may sleep, `coalesce` defers calls, `quota` bounds what a disk may use of its worker.
+//! - `request`, `options`, `clock`, `latency`, `attach_error`: plain types; `queue_settings`: settings shared by a
+//!   transport and the verbs that change its queues.
+//! - `tags` is a queue's request table, `counters` and `per_disk` its statistics; `poll` decides how long a queue is
+//!   polled, `poll_list` the polled queues and when the worker may sleep, `coalesce` defers calls, `quota` bounds a
+//!   disk's use of its worker.
 //! - `plug` merges requests of one disk, `limits` throttles them, `errors` parks or repeats those that failed, `channels` are a worker's
 //!   handles to disks.
-//! - `attached_disks` are the disks of one queue, `route` is the way of its requests there, `runner` connects the queue to its tags.
+//! - `attached_disks` are the disks of one queue, `route` is the route of its requests there, `runner` connects the
+//!   queue to its tags.
 //! - `worker` runs the turns; `mailbox` carries messages to it.
-//! - `workers` are the threads, `engine` starts them and attaches queues, `draining` detaches them, `moving` moves them, `resume` resumes stopped disks, `watchdog`
-//!   logs storage that hangs, `liveness` says whether workers respond, `stepped` is a worker without a thread.
+//! - `workers` are the threads, `engine` starts them and attaches queues, `draining` detaches them, `moving` moves
+//!   them, `resume` resumes stopped disks, `watchdog` logs storage that hangs, `liveness` finds workers that do not
+//!   respond, `stepped` is a worker without a thread.
 //!
 //! The engine knows neither guest interfaces nor storage backends.
 #![forbid(unsafe_code)]

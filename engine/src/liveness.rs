@@ -1,4 +1,4 @@
-//! Whether all workers respond: for a service manager that restarts a daemon which does not.
+//! Checks that all workers respond: for a service manager that restarts a daemon that does not.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Weak};
@@ -9,13 +9,13 @@ use crate::mailbox::Mailbox;
 use crate::worker::Worker;
 use crate::workers::WorkerList;
 
-/// Asks the workers, each by one message at a time.
+/// Queries the workers, each by one message at a time.
 pub struct LivenessProbe {
     list: Weak<WorkerList>,
     workers: Vec<ProbedWorker>,
 }
 
-/// A worker, and the reply that it has not given yet.
+/// A worker, and its missing reply.
 struct ProbedWorker {
     mailbox: Mailbox<Worker>,
     pending: Option<Receiver<()>>,
@@ -31,7 +31,7 @@ impl Engine {
 }
 
 impl LivenessProbe {
-    /// Asks the workers that there are now. After the engine's end it asks those that there were.
+    /// Follows the engine's current workers. After the engine's end it keeps the last ones.
     fn follow_workers(&mut self) {
         let Some(list) = self.list.upgrade() else { return };
         let make = |mailbox| ProbedWorker { mailbox, pending: None };
@@ -43,7 +43,7 @@ impl LivenessProbe {
     pub fn unresponsive(&mut self, wait: Duration) -> Vec<usize> {
         self.follow_workers();
         let deadline = Instant::now() + wait;
-        // All are asked before the first is waited for.
+        // All are queried before waiting for the first.
         self.workers.iter_mut().for_each(ProbedWorker::ask);
         let silent = self
             .workers
@@ -58,7 +58,7 @@ impl ProbedWorker {
     fn ask(&mut self) {
         if self.pending.is_none() {
             let (reply, wait) = sync_channel(1);
-            // One that has ended drops the sender.
+            // An ended worker drops the sender.
             let _ = self.mailbox.send(Box::new(move |_: &mut Worker| _ = reply.send(())));
             self.pending = Some(wait);
         }

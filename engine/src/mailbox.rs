@@ -1,7 +1,7 @@
-//! How a control thread talks to a worker: a channel of messages and an eventfd that the worker's ring polls.
+//! Messages of control threads to a worker: a channel, and an eventfd that the worker's ring polls.
 //!
-//! The channel has no bound, because what must reach the worker (a drain) may not be lost while the worker does not respond. What is in it is
-//! bounded: each control thread waits for its reply, and gives up after a time that only few messages fit in.
+//! The channel has no bound, because some messages (a drain) must not be lost while the worker does not respond. Its
+//! length is bounded nevertheless: each control thread waits for its reply, and sends few messages before it gives up.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
@@ -25,17 +25,17 @@ pub(crate) struct MailboxReceiver<W> {
     woken: Arc<WokenList>,
 }
 
-/// The queues that were woken. It ends with its worker: wakers, which it holds and which devices keep, do not hold it.
+/// The woken queues. It ends with its worker: it holds the wakers, which devices keep too, but they do not hold it.
 #[derive(Default)]
 struct WokenList(Mutex<Vec<Arc<Waker>>>);
 
 impl WokenList {
-    /// Empties the list. Calls `here` with the queues that are this worker's, by slot and generation.
+    /// Empties the list. Calls `here` with this worker's queues, by slot and generation.
     fn take(&self, mut here: impl FnMut(u16, u32)) {
         let mut redirected = Vec::new();
         for waker in lock(&self.0).drain(..) {
-            // From here on a wake lists the queue again. The queue's `woken` runs after this and must see what was done before each wake
-            // that found it listed: the swap reads the value which that wake wrote.
+            // From here on a wake lists the queue again. The queue's `woken` runs after this and must see the effects
+            // before each wake that found it listed: the swap reads the value that the wake wrote.
             waker.is_listed.swap(false, Ordering::SeqCst);
             let target = lock(&waker.target);
             if std::ptr::eq(target.list.as_ptr(), self) {
@@ -67,19 +67,19 @@ impl<W> MailboxReceiver<W> {
         WakeTarget { slot, generation, list: Arc::downgrade(&self.woken), eventfd: self.eventfd.clone() }
     }
 
-    /// Redirects a waker to a queue that has come to this worker. A wake before this may have reached the queue's former worker, which
-    /// does not have it any more: the caller treats the queue as woken.
+    /// Redirects a waker to a queue that has come to this worker. A wake before this may have reached the queue's
+    /// former worker, which no longer has it: the caller treats the queue as woken.
     pub(crate) fn redirect(&self, waker: &Waker, slot: u16, generation: u32) {
         *lock(&waker.target) = self.target(slot, generation);
     }
 
-    /// Moves the queues that were woken to `into`, by slot and generation.
+    /// Moves the woken queues to `into`, by slot and generation.
     pub(crate) fn take_woken(&self, into: &mut Vec<(u16, u32)>) {
         self.woken.take(|slot, generation| into.push((slot, generation)));
     }
 }
 
-/// Where a wake goes: the queue's worker, and the queue there.
+/// The target of a wake: the queue's worker, and the queue there.
 struct WakeTarget {
     slot: u16,
     generation: u32,
@@ -95,7 +95,7 @@ pub(crate) struct Waker {
     is_listed: AtomicBool,
 }
 
-/// The waker that a queue gets. The list holds the waker itself, so that a wake allocates nothing but the list's capacity.
+/// A queue's waker. The list holds the waker itself, so that a wake allocates nothing but the list's capacity.
 pub(crate) struct WakerHandle(pub(crate) Arc<Waker>);
 
 impl Wake for WakerHandle {
@@ -111,8 +111,8 @@ impl Wake for WakerHandle {
                 eventfd.signal();
                 return;
             }
-            // The worker has ended. If the queue has gone to another one meanwhile, a wake that found it listed relies on this one: the swap
-            // reads the value which that wake wrote.
+            // The worker has ended. If the queue has moved meanwhile, a wake that found it listed relies on this one:
+            // the swap reads the value that the wake wrote.
             self.0.is_listed.swap(false, Ordering::SeqCst);
             if Weak::ptr_eq(&target, &lock(&self.0.target).list) {
                 return;
@@ -125,7 +125,7 @@ impl Wake for WakerHandle {
 #[derive(Debug)]
 pub(crate) struct Mailbox<W> {
     worker: u32,
-    /// Distinguishes the workers that ever had this number.
+    /// Distinguishes workers that have had this number.
     id: u64,
     sender: Sender<Message<W>>,
     eventfd: EventFd,
@@ -137,7 +137,7 @@ impl<W> Clone for Mailbox<W> {
     }
 }
 
-/// A call that has not been run, or that has been, or that its caller no longer waits for.
+/// States of a call: not run; run; abandoned by its caller.
 const WAITING: u8 = 0;
 const TAKEN: u8 = 1;
 const CANCELLED: u8 = 2;
@@ -168,7 +168,7 @@ impl<W: 'static> Mailbox<W> {
     /// As [`send`](Self::send), and waits until the worker has run `message`.
     ///
     /// # Errors
-    /// When the worker has ended, or has not replied in time. It runs the message nevertheless.
+    /// When the worker has ended, or has not replied in time. It runs the message later.
     pub(crate) fn send_and_wait<R: Send + 'static>(
         &self,
         message: impl FnOnce(&mut W) -> R + Send + 'static,
@@ -176,8 +176,8 @@ impl<W: 'static> Mailbox<W> {
         self.begin_send(message)?.wait()
     }
 
-    /// As [`send`](Self::send), and returns what its caller waits with until the worker has run `message`; several workers can be sent to
-    /// at once.
+    /// As [`send`](Self::send), and returns a handle to wait until the worker has run `message`; several workers can be
+    /// sent to at once.
     ///
     /// # Errors
     /// When the worker has ended.
@@ -202,7 +202,7 @@ impl<W: 'static> Mailbox<W> {
         self.begin_call(call)?.wait()
     }
 
-    /// Begins a call; several workers can be asked at once.
+    /// Begins a call; several workers can be called at once.
     ///
     /// # Errors
     /// When the worker has ended.
@@ -233,7 +233,7 @@ impl<R> Sent<R> {
     /// Waits until the worker has run it.
     ///
     /// # Errors
-    /// When the worker has ended, or has not replied in time. It runs the message nevertheless.
+    /// When the worker has ended, or has not replied in time. It runs the message later.
     pub(crate) fn wait(self) -> Result<R, WorkerError> {
         let rest = self.deadline.saturating_duration_since(Instant::now());
         mqblk_core::lock::assert_may_wait("a worker");
@@ -283,7 +283,7 @@ mod tests {
 
     const SHORT: Duration = Duration::from_millis(20);
 
-    /// Runs what has been sent, as a worker does between two turns.
+    /// Runs the sent messages, as a worker does between two turns.
     fn run_all(receiver: &MailboxReceiver<Vec<u8>>, worker: &mut Vec<u8>) {
         receiver.messages.try_iter().for_each(|message| message(worker));
     }
@@ -321,7 +321,7 @@ mod tests {
         drop(receiver);
     }
 
-    /// The queues that were woken, of which the worker learns.
+    /// Returns the woken queues that the worker learns of.
     fn woken(receiver: &MailboxReceiver<Vec<u8>>) -> Vec<(u16, u32)> {
         let mut queues = Vec::new();
         receiver.take_woken(&mut queues);

@@ -31,7 +31,7 @@ impl<Q> std::fmt::Debug for QueueState<Q> {
 }
 
 impl<Q: GuestQueue> QueueState<Q> {
-    /// Returns where a new owner resumes.
+    /// Returns the position at which a new owner resumes.
     pub fn position(&self) -> Q::Position {
         self.idle.queue.position()
     }
@@ -42,11 +42,12 @@ impl<Q: GuestQueue> QueueState<Q> {
 pub enum MoveResult<Q> {
     /// The other worker serves it.
     Moved(QueueHandle<Q>),
-    /// Requests were in flight for longer than the time-out, such as those parked at a stopped disk: its worker serves it on.
+    /// Requests (for example parked ones) were in flight for longer than the time-out: its worker continues to serve
+    /// it.
     Busy(QueueHandle<Q>),
     /// The other worker refused it: its former worker serves it again.
     Refused(QueueHandle<Q>, AttachError),
-    /// Both workers refused it. Nobody serves it.
+    /// Both workers refused it. No worker serves it.
     Stranded(Box<QueueState<Q>>, AttachError),
 }
 
@@ -60,7 +61,7 @@ impl<Q> QueueHandle<Q>
 where
     Q: GuestQueue<Context = UringContext>,
 {
-    /// Takes the queue off its worker when none of its requests is in flight; it has left the worker's context then. Returns the handle if
+    /// Takes the queue off its worker and its context when none of its requests is in flight. Returns the handle if
     /// requests were in flight for longer than `timeout`.
     fn extract(self, timeout: Duration) -> Result<Result<Box<QueueState<Q>>, Self>, WorkerError> {
         let (slot, generation) = (self.slot, self.generation);
@@ -71,7 +72,7 @@ where
             Err(RecvTimeoutError::Disconnected) => return Err(WorkerError::Ended),
             Err(RecvTimeoutError::Timeout) => {}
         }
-        // Again until the worker has done it: before, nobody knows which worker the queue is at.
+        // Repeated until the worker has run it: before, the queue's worker is unknown.
         loop {
             match self.mailbox.call(move |worker| worker.cancel_move(slot, generation)) {
                 Err(WorkerError::Unresponsive { .. }) => {}

@@ -39,7 +39,7 @@ impl MergeMode {
     }
 }
 
-/// Plugging and merging of a disk's requests. The same for all queues of a disk.
+/// Plugging and merging of a disk's requests. Equal for all queues of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlugOptions {
     /// When requests are merged.
@@ -48,9 +48,9 @@ pub struct PlugOptions {
     pub merge_bytes: ByteLen,
     /// Most memory segments of a merged request.
     pub merge_segments: u32,
-    /// Most requests of the disk that a worker has outstanding; the others wait in the plug. 0: as many as the channel takes, but while the
-    /// worker has other disks no more than a quarter of its context, and only a few of the context's last eighth: so a slow disk leaves
-    /// space for the others.
+    /// Most requests of the disk that a worker has outstanding; the others wait in the plug. 0: as many as the channel
+    /// takes. While the worker has other disks it is at most a quarter of its context, and only a few of the context's
+    /// last eighth: so a slow disk leaves space for the others.
     pub depth: u32,
 }
 

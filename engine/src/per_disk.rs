@@ -5,7 +5,7 @@ use mqblk_core::{ByteLen, DiskSlot};
 use crate::clock::Ticks;
 use crate::counters::{DiskCounters, OpClass};
 
-/// Counters of a queue's disks. Queues of one disk do without: the queue's own counters are the disk's.
+/// Counters of a queue's disks. Not for queues of one disk: the queue's own counters are the disk's.
 #[derive(Debug, Default)]
 pub(crate) struct PerDisk {
     /// By slot; `None` where there never was a disk.
@@ -34,7 +34,7 @@ impl PerDisk {
         self.disks[at] = Some(counted);
     }
 
-    /// Counts a finished request. `done`: how much was transferred, if it succeeded.
+    /// Counts a finished request. `done`: the length transferred, if it succeeded.
     #[inline]
     pub(crate) fn finished(&mut self, slot: DiskSlot, class: OpClass, done: Option<ByteLen>, pulled: Ticks) {
         // A request for a slot that never had a disk is not counted.

@@ -8,8 +8,9 @@ struct PlacedQueues {
     all: u32,
 }
 
-/// Places the queues of all devices on workers. A device's queues are on consecutive workers, and the devices' first queues, which are the
-/// busiest where guests use few, are spread like all others: else every device with a queue for each worker would begin at worker 0.
+/// Places the queues of all devices on workers. A device's queues are on consecutive workers, and the devices' first
+/// queues, the busiest if guests use few, are spread like all others. Otherwise every device with a queue for each
+/// worker would begin at worker 0.
 #[derive(Clone, Debug)]
 pub struct QueuePlacement(Vec<PlacedQueues>);
 
@@ -24,7 +25,7 @@ impl QueuePlacement {
         self.0.len() as u16
     }
 
-    /// Changes the number of workers, at least 1. What was placed on those that are gone is forgotten.
+    /// Changes the number of workers, at least 1. Queues on removed workers are forgotten.
     pub fn set_workers(&mut self, workers: u16) {
         self.0.resize(usize::from(workers.max(1)), PlacedQueues::default());
     }
@@ -34,8 +35,8 @@ impl QueuePlacement {
         (0..self.workers()).min_by_key(|worker| self.0[usize::from(*worker)].all).unwrap_or(0)
     }
 
-    /// Returns the workers of a device's queues: from the worker on that has the fewest first queues, and there where the workers have the
-    /// fewest of all.
+    /// Returns the workers of a device's queues: consecutive ones from a worker with the fewest first queues, and among
+    /// these from the one whose workers have the fewest queues.
     pub fn round_robin(&self, queues: u16) -> Vec<u16> {
         let workers = self.workers();
         let from = |start: u16| {
@@ -53,7 +54,7 @@ impl QueuePlacement {
         self.add(queue, to);
     }
 
-    /// Counts a queue, given by its number. A worker that there is not is passed over.
+    /// Counts a queue, given by its number. Ignores a worker that does not exist.
     fn add(&mut self, queue: u16, worker: u16) {
         if let Some(placed) = self.0.get_mut(usize::from(worker)) {
             placed.first += u32::from(queue == 0);
@@ -61,7 +62,7 @@ impl QueuePlacement {
         }
     }
 
-    /// Takes a queue away again.
+    /// Removes a queue.
     fn take(&mut self, queue: u16, worker: u16) {
         if let Some(placed) = self.0.get_mut(usize::from(worker)) {
             placed.first = placed.first.saturating_sub(u32::from(queue == 0));
@@ -69,12 +70,12 @@ impl QueuePlacement {
         }
     }
 
-    /// Counts the queues of a device, given by their workers. Workers that there are not are passed over.
+    /// Counts the queues of a device, given by their workers. Ignores workers that do not exist.
     pub fn place(&mut self, map: &[u16]) {
         (0..).zip(map).for_each(|(queue, worker)| self.add(queue, *worker));
     }
 
-    /// Takes the queues of a device away again.
+    /// Removes the queues of a device.
     pub fn remove(&mut self, map: &[u16]) {
         (0..).zip(map).for_each(|(queue, worker)| self.take(queue, *worker));
     }

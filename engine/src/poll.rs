@@ -1,9 +1,10 @@
-//! When a worker polls a queue and when it sleeps. Pure: time comes in as an argument.
+//! Decides when a worker polls a queue and when it sleeps. Pure: time is an argument.
 //!
-//! The rule is that of KVM's halt polling and QEMU's adaptive polling, with the bound of ski rental: after a request or a completion a queue is
-//! polled for a window, which is never longer than what sleeping and being woken costs. A window grows when the next one came soon after it had
-//! closed, and shrinks when it did not. There is one window while no request is in flight, and one, half as long, while some are: so slow storage
-//! is slept for, and the guest's next request is polled for. A worker whose CPU another thread took for a time slice closes its windows for a while.
+//! The rule is that of KVM's halt polling and QEMU's adaptive polling, with the bound of ski rental. After a request or
+//! a completion a queue is polled for a window, at most as long as the cost of sleeping and waking. A window grows when
+//! the next event came soon after it had closed, and shrinks otherwise. There is one window while no request is in
+//! flight, and one, half as long, while some are: so the worker sleeps for slow storage, and polls for the guest's next
+//! request. A worker whose CPU another thread took for a time slice closes its windows for a while.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,15 +13,15 @@ use std::time::Duration;
 use crate::clock::Ticks;
 use crate::poll_list::IdleResult;
 
-/// How long an idle queue is polled before it is armed.
+/// Polling of an idle queue before it is armed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PollPolicy {
-    /// As adaptive, for about 10 us at most, which arming, sleeping and being woken would take as well: every request after a pause costs a kick
-    /// and a wake-up.
+    /// As adaptive, for at most 10 us, the cost of arming, sleeping and waking: every request after a pause costs a
+    /// kick and a wake-up.
     Off,
-    /// For a window that grows when requests come soon after it closed and shrinks when they do not.
+    /// For a window that grows when requests come soon after it closed, and shrinks otherwise.
     Adaptive {
-        /// Longest window. `None`: what sleeping and being woken costs on this machine.
+        /// Longest window. `None`: the cost of sleeping and waking on this machine.
         max: Option<Duration>,
     },
     /// Until this long has passed without a request (*vhost_user_block polling*, 2020: 50 us).
@@ -35,13 +36,14 @@ impl Default for PollPolicy {
     }
 }
 
-/// The longest window that a user may configure: above 1 s it would be `busy` by another name.
+/// The longest window that a user may configure: above 1 s it would be `busy`.
 const MAX_WINDOW_US: u64 = 1_000_000;
 
 impl FromStr for PollPolicy {
     type Err = String;
 
-    /// `off`, `adaptive` (or `auto`), `adaptive:<max us>`, `<us>` (or `static:<us>`) or `busy`; microseconds from 1 to 1000000.
+    /// Parses `off`, `adaptive` (or `auto`), `adaptive:<max us>`, `<us>` (or `static:<us>`) or `busy`; microseconds
+    /// from 1 to 1000000.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let window = |digits: &str| {
             let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -75,15 +77,15 @@ impl fmt::Display for PollPolicy {
     }
 }
 
-/// Why a queue is polled on, or not.
+/// The reason for polling a queue, or for not polling it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PollReason {
-    /// Its policy says so.
+    /// Its policy.
     #[default]
     Policy,
-    /// Requests or completions come soon.
+    /// Requests or completions are expected soon.
     Expected,
-    /// None is expected soon.
+    /// No request or completion is expected soon.
     Quiet,
     /// Others wanted the CPU while the worker polled.
     CpuWanted,
@@ -101,17 +103,18 @@ impl PollReason {
     }
 }
 
-/// From when on another thread had the CPU for a time slice, in nanoseconds: more than a guest's thread that makes requests and waits again.
+/// Shortest absence that counts as a time slice of another thread, in nanoseconds: longer than a guest's thread that
+/// makes requests and waits.
 const TIME_SLICE: u64 = 500_000;
 
-/// For how long a worker sleeps between two looks by its timer: guests on its CPU make requests meanwhile. A thread that slept for 12 us does not
-/// preempt another one when it is woken (Linux 6.18), and waits for the end of its time slice.
+/// Sleep of a worker between two checks by its timer: guests on its CPU make requests meanwhile. A thread that slept
+/// for 12 us does not preempt another one when it is woken (Linux 6.18), and waits for the end of its time slice.
 pub(crate) const TIMER_PERIOD: Duration = Duration::from_micros(25);
 
 /// Requests that come within this time are gathered by a timer while others want the CPU, in nanoseconds.
 const BUSY: u64 = 4 * TIMER_PERIOD.as_nanos() as u64;
 
-/// What sleeping costs, in wake-ups: two round trips (`sleep_cost.rs`).
+/// Cost of sleeping, in wake-ups: two round trips (`sleep_cost.rs`).
 const WAKE_UPS: u64 = 4;
 
 /// The longest window of `off`, in nanoseconds.
@@ -120,7 +123,7 @@ const OFF_MAX: u64 = 10_000;
 /// A window grows from this part of the longest one, and closes below it.
 const SMALLEST_PART: u64 = 4;
 
-/// Not before any time.
+/// Later than any time.
 const NOT_POLLED: Ticks = Ticks(u64::MAX);
 
 /// One queue's poll windows.
@@ -129,25 +132,27 @@ pub(crate) struct PollState {
     policy: PollPolicy,
     /// Without and with requests in flight, in nanoseconds, as all times here are.
     windows: [u64; 2],
-    /// The longest of each; 0 of one that does not adapt.
+    /// The longest of each; 0 if it does not adapt.
     max: [u64; 2],
-    /// How much longer than the longest window a gap may be that opens it: what came as soon as it had closed is seen when the worker has been woken.
+    /// Time beyond the longest window that a gap may have and still open it: an event right after its end is seen only
+    /// after the wake-up.
     wake_ns: u64,
-    /// Last time that requests were pulled or completed, and how long after the time before.
+    /// Last time that requests were pulled or completed, and the gap to the time before.
     active_at: Ticks,
     gap: u64,
-    /// Requests have been in flight since then.
+    /// True if requests have been in flight since then.
     in_flight: bool,
     /// Last time that it was polled; [`NOT_POLLED`] while it is armed.
     polled_at: Ticks,
-    /// Since then its worker sleeps, until the timer or until something comes.
+    /// True if its worker has slept since then, until the timer or an event.
     by_timer: bool,
     /// Time spent polling without finding anything.
     empty_poll_ns: u64,
 }
 
 impl PollState {
-    /// Returns the state of a queue that was just attached: requests are expected soon. `sleep_ns`: what sleeping and being woken costs.
+    /// Returns the state of a newly attached queue: requests are expected soon. `sleep_ns`: the cost of sleeping and
+    /// waking.
     pub(crate) fn new(policy: PollPolicy, sleep_ns: u64, now: Ticks) -> PollState {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         // A guest with several requests in flight does not wait for each.
@@ -172,7 +177,7 @@ impl PollState {
         }
     }
 
-    /// Requests were pulled or completed. `in_flight`: some are in flight now.
+    /// Called after requests were pulled or completed. `in_flight`: some are in flight now.
     #[inline]
     pub(crate) fn active(&mut self, in_flight: bool, now: Ticks) {
         if self.polled_at != NOT_POLLED {
@@ -185,7 +190,7 @@ impl PollState {
         (self.active_at, self.in_flight, self.by_timer) = (now, in_flight, false);
     }
 
-    /// Adapts the window that has closed before something came.
+    /// Adapts the window that has closed before an event.
     fn missed(&mut self) {
         let at = usize::from(self.in_flight);
         let (window, max) = (&mut self.windows[at], self.max[at]);
@@ -203,7 +208,7 @@ impl PollState {
         }
     }
 
-    /// The queue is polled from here on: it was kicked, or [should be](Self::should_resume).
+    /// Polls the queue from here on: it was kicked, or [should be polled](Self::should_resume).
     pub(crate) fn resume(&mut self, now: Ticks) {
         self.polled_at = now;
     }
@@ -214,8 +219,8 @@ impl PollState {
         self.polled_at == NOT_POLLED && self.windows[usize::from(self.in_flight)] > 0
     }
 
-    /// Returns why the queue is polled on, or not, and for how long at most, in nanoseconds; `None`: for ever. `is_wanted`: others want the
-    /// worker's CPU.
+    /// Returns the reason for polling the queue, or for not polling it, and the longest time, in nanoseconds; `None`:
+    /// unlimited. `is_wanted`: others want the worker's CPU.
     pub(crate) fn reason(&self, is_wanted: bool) -> (PollReason, Option<u64>) {
         let window = self.windows[usize::from(self.in_flight)];
         match self.policy {
@@ -229,21 +234,22 @@ impl PollState {
         }
     }
 
-    /// The queue was idle in a turn. Returns how it is polled on; `None`: it is to be armed. `is_wanted`: others want the worker's CPU.
+    /// Called after a turn in which the queue was idle. Returns how it is polled on; `None`: arm it. `is_wanted`:
+    /// others want the worker's CPU.
     #[inline]
     pub(crate) fn idle(&mut self, now: Ticks, is_wanted: bool) -> Option<IdleResult> {
         let was_by_timer = std::mem::take(&mut self.by_timer);
         // 0 if it was armed.
         let polled = now.since(self.polled_at);
-        // In a longer gap another thread had the CPU: that was not polling.
+        // In a longer gap another thread had the CPU: it was not polling.
         if !was_by_timer && polled < TIME_SLICE {
             self.empty_poll_ns += polled;
         }
         let result = if is_wanted && self.max[0] > 0 {
-            // A look that finds nothing is the last one.
+            // A check that finds nothing is the last one.
             (!was_by_timer && self.gap <= BUSY).then_some(IdleResult::PollByTimer)
         } else if now.since(self.active_at) < self.windows[usize::from(self.in_flight)] {
-            // An offer of its CPU is what a busy one does not make.
+            // A busy one does not offer its CPU.
             Some(if self.policy == PollPolicy::Busy { IdleResult::Poll } else { IdleResult::PollInWindow })
         } else {
             None
@@ -259,28 +265,29 @@ impl PollState {
     }
 }
 
-/// For how long a worker polls without finding anything before it offers its CPU to other threads, in nanoseconds.
+/// Time of polling without a result before a worker offers its CPU to other threads, in nanoseconds.
 const OFFER_AFTER: u64 = 5_000;
 
 /// A second time slice within this time shows that others want the CPU, in nanoseconds. A single one may be a hypervisor's, or an interrupt's.
 const AGAIN: u64 = 20_000_000;
 
-/// For how long a worker closes its windows then, in nanoseconds: at first, and at most, when it happens again as soon as they are open.
+/// Time for which a worker then closes its windows, in nanoseconds: at first, and at most, if it happens again when
+/// they are open.
 const GIVE_WAY: u64 = 100_000_000;
 const MAX_GIVE_WAY: u64 = 1_600_000_000;
 
-/// When a worker that polls offers its CPU, and whether others want it.
+/// Offers of a polling worker's CPU, and the demand of others for it.
 #[derive(Debug)]
 pub(crate) struct CpuOffers {
-    /// Something happened in the turn before this one.
+    /// True if something happened in the turn before this one.
     was_active: bool,
-    /// When the CPU was last offered, or something happened.
+    /// Time of the last offer of the CPU, or of the last event.
     offered_at: Ticks,
-    /// When another thread took a time slice last.
+    /// Time at which another thread last took a time slice.
     taken_at: Ticks,
-    /// Until when windows are closed.
+    /// End of the time for which windows are closed.
     give_way_until: Ticks,
-    /// For how long they are, next time.
+    /// The next such time.
     give_way: u64,
 }
 
@@ -295,7 +302,7 @@ impl CpuOffers {
         }
     }
 
-    /// Something happened in this turn.
+    /// Called if something happened in this turn.
     #[inline]
     pub(crate) fn active(&mut self) {
         self.was_active = true;
@@ -307,7 +314,7 @@ impl CpuOffers {
         now < self.give_way_until
     }
 
-    /// Returns true if the CPU is to be offered in this idle turn, in which a window is open.
+    /// Returns true if the CPU must be offered in this idle turn, in which a window is open.
     #[inline]
     pub(crate) fn is_due(&mut self, now: Ticks) -> bool {
         if std::mem::take(&mut self.was_active) {
@@ -317,7 +324,8 @@ impl CpuOffers {
         now.since(self.offered_at) >= OFFER_AFTER
     }
 
-    /// The CPU was offered, and the worker had it again after `away` nanoseconds. Returns true if another thread had it for a time slice.
+    /// Called after an offer of the CPU, which the worker had again after `away` nanoseconds. Returns true if another
+    /// thread had it for a time slice.
     pub(crate) fn offered(&mut self, away: u64, now: Ticks) -> bool {
         self.offered_at = now;
         let taken = away >= TIME_SLICE;

@@ -1,9 +1,10 @@
-//! Which queues a worker polls, and when it may sleep. Pure: it decides, the worker acts.
+//! The queues that a worker polls, and when it may sleep. Pure: it decides, the worker acts.
 //!
-//! A queue is *polled* (in every turn) or armed (the guest will kick). It is polled again whenever requests may have come unseen: when
-//! it is attached, kicked, or enabled again. It leaves the poll list only in [`PollList::decide_when_idle`], when it was armed and found
-//! empty, or when it is not to be pulled from anyway. So no request waits in a running queue that is neither polled nor armed; and a
-//! worker sleeps for longer than a moment only when no queue is polled and no completion is unread.
+//! A queue is *polled* (in every turn) or armed (the guest will kick). It is polled again when requests may have come
+//! unseen: when it is attached, kicked, or enabled. It leaves the poll list only in [`PollList::decide_when_idle`],
+//! when it was armed and found empty, or when it is not pulled from. So no request waits in a running queue that is
+//! neither polled nor armed; and a worker sleeps for longer than a moment only when no queue is polled and no
+//! completion is unread.
 
 /// A queue's phase at its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,12 +19,13 @@ pub(crate) enum Phase {
     Draining,
 }
 
-/// What checking an idle queue resulted in.
+/// Result of checking an idle queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum IdleResult {
-    /// It is polled in the next turn: requests came while it was armed, or it is about to be armed, or it is polled for ever.
+    /// It is polled in the next turn: requests came while it was armed, or it is about to be armed, or it is always
+    /// polled.
     Poll,
-    /// Its window is open: it is polled in the next turn, and perhaps in many.
+    /// Its window is open: it is polled in the next turns.
     PollInWindow,
     /// It is polled by a timer: in the turn after the worker's next short sleep.
     PollByTimer,
@@ -31,7 +33,7 @@ pub(crate) enum IdleResult {
     Armed,
 }
 
-/// What the worker does after an idle turn.
+/// The worker's decision after an idle turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum IdleDecision {
     /// Another turn, at once.
@@ -42,13 +44,13 @@ pub(crate) enum IdleDecision {
     Sleep,
 }
 
-/// What is in a slot.
+/// Content of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct ListedQueue {
-    /// `None` without a queue: here, so that one comparison tells whether a queue runs.
+    /// `None` without a queue, so that one comparison shows if a queue runs.
     phase: Option<Phase>,
     polled: bool,
-    /// The worker's ring polls its kick.
+    /// True if the worker's ring polls its kick.
     watched: bool,
 }
 
@@ -101,7 +103,7 @@ impl PollList {
         self.queues.get(usize::from(slot))?.phase
     }
 
-    /// Returns true if the queue in `slot` is to be pulled from.
+    /// Returns true if the queue in `slot` is pulled from.
     #[inline]
     pub(crate) fn is_running(&self, slot: u16) -> bool {
         matches!(self.queues.get(usize::from(slot)), Some(ListedQueue { phase: Some(Phase::Running), .. }))
@@ -118,8 +120,8 @@ impl PollList {
         self.polled.iter().copied().filter(|slot| !self.queues[usize::from(*slot)].watched)
     }
 
-    /// Sets whether the worker's ring polls the queue's kick. The queue itself is polled from now on: if its kick is not watched, it cannot
-    /// be woken.
+    /// Records if the worker's ring polls the queue's kick. The queue itself is polled from now on: without a watched
+    /// kick it cannot be woken.
     pub(crate) fn set_watched(&mut self, slot: u16, watched: bool) {
         if let Some(queue) = self.queue(slot) {
             queue.watched = watched;
@@ -128,7 +130,7 @@ impl PollList {
         self.poll(slot);
     }
 
-    /// The guest kicked the queue in `slot`.
+    /// Handles a guest's kick of the queue in `slot`.
     pub(crate) fn kicked(&mut self, slot: u16) {
         if self.phase(slot) == Some(Phase::Running) {
             self.poll(slot);
@@ -165,7 +167,7 @@ impl PollList {
         }
     }
 
-    /// Returns a draining queue to the phase that it had.
+    /// Returns a draining queue to its earlier phase.
     pub(crate) fn resume(&mut self, slot: u16, phase: Phase) {
         if let Some(queue) = self.queue(slot) {
             queue.phase = Some(phase);
@@ -174,8 +176,8 @@ impl PollList {
         self.poll(slot);
     }
 
-    /// Decides after an idle turn. `unread`: completions have arrived that nobody has taken, so the worker must not sleep. `poll_or_arm`
-    /// checks a queue's window and arms the queue if it has closed.
+    /// Decides after an idle turn. `unread`: untaken completions have arrived, so the worker must not sleep.
+    /// `poll_or_arm` checks a queue's window and arms the queue if it has closed.
     pub(crate) fn decide_when_idle(
         &mut self,
         unread: bool,

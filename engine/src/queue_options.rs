@@ -1,4 +1,4 @@
-//! What a queue brings along when it is attached to a worker.
+//! Options of a queue at its attachment to a worker.
 
 use std::sync::Arc;
 
@@ -10,32 +10,32 @@ use crate::errors::DiskHealth;
 use crate::options::{Coalesce, PlugOptions};
 use crate::poll::PollPolicy;
 
-/// A disk for a queue: its slot, and how its requests are plugged.
+/// A disk for a queue: its slot and its plug options.
 #[derive(Clone)]
 pub struct QueueDisk {
     /// Its slot among the queue's disks.
     pub slot: DiskSlot,
     /// The disk.
     pub disk: Arc<AnyDisk>,
-    /// How its requests are plugged, until [`DiskHealth::set_plug`]. The first of a disk's queues on a worker decides.
+    /// Its plug options, until [`DiskHealth::set_plug`]. The first of a disk's queues on a worker decides.
     pub plug: PlugOptions,
-    /// The policy for its failed requests, its limits, and whether it is stopped. All queues of a disk share it; no two disks do.
+    /// The policy for its failed requests, its limits, and its stop. All queues of a disk share it; no two disks do.
     pub health: Arc<DiskHealth>,
 }
 
-/// What a worker needs to serve a queue.
+/// Options of a queue for its worker.
 pub struct QueueOptions {
     /// The disks it serves.
     pub disks: Vec<QueueDisk>,
-    /// Becomes readable when the guest kicks; `None`: requests are found only while the queue is polled. An eventfd is never read. A
-    /// descriptor that must be read before it reports the next kick is read by the queue in its [`disarm`](mqblk_core::GuestQueue::disarm), which
-    /// follows each kick.
+    /// Becomes readable when the guest kicks; `None`: requests are found only while the queue is polled. An eventfd is
+    /// never read. If a descriptor must be read before it reports the next kick, the queue reads it in
+    /// [`disarm`](mqblk_core::GuestQueue::disarm), which follows each kick.
     pub kick: Option<Kick>,
-    /// How long it is polled.
+    /// Its polling.
     pub poll: PollPolicy,
     /// How calls to its guest are coalesced.
     pub coalesce: Coalesce,
-    /// The queue is not pulled from until [`QueueHandle::set_enabled`](crate::QueueHandle::set_enabled).
+    /// True if the queue is not pulled from until [`QueueHandle::set_enabled`](crate::QueueHandle::set_enabled).
     pub paused: bool,
     /// Called once, on the worker's thread, if the ring is found to be broken.
     pub on_broken: Box<dyn FnOnce(&str) + Send>,

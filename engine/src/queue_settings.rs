@@ -1,4 +1,4 @@
-//! How a device's queues are served. It can be changed while they are.
+//! Settings of a device's queues, changeable while they are served.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -7,18 +7,19 @@ use mqblk_core::lock::lock;
 use crate::options::Coalesce;
 use crate::poll::PollPolicy;
 
-/// How the queues of a device are served.
+/// Settings of the queues of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueueSettings {
     /// The worker of each queue, by the queue's number.
     pub map: Vec<usize>,
-    /// How they are polled.
+    /// Their polling.
     pub poll: PollPolicy,
-    /// How calls to the guest are coalesced.
+    /// Coalescing of calls to the guest.
     pub coalesce: Coalesce,
 }
 
-/// The settings of a device's queues, for its transport and for those who change them. A queue that starts uses the ones of that moment.
+/// The settings of a device's queues, shared by its transport and the verbs that change them. A starting queue uses the
+/// current ones.
 #[derive(Debug, Default)]
 pub struct SharedQueueSettings(Mutex<QueueSettings>);
 
@@ -33,7 +34,7 @@ impl SharedQueueSettings {
         self.lock().clone()
     }
 
-    /// Returns the worker of a queue: of one past the end of the map the one of its number.
+    /// Returns the worker of a queue; past the end of the map, the one of the queue's number.
     pub fn worker(&self, queue: usize) -> usize {
         self.lock().map.get(queue).copied().unwrap_or(queue)
     }
@@ -61,13 +62,13 @@ impl SharedQueueSettings {
     }
 }
 
-/// What became of a queue that was to move to another worker.
+/// Result of moving a queue to another worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueMove {
     /// The other worker serves it.
     Moved,
     /// No guest uses it: it starts at the other worker.
     AtStart,
-    /// It stays where it is: its requests in flight took longer than the time-out.
+    /// It stays: its requests in flight took longer than the time-out.
     Busy,
 }

@@ -1,5 +1,5 @@
-//! How much of its worker a channel may use, so that a slow disk does not hold up fast ones: operations in the context, and time in a
-//! turn. Pure, but for [`SubmitQuota`], which submits.
+//! Bounds of a channel's use of its worker (operations in the context, time in a turn), so that a slow disk does not
+//! delay fast ones. Pure, but for [`SubmitQuota`], which submits.
 
 use mqblk_core::DiskChannel;
 use mqblk_uring::UringContext;
@@ -11,7 +11,7 @@ const TURN_REQUESTS: usize = 64;
 /// While several channels are open, each gets at most this many bytes a turn: storage that copies inside `submit`, at some 10 GB/s, then
 /// holds up a turn for 0.1 ms.
 const CHANNEL_BYTES: u64 = 1 << 20;
-/// All of them together get this many bytes a turn; once these are spent, each of the others gets no more than a few small requests.
+/// All of them together get this many bytes a turn; then each of the others gets only a few small requests.
 const TURN_BYTES: u64 = 4 << 20;
 const MINIMUM_BYTES: u64 = 16 << 10;
 
@@ -19,7 +19,8 @@ const MINIMUM_BYTES: u64 = 16 << 10;
 const CONTEXT_SHARE: usize = 4;
 /// One in this many of the context's operations are for disks that have few in flight.
 const RESERVE: usize = 8;
-/// How many are few: one in this many of the context's operations, so that 32 disks fit in the reserve, but no more than keep storage busy.
+/// Definition of few: one in this many of the context's operations, so that 32 disks fit in the reserve, but no more
+/// than keep storage busy.
 const MINIMUM_SHARE: usize = 256;
 const LARGEST_MINIMUM: usize = 16;
 
@@ -28,18 +29,19 @@ const LARGEST_MINIMUM: usize = 16;
 pub(crate) struct Quota {
     /// Most requests outstanding, as configured; 0: any number.
     pub(crate) depth: u32,
-    /// Other disks are open on the worker.
+    /// True if other disks are open on the worker.
     pub(crate) shared: bool,
-    /// Other channels are busy.
+    /// True if other channels are busy.
     pub(crate) contended: bool,
 }
 
 impl Quota {
-    /// Returns how many of `waiting` requests may be offered to a channel with that many outstanding, when `room` of the context's
-    /// `capacity` operations are free.
+    /// Returns the number of `waiting` requests that may be offered to a channel with `outstanding` ones, when `room`
+    /// of the context's `capacity` operations are free.
     ///
-    /// A channel at its limit gets nothing until an eighth of it is free, or a turn's worth, or enough for all that waits: planning,
-    /// stamping and moving a long plug for one request at a time would cost the other disks what the limit saves them.
+    /// A channel at its limit gets nothing until an eighth of it is free, or a turn's worth, or enough for all waiting
+    /// requests: planning, stamping and moving a long plug for one request at a time would cost the other disks what
+    /// the limit saves them.
     pub(crate) fn budget(self, waiting: usize, outstanding: usize, room: usize, capacity: usize) -> usize {
         let own = if self.depth == 0 { usize::MAX } else { self.depth as usize };
         let limit = if self.shared { own.min((capacity / CONTEXT_SHARE).max(1)) } else { own };
@@ -62,18 +64,18 @@ impl Quota {
 pub(crate) struct TurnBytes(u64);
 
 impl TurnBytes {
-    /// A turn begins.
+    /// Starts a turn.
     pub(crate) fn new() -> TurnBytes {
         TurnBytes(TURN_BYTES)
     }
 
     /// Returns the next channel's part.
     pub(crate) fn of_channel(self) -> ByteQuota {
-        // The first request is submitted whatever its length, unless other channels have spent the turn's bytes.
+        // The first request may have any length, unless other channels have spent the turn's bytes.
         ByteQuota { most: self.0.clamp(MINIMUM_BYTES, CHANNEL_BYTES), any_length: self.0 > 0 }
     }
 
-    /// A channel has submitted requests: `left` of its `quota` is left.
+    /// Subtracts the bytes that a channel has submitted: `left` of its `quota` is left.
     pub(crate) fn spend(&mut self, quota: ByteQuota, left: ByteQuota) {
         self.0 = self.0.saturating_sub(quota.most - left.most);
     }
@@ -83,7 +85,7 @@ impl TurnBytes {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ByteQuota {
     most: u64,
-    /// The next request is allowed whatever its length.
+    /// True if the next request may have any length.
     any_length: bool,
 }
 
@@ -91,7 +93,7 @@ impl ByteQuota {
     /// The quota of a worker's only channel: more than requests have bytes.
     pub(crate) const UNLIMITED: ByteQuota = ByteQuota { most: u64::MAX, any_length: true };
 
-    /// Takes all requests from the quota if they fit, whatever they do.
+    /// Takes all requests from the quota if they fit, for any operation.
     #[inline]
     fn take_all(&mut self, batch: &[AnyRequest]) -> bool {
         let sum = match batch {
@@ -119,7 +121,7 @@ impl ByteQuota {
     }
 }
 
-/// How much of a list may be submitted to a channel.
+/// The part of a list that may be submitted to a channel.
 pub(crate) struct SubmitQuota<'a> {
     /// Requests that may be submitted.
     pub(crate) most: usize,
@@ -130,7 +132,7 @@ pub(crate) struct SubmitQuota<'a> {
 }
 
 impl SubmitQuota<'_> {
-    /// Submits the head of `batch`. Returns how many were taken, and reduces the quota by as many.
+    /// Submits the head of `batch`. Returns the number of taken requests, and reduces the quota by it.
     #[inline]
     pub(crate) fn submit(
         &mut self,
@@ -166,13 +168,13 @@ impl SubmitQuota<'_> {
         }
         self.part.extend(batch.drain(..count));
         let taken = channel.submit(context, self.part, finished);
-        // Requests that were not taken go back to the head.
+        // Requests that were not taken return to the head.
         batch.splice(..0, self.part.drain(..));
         self.most = if taken == count { 0 } else { self.most - taken };
         taken
     }
 
-    /// Returns how many requests of the head of `batch` are allowed, and takes their bytes from the quota.
+    /// Returns the number of allowed requests at the head of `batch`, and takes their bytes from the quota.
     fn allowed(&mut self, batch: &[AnyRequest]) -> usize {
         let most = self.most.min(batch.len());
         let full = batch[..most].iter().position(|request| !self.bytes.take(request));
@@ -239,7 +241,7 @@ mod tests {
         AnyRequest { op: mqblk_core::Op::Read, start, len: mqblk_core::ByteLen(len), tag, buffer: None }
     }
 
-    /// Returns how many requests of this many bytes the quota allows, of 1000.
+    /// Returns the number of requests of this many bytes that the quota allows, of 1000.
     fn allowed(quota: &mut ByteQuota, len: u64) -> usize {
         (0..1000).take_while(|_| quota.take(&read(len))).count()
     }
@@ -254,7 +256,7 @@ mod tests {
             counts.push(allowed(&mut left, len));
             turn.spend(quota, left);
         }
-        // The fifth has what is left of 4 MiB: none, so it and the others get 16 KiB each, and no long request.
+        // Nothing of 4 MiB is left for the fifth, so it and the others get 16 KiB each, and no long request.
         assert_eq!(counts, [256, 8, 1, 1, 4, 0, 4]);
     }
 

@@ -1,4 +1,4 @@
-//! How control threads resume a stopped disk, and how a queue with parked requests is drained.
+//! Resuming a stopped disk by control threads, and draining a queue with parked requests.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -15,19 +15,19 @@ use crate::request::Buffer;
 use crate::runner::QueueRunner;
 use crate::worker::{LeftQueue, Worker};
 
-/// How a stopped disk's parked requests are handled.
+/// Handling of a stopped disk's parked requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resume {
-    /// They are carried out, in the order in which they came. Only a flush or durable write that failed behind the host's page cache fails:
-    /// what was lost with it is not known.
+    /// They are executed in the order of arrival. Only a flush or durable write that failed behind the host's page
+    /// cache fails: the lost data is unknown.
     Replay,
     /// They fail: each with its own error, those that were never tried with the one that stopped the disk.
     Report,
 }
 
 impl Engine {
-    /// Resumes a stopped disk, on all workers. Returns how many requests were parked; `None` when it is not stopped. A request that fails
-    /// again stops it again.
+    /// Resumes a stopped disk, on all workers. Returns the number of parked requests; `None` when it is not stopped. A
+    /// request that fails again stops it again.
     ///
     /// # Errors
     /// When a worker has ended, or does not respond: it resumes the disk when it does.
@@ -54,7 +54,7 @@ impl Worker {
         self.channels.resume(health, report);
     }
 
-    /// Returns the indexes of a queue's parked and throttled requests, without those of which some part is at the storage.
+    /// Returns the indexes of a queue's parked and throttled requests, except those with a part at the storage.
     pub(crate) fn unserved<Q>(&mut self, slot: u16, generation: u32) -> Vec<u16>
     where
         Q: GuestQueue<Context = UringContext>,
@@ -67,7 +67,7 @@ impl Worker {
         tags.chunk_by(|one, next| one == next).filter(|run| whole(run)).map(|run| run[0].index()).collect()
     }
 
-    /// Drops parked and throttled requests of a queue without completing them. Returns how many.
+    /// Drops parked and throttled requests of a queue without completing them. Returns their number.
     pub(crate) fn drop_unserved<Q>(
         &mut self,
         slot: u16,
@@ -105,9 +105,9 @@ impl<Q> QueueHandle<Q>
 where
     Q: GuestQueue<Context = UringContext>,
 {
-    /// Drains as [`drain`](Self::drain) does, but parked requests are dropped instead of failed, and throttled ones instead of waited for: for
-    /// an interface that records which requests are in flight, and a next daemon that replays them. `dropped` gets each, on the queue's worker: it drops the queue's state
-    /// for it and releases its buffer.
+    /// Drains as [`drain`](Self::drain) does, but drops parked and throttled requests instead of failing them or
+    /// waiting. For an interface that records its requests in flight, and a next daemon that replays them. `dropped`
+    /// gets each, on the queue's worker: it drops the queue's state for it and releases its buffer.
     ///
     /// # Errors
     /// When the worker has ended.

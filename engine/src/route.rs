@@ -1,4 +1,4 @@
-//! Where a queue's requests go.
+//! Routes of a queue's requests.
 
 use mqblk_core::units::in_range;
 use mqblk_core::{ByteLen, ByteOffset, DiskSlot, Op, Outcome, Tag};
@@ -8,7 +8,7 @@ use crate::channels::Channels;
 use crate::clock::Ticks;
 use crate::request::{AnyCompletion, AnyRequest};
 
-/// Where a queue's requests go: into the plugs of its disks, or straight back when they are refused.
+/// The target of a queue's requests: the plugs of its disks, or a completion if they are refused.
 pub(crate) struct SubmitContext<R> {
     /// The queue's slot.
     pub(crate) slot: u16,
@@ -27,11 +27,11 @@ pub(crate) trait Route {
     /// Completes a request that was refused.
     fn refuse(&mut self, ended: AnyCompletion);
 
-    /// Cancels requests, given by their disk and tag.
+    /// Cancels requests, by disk and tag.
     fn cancel(&mut self, picked: impl Iterator<Item = (DiskSlot, Tag)>);
 }
 
-/// To a queue's only disk, in a pull: its plug is looked up once per batch.
+/// The route to a queue's only disk, in a pull: its plug is looked up once per batch.
 pub(crate) struct ToOnlyDisk<'a> {
     disk: &'a AttachedDisk,
     plug: &'a mut Vec<AnyRequest>,
@@ -76,14 +76,14 @@ impl Route for ToOnlyDisk<'_> {
     }
 }
 
-/// To any of a queue's disks.
+/// The route to any of a queue's disks.
 pub(crate) struct ToDisks<'a> {
     pub(crate) disks: &'a AttachedDisks,
     pub(crate) channels: &'a mut Channels,
 }
 
 impl ToDisks<'_> {
-    /// Counts and logs a request that is completed with an error. One that was cancelled is none.
+    /// Counts and logs a request that is completed with an error. Ignores cancelled ones.
     #[cold]
     pub(crate) fn failed(&self, disk: DiskSlot, op: Op, start: ByteOffset, outcome: Outcome) {
         if outcome != Outcome::Aborted

@@ -30,7 +30,7 @@ pub(crate) trait AnyQueue: Any {
     fn pull(&mut self, context: &mut UringContext, submit: &mut SubmitContext<ToOnlyDisk<'_>>) -> PullResult;
     /// Pulls one batch of requests.
     fn pull_for_any(&mut self, context: &mut UringContext, submit: &mut SubmitContext<ToDisks<'_>>) -> PullResult;
-    /// Returns why the last pull found the ring broken.
+    /// Returns the reason if the last pull found the ring broken.
     fn why_broken(&self) -> &'static str;
     /// Handles a wake of the queue.
     fn woken(
@@ -39,12 +39,12 @@ pub(crate) trait AnyQueue: Any {
         submit: &mut SubmitContext<ToDisks<'_>>,
         running: bool,
     ) -> Result<(), &'static str>;
-    /// Records when requests are submitted to the storage: those of the queue in this slot, up to the first one of another queue. Returns how
-    /// many.
+    /// Records the submission of requests to the storage: those of the queue in this slot, up to the first one of
+    /// another queue. Returns their number.
     fn submitted(&mut self, slot: u16, requests: &[AnyRequest], now: Ticks) -> usize;
-    /// Finishes completed requests, those of this queue up to the first one of another queue, and admits the next steps of multi-step commands.
-    /// Returns how many. With `publish` also [publishes](Self::publish) them if they are all that were completed, and nothing was completed by
-    /// that: in one call, because it is what most turns end with.
+    /// Finishes completed requests, those of this queue up to the first one of another queue, and admits the next steps
+    /// of multi-step commands. Returns their number. With `publish` it also [publishes](Self::publish) them if they are
+    /// all completed ones and the finish has completed no others: one call, because most turns end so.
     fn complete(
         &mut self,
         context: &mut UringContext,
@@ -52,9 +52,10 @@ pub(crate) trait AnyQueue: Any {
         submit: &mut SubmitContext<ToDisks<'_>>,
         publish: Option<&mut Clock>,
     ) -> (usize, Option<AfterPublish>);
-    /// Publishes what was finished, and calls the guest if it asked for that. Restarts the poll window. Reads the clock.
+    /// Publishes the finished requests, and calls the guest if it asked for a call. Restarts the poll window. Reads the
+    /// clock.
     fn publish(&mut self, finished: Ticks, clock: &mut Clock) -> AfterPublish;
-    /// Returns true if the last publish has disarmed the queue, which is to be polled again. Once.
+    /// Returns true, once, if the last publish has disarmed the queue, which must be polled again.
     fn take_resumed(&mut self) -> bool;
     /// Returns when the deferred call is due, if there is one.
     fn call_due(&self) -> Option<Ticks>;
@@ -64,7 +65,8 @@ pub(crate) trait AnyQueue: Any {
     fn poll_or_arm(&mut self, now: Ticks, is_wanted: bool) -> IdleResult;
     /// Handles a kick: disarms the queue, which is polled from here on.
     fn kicked(&mut self, now: Ticks);
-    /// Changes how it is polled and how its calls are deferred. It is disarmed, and polled from here on. A deferred call is sent.
+    /// Changes how it is polled and how its calls are deferred. Disarms the queue, which is polled from here on. Sends
+    /// a deferred call.
     fn set_polling(&mut self, poll: PollPolicy, coalesce: Coalesce, now: Ticks);
     /// Returns the number of requests in flight, including those that the queue has blocked.
     fn in_flight(&self) -> usize;
@@ -86,7 +88,7 @@ pub(crate) trait AnyQueue: Any {
     fn leave(self: Box<Self>, context: &mut UringContext) -> Box<dyn Any + Send>;
 }
 
-/// What a pull resulted in.
+/// Result of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PullResult {
     /// No request.
@@ -99,12 +101,12 @@ pub(crate) enum PullResult {
     Broken,
 }
 
-/// What a publish leaves to its worker.
+/// The worker's remaining work after a publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AfterPublish {
     /// Nothing.
     Nothing,
-    /// A call is [deferred](AnyQueue::call_due), or the queue [is to be polled again](AnyQueue::take_resumed).
+    /// A call is [deferred](AnyQueue::call_due), or the queue [must be polled again](AnyQueue::take_resumed).
     More,
 }
 
@@ -116,27 +118,27 @@ pub(crate) struct QueueRunner<Q: GuestQueue> {
     latency: Box<QueueLatency>,
     /// Counters by disk, once the queue has had more than the first disk.
     per_disk: Option<Box<PerDisk>>,
-    /// The queue has or had the first disk.
+    /// True if the queue has or had the first disk.
     has_first: bool,
-    /// The last requests that are finished and whose latencies are not recorded yet; none of them: 0 times.
+    /// The last finished requests whose latencies are not recorded yet; 0 times if there are none.
     ended: EndedRequests,
-    /// Those before, that differ from it.
+    /// Earlier ones that differ from it.
     ended_before: Vec<EndedRequests>,
     calls: CallCoalescer,
     poll: PollState,
-    /// Since when requests have been in flight; [`NOT_BUSY`] if none are.
+    /// Time since which requests have been in flight; [`NOT_BUSY`] if none are.
     busy_since: Ticks,
     options: RunnerOptions,
-    /// A publish has disarmed the queue, and its worker does not know yet that it is to be polled again.
+    /// True if a publish has disarmed the queue, and its worker does not know yet that it must be polled.
     resumed: bool,
-    /// Why the ring was found to be broken.
+    /// The reason why the ring is broken.
     why_broken: &'static str,
 }
 
-/// Not before any time.
+/// Later than any time.
 const NOT_BUSY: Ticks = Ticks(u64::MAX);
 
-/// How a queue is polled and its guest called.
+/// Polling and calls of a queue.
 #[derive(Clone, Copy)]
 pub(crate) struct RunnerOptions {
     pub(crate) poll: PollPolicy,
@@ -194,7 +196,7 @@ impl<Q: GuestQueue<Context = UringContext>> QueueRunner<Q> {
 }
 
 impl<Q: GuestQueue> QueueRunner<Q> {
-    /// Returns how many parts of the request with this index have not completed.
+    /// Returns the number of parts of the request with this index that have not completed.
     pub(crate) fn parts_left(&self, index: u16) -> Option<usize> {
         Some(self.tags.get(index)?.remaining.into())
     }
@@ -221,7 +223,7 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         AfterPublish::More
     }
 
-    /// As [`publish`](AnyQueue::publish). `lone`: a request that has ended and is not noted, of a queue of one disk.
+    /// As [`publish`](AnyQueue::publish). `lone`: an ended request that is not noted, of a queue of one disk.
     #[inline(always)] // few callers, each of which knows whether there is one
     fn publish_with(&mut self, lone: Option<EndedRequests>, finished: Ticks, clock: &mut Clock) -> AfterPublish {
         self.poll.active(self.tags.in_flight() > 0, finished);
@@ -298,7 +300,7 @@ impl<Q: GuestQueue<Context = UringContext>> AnyQueue for QueueRunner<Q> {
             && self.per_disk.is_none()
             && let Some(ended) = self.finish_lone(context, done, submit)
         {
-            // What has ended is recorded from registers, if it is published now.
+            // Ended requests are recorded from registers, if they are published now.
             return match publish {
                 Some(clock) if !submit.route.channels.has_aside() => {
                     let finished = clock.now();

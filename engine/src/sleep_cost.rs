@@ -1,7 +1,8 @@
-//! What it costs to sleep instead of polling: 20 us on one machine, 100 us and more on another. Measured once, before the workers start.
+//! The cost of sleeping instead of polling: 20 us on one machine, 100 us and more on another. Measured once, before the
+//! workers start.
 //!
-//! It is two round trips between threads that both sleep. One is what passes when a worker sleeps and a guest that waits wakes it. The other is the guest's loss: it
-//! is not served meanwhile, so that its own thread sleeps too.
+//! It is two round trips between threads that both sleep. One passes when a worker sleeps and a waiting guest wakes it.
+//! The other is the guest's loss: it is not served meanwhile, so that its own thread sleeps too.
 
 use std::ops::RangeInclusive;
 use std::sync::OnceLock;
@@ -10,17 +11,19 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::thread::spawn;
 
-/// What is believed, in nanoseconds: a host may be busy just then, and a virtual machine's CPUs all awake.
+/// Accepted results, in nanoseconds: the host may be busy during the measurement, or a virtual machine's CPUs all
+/// awake.
 const BELIEVED: RangeInclusive<u64> = 10_000..=100_000;
 
-/// Round trips that are measured, how long the threads sleep before each, so that their CPUs halt, and the time after which the measurement ends early.
+/// Measured round trips, the sleep of the threads before each, so that their CPUs halt, and the time after which the
+/// measurement ends early.
 const ROUND_TRIPS: usize = 16;
 const ASLEEP: Duration = Duration::from_micros(100);
 const AT_MOST: Duration = Duration::from_millis(20);
 
 static SLEEP_NS: OnceLock<u64> = OnceLock::new();
 
-/// Measures it, if that has not been done yet.
+/// Measures it once.
 pub(crate) fn measure() {
     SLEEP_NS.get_or_init(|| {
         let ns = round_trip_ns().map_or(0, |ns| 2 * ns).clamp(*BELIEVED.start(), *BELIEVED.end());
@@ -29,12 +32,13 @@ pub(crate) fn measure() {
     });
 }
 
-/// Returns what was measured, in nanoseconds; the least where it was not.
+/// Returns the measured cost, in nanoseconds; the lowest accepted one without a measurement.
 pub(crate) fn get() -> u64 {
     SLEEP_NS.get().copied().unwrap_or(*BELIEVED.start())
 }
 
-/// Returns the median time in which a thread that sleeps is woken and wakes the one that waits for it. `None`: there was no second thread.
+/// Returns the median time in which a sleeping thread is woken and wakes the one that waits for it. `None`: no second
+/// thread could be started.
 fn round_trip_ns() -> Option<u64> {
     let (wake, woken) = sync_channel::<()>(1);
     let (answer, answered) = sync_channel::<()>(1);

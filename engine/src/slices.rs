@@ -1,9 +1,9 @@
-//! Long requests reach the storage in slices, so that one of them does not hold up a worker's other disks: a read of 1 GiB that the
-//! storage copies inside `submit` would take 0.1 s and more.
+//! Long requests reach the storage in slices, so that they do not delay a worker's other disks: a read of 1 GiB that
+//! the storage copies inside `submit` would take 0.1 s and more.
 //!
-//! A [`SlicedChannel`] stands between a backend's channel and everything that knows requests (guard, plug, queues): these see the whole
-//! request, the backend sees slices. Slices of several long requests take turns. All channels of a worker share the bytes of slices that
-//! one turn may submit.
+//! A [`SlicedChannel`] stands between a backend's channel and the guard, plug and queues: these see the whole request,
+//! the backend sees slices. Slices of several long requests alternate. All channels of a worker share the bytes of
+//! slices that one turn may submit.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -32,13 +32,13 @@ const TURN_SLICES: u64 = DATA_SLICE;
 pub(crate) struct SliceBudget(Rc<Cell<u64>>);
 
 impl SliceBudget {
-    /// A turn begins.
+    /// Starts a turn.
     #[inline]
     pub(crate) fn renew(&self) {
         self.0.set(TURN_SLICES);
     }
 
-    /// Returns true if nothing was submitted of it in this turn.
+    /// Returns true if none of it was used in this turn.
     pub(crate) fn is_full(&self) -> bool {
         self.0.get() == TURN_SLICES
     }
@@ -62,7 +62,7 @@ struct SliceLengths {
 
 impl SliceLengths {
     fn new(options: &PlugOptions, limits: &Limits) -> SliceLengths {
-        // A merged request is as long as the user wants it.
+        // The user configures the length of merged requests.
         let data = DATA_SLICE.max(options.merge_bytes.0);
         if limits.cost_per_request {
             // Storage of requests with a cost executes these outside of the worker.
@@ -83,7 +83,7 @@ impl SliceLengths {
     }
 }
 
-/// A request that is submitted in slices.
+/// A request submitted in slices.
 #[derive(Debug)]
 struct LongRequest {
     op: Op,
@@ -91,7 +91,7 @@ struct LongRequest {
     len: u64,
     tag: Tag,
     buffer: Option<Buffer>,
-    /// Bytes of it that were submitted.
+    /// Submitted bytes of it.
     submitted: u64,
     /// Slices at the channel.
     outstanding: u32,
@@ -100,7 +100,7 @@ struct LongRequest {
 }
 
 impl LongRequest {
-    /// Returns true if slices of it are still to be submitted.
+    /// Returns true if it has slices to submit.
     fn has_more(&self) -> bool {
         self.failed.is_none() && self.submitted < self.len
     }
@@ -120,12 +120,12 @@ pub(crate) struct SlicedChannel {
     /// Long requests, by the index in the tags of their slices.
     long: Vec<Option<LongRequest>>,
     free: Vec<u16>,
-    /// Indexes of those with slices to submit; the first is next.
+    /// Indexes of the long requests with slices to submit; the first is next.
     turns: VecDeque<u16>,
     /// Slices at the channel.
     outstanding: usize,
-    /// When to go on with the slices if nothing completes meanwhile: at once, if the turn's budget was spent. A channel that refuses a
-    /// slice completes something before it takes one.
+    /// Time to continue with the slices if nothing completes meanwhile: at once, if the turn's budget was spent. A
+    /// channel that refuses a slice completes something before it takes one.
     retry: Option<Instant>,
     /// The slice that is being submitted; kept for its capacity.
     slice: Vec<AnyRequest>,
@@ -152,7 +152,7 @@ impl SlicedChannel {
         }
     }
 
-    /// Uses other options. Slices that are at the channel stay as they are.
+    /// Uses other options. Slices at the channel are unchanged.
     pub(crate) fn set_options(&mut self, options: &PlugOptions, limits: &Limits) {
         self.lengths = SliceLengths::new(options, limits);
     }
@@ -168,7 +168,7 @@ impl SlicedChannel {
         self.long.len() == self.free.len()
     }
 
-    /// Takes the long requests of a batch, and submits the others. Returns how many were taken.
+    /// Takes the long requests of a batch, and submits the others. Returns the number of taken requests.
     #[cold]
     fn submit_long(
         &mut self,
@@ -182,7 +182,7 @@ impl SlicedChannel {
         for request in batch.extract_if(.., long).collect::<Vec<_>>() {
             match self.take_index() {
                 Some(index) => self.begin(context, index, request, finished),
-                // It is as long as the backend can do; the other long requests go first.
+                // It has the backend's longest length; the other long requests go first.
                 None => batch.push(request),
             }
         }

@@ -1,5 +1,5 @@
-//! Statistics of a device's queues over all their attachments: a guest that resets its device, a VMM or a frontend that reconnects, does
-//! not reset them.
+//! Statistics of a device's queues over all their attachments: a reset of the device, or a reconnect of a VMM or
+//! frontend, does not reset them.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -58,7 +58,7 @@ impl StatsRegistry {
         }
     }
 
-    /// Returns how many queues are attached.
+    /// Returns the number of attached queues.
     pub fn attached_count(&self) -> usize {
         self.lock().iter().filter(|history| history.current.is_some()).count()
     }
@@ -75,8 +75,8 @@ impl StatsRegistry {
         before.for_each(|before| before.disks.retain(|disk| disk.slot != slot));
     }
 
-    /// Returns the statistics of each queue, from the workers'. `None` when these were read while a queue was attached or detached, so that
-    /// it is missing: read them again.
+    /// Returns the statistics of each queue, from the workers'. `None` if a queue is missing, because it was attached
+    /// or detached while these were read: read them again.
     pub fn report(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         let histories = self.lock();
         let total = |history: &QueueHistory| {
@@ -89,7 +89,7 @@ impl StatsRegistry {
         histories.iter().map(total).collect()
     }
 
-    /// Returns the statistics of each queue over its earlier attachments, without the current one. Asks no worker.
+    /// Returns the statistics of each queue over its earlier attachments, without the current one. Queries no worker.
     pub fn earlier(&self) -> Vec<QueueStats> {
         self.lock().iter().map(|history| history.earlier.clone().unwrap_or_default()).collect()
     }

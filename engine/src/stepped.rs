@@ -16,8 +16,9 @@ use crate::queue_options::{QueueDisk, QueueOptions};
 use crate::resume::Resume;
 use crate::worker::Worker;
 
-/// A worker whose turns are run one by one, on the thread that created it: for simulations, and for counting what a turn costs. Its
-/// turns are those of a worker thread. It never sleeps; queues are served without kicks until [`arm`](Self::arm) arms them.
+/// A worker whose turns are run one by one, on the thread that created it: for simulations, and for measuring the cost
+/// of a turn. Its turns are the same as a worker thread's. It never sleeps; queues are served without kicks until
+/// [`arm`](Self::arm) arms them.
 #[derive(Debug)]
 pub struct SteppedWorker {
     worker: Worker,
@@ -59,8 +60,8 @@ impl SteppedWorker {
         Ok(SteppedQueue { slot, generation })
     }
 
-    /// Does what a worker thread does after an idle turn: arms the queues whose poll window has closed. Returns true if the thread would
-    /// sleep now, until a kick, a message or a completion.
+    /// Arms the queues whose poll window has closed, as a worker thread does after an idle turn. Returns true if the
+    /// thread would sleep now, until a kick, a message or a completion.
     pub fn arm(&mut self) -> bool {
         matches!(self.worker.poll_or_arm(), IdleDecision::Sleep)
     }
@@ -86,7 +87,8 @@ impl SteppedWorker {
         left
     }
 
-    /// Resumes a stopped disk, as [`Engine::resume`](crate::Engine::resume) does. Returns how many requests were parked.
+    /// Resumes a stopped disk, as [`Engine::resume`](crate::Engine::resume) does. Returns the number of parked
+    /// requests.
     pub fn resume(&mut self, health: &Arc<DiskHealth>, how: Resume) -> Option<u64> {
         let parked = health.stats().parked;
         let outcome = health.clear_stop()?;
@@ -94,12 +96,13 @@ impl SteppedWorker {
         Some(parked)
     }
 
-    /// Uses the limits that disks and groups have now, as [`Engine::disks_changed`](crate::Engine::disks_changed) has workers do.
+    /// Uses the current limits of disks and groups, as workers do after
+    /// [`Engine::disks_changed`](crate::Engine::disks_changed).
     pub fn disks_changed(&mut self) {
         self.worker.channels.reload_settings();
     }
 
-    /// Returns for how long the worker would sleep if nothing arrived, as far as its disks are concerned; `None`: for ever.
+    /// Returns the longest sleep of the worker by its disks' deadlines; `None`: unlimited.
     pub fn sleep_time(&mut self) -> Option<Duration> {
         self.worker.channels.begin_sleep();
         let deadline = self.worker.channels.deadline();

@@ -9,9 +9,9 @@ use crate::clock::Ticks;
 /// Timestamps of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Timestamps {
-    /// It was taken off the ring.
+    /// Time at which it was taken off the ring.
     pub pulled: Ticks,
-    /// It was submitted to the storage.
+    /// Time at which it was submitted to the storage.
     pub submitted: Ticks,
 }
 
@@ -24,17 +24,18 @@ struct Slot<T> {
     remaining: u16,
     op: Op,
     disk: DiskSlot,
-    /// Where its first range starts.
+    /// Start of its first range.
     start: ByteOffset,
     stamps: Timestamps,
-    /// The first failure, or the length done so far. Not used for a request of one part, which ends with that part's outcome.
+    /// The first failure, or the length done so far. Not used for a request of one part, which ends with the part's
+    /// outcome.
     outcome: Outcome,
 }
 
 /// A copy of the entry of a request in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TagEntry {
-    /// The disk that it is for.
+    /// Its disk.
     pub disk: DiskSlot,
     /// Its operation.
     pub op: Op,
@@ -64,7 +65,7 @@ impl<T> Slot<T> {
 /// An index that no request has.
 pub(crate) const NO_TAG: u16 = u16::MAX;
 
-/// Slots for `depth` requests. A slot is allocated when its number of requests is in flight for the first time.
+/// Slots for `depth` requests. A slot is allocated when the number of requests in flight first reaches it.
 #[derive(Debug)]
 pub(crate) struct TagTable<T> {
     slots: Vec<Slot<T>>,
@@ -206,7 +207,7 @@ impl<T> TagTable<T> {
         self.slots.get(usize::from(index)).map(|slot| (slot.op, slot.stamps))
     }
 
-    /// Returns true for a request of one part with this operation, whatever its flags, and these timestamps.
+    /// Returns true for a request of one part with this operation, with any flags, and these timestamps.
     #[inline]
     pub(crate) fn is_single(&self, index: u16, op: Op, stamps: Timestamps) -> bool {
         self.slots.get(usize::from(index)).is_some_and(|slot| {
@@ -217,7 +218,8 @@ impl<T> TagTable<T> {
         })
     }
 
-    /// Completes one part. With the last part returns the request's operation, outcome and timestamps: the request is to [end](Self::end).
+    /// Completes one part. With the last part returns the request's operation, outcome and timestamps: the caller
+    /// [ends](Self::end) the request.
     #[inline]
     pub(crate) fn complete_part(&mut self, index: u16, outcome: Outcome) -> Option<(Op, Outcome, Timestamps)> {
         let slot = self.slots.get_mut(usize::from(index))?;
@@ -298,7 +300,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain map: every token comes out once, in-flight counts agree, a full table refuses.
+        /// Compared with a plain map: every token is returned once, in-flight counts agree, a full table refuses.
         #[test]
         fn behaves_like_a_map(steps in proptest::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..200)) {
             let mut tags = TagTable::new(8);

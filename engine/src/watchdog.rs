@@ -56,7 +56,7 @@ impl Drop for Watchdog {
     }
 }
 
-/// A worker, and the query that it has not replied to.
+/// A worker, and the query without a reply.
 struct WatchedWorker {
     mailbox: Mailbox<Worker>,
     pending: Option<(Instant, Receiver<Vec<Age>>)>,
@@ -109,7 +109,7 @@ struct Monitor {
     long: Duration,
     list: Weak<WorkerList>,
     workers: Vec<WatchedWorker>,
-    /// Disks with a request that hangs, by the address of their health, and since when.
+    /// Disks with a request that hangs, by the address of their health, and the start of the hang.
     hung: HashMap<usize, (Arc<DiskHealth>, Instant)>,
 }
 
@@ -143,7 +143,7 @@ impl Monitor {
         self.log_changes(&ages, all);
     }
 
-    /// Logs disks that began to hang, and those that do not any more. `all`: all workers have replied, so that a disk without an age has
+    /// Logs disks that began or ceased to hang. `all`: all workers have replied, so that a disk without an age has
     /// nothing in flight.
     fn log_changes(&mut self, ages: &HashMap<usize, Age>, all: bool) {
         for (key, age) in ages.iter().filter(|(_, age)| age.oldest >= self.long && !age.health.is_stopped()) {

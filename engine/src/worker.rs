@@ -1,5 +1,6 @@
-//! A worker's turn: pull a bounded batch from each queue, submit once per channel, reap, finish, publish once per queue, call each guest
-//! at most once. If nothing happened: poll on while a window is open, all the time or by a timer, else arm, check again, and sleep.
+//! A worker's turn: pull a bounded batch from each queue, submit once per channel, reap, finish, publish once per
+//! queue, call each guest at most once. If nothing happened: continue to poll while a window is open, continuously or
+//! by a timer, else arm, check again, and sleep.
 
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
@@ -40,7 +41,7 @@ const MAX_MESSAGES: usize = 16;
 /// Most further pulls in one turn: a queue that completes requests itself fills no plug.
 const MAX_DEEP_PULLS: usize = 64;
 
-/// How often the mailbox is checked while the ring is too full to poll its eventfd.
+/// Interval at which the mailbox is checked while the ring is too full to poll its eventfd.
 const MAILBOX_CHECK: Duration = Duration::from_millis(1);
 
 /// Everything that one worker thread owns.
@@ -48,29 +49,29 @@ pub(crate) struct Worker {
     pub(crate) context: UringContext,
     pub(crate) clock: Clock,
     pub(crate) channels: Channels,
-    /// Boxed, so that one is found by its slot in a few instructions.
+    /// Boxed, so that a lookup by slot takes a few instructions.
     pub(crate) queues: Vec<Option<Box<AttachedQueue>>>,
     poll_list: PollList,
     client: mqblk_uring::ClientId,
     pub(crate) mailbox: MailboxReceiver<Worker>,
-    /// The ring polls the mailbox's eventfd.
+    /// True if the ring polls the mailbox's eventfd.
     mailbox_polled: bool,
-    /// Completions that are being given to their queues.
+    /// Completions on their way to their queues.
     completing: Vec<AnyCompletion>,
-    /// Queues that were woken, by slot and generation; kept for its capacity.
+    /// Woken queues, by slot and generation; kept for its capacity.
     woken_queues: Vec<(u16, u32)>,
-    /// A disk of some queue is being closed.
+    /// True if a disk of some queue is being closed.
     closing: bool,
     /// Slots of queues that drain.
     draining: Vec<u16>,
-    /// A disk is being closed, or a queue drains.
+    /// True if a disk is being closed, or a queue drains.
     leaving: bool,
     /// Slots of queues with completions to publish.
     dirty: Vec<u16>,
-    /// Slots of queues with a deferred call, and when it is due.
+    /// Slots of queues with a deferred call, and its due time.
     deferred_calls: Vec<(u16, Ticks)>,
     offers: CpuOffers,
-    /// A window of a polled queue is open. Where none is, the worker sleeps in a moment, or its CPU is its own.
+    /// True if a window of a polled queue is open. Otherwise the worker sleeps soon, or its CPU is its own.
     offers_cpu: bool,
     counters: WorkerStats,
     /// Slots of queues to pull from again in this turn.
@@ -129,7 +130,7 @@ impl Worker {
         }
     }
 
-    /// Between two idle turns: offers the CPU to other threads now and then.
+    /// Between two idle turns: offers the CPU to other threads from time to time.
     #[inline]
     fn poll_on(&mut self) {
         std::hint::spin_loop();
@@ -138,7 +139,7 @@ impl Worker {
         }
     }
 
-    /// Lets another thread that is ready to run have the CPU: often one of the guest that the worker polls for.
+    /// Yields the CPU to a thread that is ready to run: often one of the guest that the worker polls for.
     #[inline(never)]
     fn offer_cpu(&mut self) {
         let before = self.clock.now();
@@ -156,7 +157,7 @@ impl Worker {
         self.stopping = true;
     }
 
-    /// As [`stop`](Self::stop), unless it serves queues. Returns how many.
+    /// As [`stop`](Self::stop), unless it serves queues. Returns their number.
     pub(crate) fn stop_if_unused(&mut self) -> usize {
         let queues = self.queues.iter().flatten().count();
         self.stopping |= queues == 0;
@@ -172,7 +173,7 @@ impl Worker {
         if !self.deferred_calls.is_empty() {
             self.send_deferred_calls();
         }
-        // A number, to which is added: a flag would be loaded, combined and stored.
+        // Counted, not OR-ed: saves a load and a store.
         let mut happened = usize::from(self.read_signals());
         let pulled = match *self.poll_list.polled() {
             [only] => self.pull(only),
@@ -210,15 +211,15 @@ impl Worker {
         self.complete() || happened > 0
     }
 
-    /// Completions are unread after the channels with outstanding requests were reaped. Whether some were of channels; else they are kicks
-    /// and messages, which the next turn reads. Without this the worker would neither read them nor sleep.
+    /// Reaps idle channels with unread completions. Returns true if there were any; otherwise they are kicks and
+    /// messages, for the next turn. Without this the worker would neither read them nor sleep.
     #[cold]
     fn reap_unread(&mut self) -> bool {
         let before = self.context.unread_besides(self.client);
         if before > 0 {
             self.channels.reap_all(&mut self.context, &mut self.completing);
         }
-        // A turn follows even if no request has ended: a channel may take requests now that it did not take before.
+        // A turn follows even if no request has ended: a channel may now take requests that it refused before.
         self.context.unread_besides(self.client) < before
     }
 
@@ -266,7 +267,7 @@ impl Worker {
         let Some(attached) = queue_of(&mut self.queues, slot, generation).filter(|attached| !attached.frozen) else {
             return;
         };
-        // A queue that is about to move may take requests: another queue's barrier waits for those before it.
+        // A queue that is about to move may take requests: another queue's barrier waits for the earlier ones.
         let moves_running = matches!(attached.on_drained, Some(OnDrained::Move(Phase::Running, _)));
         let running = phase == Some(Phase::Running) || moves_running;
         let route = ToDisks { disks: &attached.disks, channels: &mut self.channels };
@@ -279,7 +280,7 @@ impl Worker {
         self.flush_pending();
     }
 
-    /// Sees to requests that were plugged outside of a pull, and to cancellations.
+    /// Flushes requests that were plugged outside of a pull, and cancellations.
     #[cold]
     fn flush_pending(&mut self) {
         if self.channels.flush_pending() {
@@ -354,8 +355,8 @@ impl Worker {
         }
     }
 
-    /// Pulls one batch from each polled queue. Returns true if one had requests. In a function of its own: a worker with one queue does not pay
-    /// for what a loop keeps.
+    /// Pulls one batch from each polled queue. Returns true if one had requests. Kept out of line: a worker with one
+    /// queue does not pay for the loop's registers.
     #[inline(never)]
     fn pull_polled(&mut self) -> bool {
         let mut pulled = false;
@@ -389,7 +390,7 @@ impl Worker {
         true
     }
 
-    /// The same of a queue that has other disks than the first.
+    /// As [`pull`](Self::pull), for a queue that has other disks than the first.
     #[inline(never)]
     fn pull_for_any(&mut self, slot: u16) -> bool {
         let Some(attached) = self.queues[usize::from(slot)].as_mut() else { return false };
@@ -448,14 +449,14 @@ impl Worker {
         decision
     }
 
-    /// Sleeps until a kick, a message or a completion arrives, or a deadline passes; at most for so long.
+    /// Sleeps until a kick, a message or a completion arrives, or a deadline passes; for `at_most`.
     fn sleep(&mut self, at_most: Option<Duration>) {
         self.channels.begin_sleep();
         // A full channel has space again after its next completion, which arrives in the ring, or at its deadline.
         let storage = self.channels.deadline().map(|due| due.saturating_duration_since(Instant::now()));
         let calls = self.deferred_calls.iter().map(|(_, due)| *due);
         let clock = calls.min().map(|due| Duration::from_nanos(due.since(self.clock.last())));
-        // An eventfd that the ring does not poll is checked now and then.
+        // An eventfd that the ring does not poll is checked periodically.
         let eventfd = (!self.mailbox_polled).then_some(MAILBOX_CHECK);
         let wait =
             [at_most, storage, clock, eventfd].into_iter().flatten().min().map_or(Wait::Completion, Wait::AtMost);
@@ -509,7 +510,7 @@ impl Worker {
             if let Some(at) = channel {
                 self.channels.let_go(at, slot, false);
             }
-            // Otherwise it would wait for requests that are parked, or will be, until the disk is resumed.
+            // Otherwise it would wait for parked requests, present or future, until the disk is resumed.
             if let Some(at) = channel.filter(|at| !tags.is_empty() && self.channels.get(*at).guard.is_some()) {
                 self.channels.cancel(&mut self.context, at, &tags);
             }
@@ -545,7 +546,7 @@ impl Worker {
         }
     }
 
-    /// Changes how a queue is polled, and how its calls are deferred. Without a kick it is polled for ever.
+    /// Changes how a queue is polled, and how its calls are deferred. Without a kick it is always polled.
     pub(crate) fn set_polling(&mut self, slot: u16, generation: u32, poll: PollPolicy, coalesce: Coalesce) {
         let now = self.clock.now();
         let Some((attached, _)) = self.find(slot, generation) else { return };

@@ -17,7 +17,8 @@ use crate::mailbox::Mailbox;
 use crate::sleep_cost;
 use crate::worker::Worker;
 
-/// How long the workers have to end, and how often that is checked. One that waits in a system call or a page fault is left behind.
+/// Time for the workers to end, and the interval at which it is checked. A worker that waits in a system call or a page
+/// fault is abandoned.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 const END_CHECK: Duration = Duration::from_millis(1);
 
@@ -27,7 +28,7 @@ struct WorkerThread {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Why the last worker was not removed.
+/// Error of removing the last worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RemoveWorkerError {
     /// It is the only one.
@@ -45,7 +46,7 @@ pub enum RemoveWorkerError {
 #[derive(Default)]
 pub(crate) struct WorkerList {
     threads: Mutex<Vec<WorkerThread>>,
-    /// Read by those who attach a queue, until it is attached; written by those who remove a worker.
+    /// Locked for reading until a queue is attached; locked for writing to remove a worker.
     attaching: RwLock<()>,
 }
 
@@ -71,8 +72,8 @@ impl WorkerList {
         self.lock().iter().map(|worker| worker.mailbox.clone()).collect()
     }
 
-    /// Updates `followed`, which has something for each worker, to the workers that there are now: `make` makes it for one that is new, or in the
-    /// place of another.
+    /// Updates `followed`, a list with an entry for each worker, to the current workers: `make` makes the entry of a
+    /// worker that is new or replaces another.
     pub(crate) fn follow<T>(
         &self,
         followed: &mut Vec<T>,
@@ -107,7 +108,7 @@ impl WorkerList {
     /// Starts one more worker. Returns its number.
     ///
     /// # Errors
-    /// When a thread or its io_uring cannot be created; the text says which.
+    /// When a thread or its io_uring cannot be created; the text names it.
     pub(crate) fn add(&self, cpu: Option<usize>, context: UringOptions) -> std::io::Result<usize> {
         let _alone = self.begin_removal();
         // A worker itself may not start a thread.
@@ -121,7 +122,7 @@ impl WorkerList {
     /// Ends the last worker, which serves no queue.
     ///
     /// # Errors
-    /// When it serves one, is the only one, or does not respond: it goes on then.
+    /// When it serves one, is the only one, or does not respond: it continues then.
     pub(crate) fn remove_last(&self) -> Result<usize, RemoveWorkerError> {
         let _alone = self.begin_removal();
         let number = self.len() - 1;
@@ -139,7 +140,7 @@ impl WorkerList {
 }
 
 impl Drop for WorkerList {
-    /// Stops the workers. Queues that are still attached are cut off: their contexts cancel what is in flight.
+    /// Stops the workers. Queues that are still attached are cut off: their contexts cancel operations in flight.
     fn drop(&mut self) {
         let threads = std::mem::take(&mut *self.lock());
         for worker in &threads {
@@ -149,7 +150,7 @@ impl Drop for WorkerList {
     }
 }
 
-/// Waits for threads that were told to stop. `first`: the number of the first.
+/// Waits for threads that have been stopped. `first`: the number of the first.
 fn end(threads: Vec<WorkerThread>, first: usize) {
     let deadline = Instant::now() + END_TIMEOUT;
     for (number, worker) in (first..).zip(threads) {

@@ -7,7 +7,7 @@ use super::{Channels, OpenChannel, PLUG_ROOM};
 use crate::plug::Merger;
 
 impl OpenChannel {
-    /// Uses the disk's current plug options. Requests that are merged already stay so.
+    /// Uses the disk's current plug options. Merged requests stay merged.
     fn reload_plug(&mut self) {
         let Some(options) = self.health.plug().filter(|options| *options != self.options) else { return };
         let (limits, geometry) = (self.disk.limits(), self.disk.geometry());
@@ -25,7 +25,7 @@ impl OpenChannel {
         self.channel.outstanding()
     }
 
-    /// Returns true if its merger merges nothing more.
+    /// Returns true if its merger is retired.
     fn has_retired_merger(&self) -> bool {
         self.merger.as_ref().is_some_and(|merger| merger.is_retired())
     }
@@ -46,7 +46,7 @@ impl Channels {
         self.drop_retired_mergers();
     }
 
-    /// Drops mergers that merge nothing more and have nothing left to do.
+    /// Drops retired mergers that have no requests left.
     #[cold]
     fn drop_retired_mergers(&mut self) {
         for open in self.open.iter_mut().flatten() {
@@ -55,7 +55,7 @@ impl Channels {
         self.retired = self.open.iter().flatten().any(|open| open.has_retired_merger());
     }
 
-    /// The worker is about to sleep: mergers without further use are dropped, and what idle disks have leased of their limits is given back.
+    /// Prepares a sleep: drops mergers without further use, and returns the leased tokens of idle disks.
     #[inline]
     pub(crate) fn begin_sleep(&mut self) {
         if self.retired {

@@ -9,7 +9,7 @@ use crate::errors::DiskHealth;
 use crate::request::Buffer;
 
 impl Channels {
-    /// Resumes a disk: repeats or fails what its guards have parked.
+    /// Resumes a disk: repeats or fails its guards' parked requests.
     pub(crate) fn resume(&mut self, health: &Arc<DiskHealth>, report: Option<mqblk_core::Outcome>) {
         let mut finished = std::mem::take(&mut self.completions);
         let mut pending = Vec::new();
@@ -31,7 +31,7 @@ impl Channels {
         self.completions = finished;
     }
 
-    /// Ends that: the queue is detached.
+    /// Ends [`begin_leave`](Self::begin_leave): the queue is detached.
     pub(crate) fn end_leave(&mut self, slot: u16) {
         for guard in self.all().filter_map(|(_, open)| open.guard.as_ref()) {
             guard.borrow_mut().end_leave(slot);

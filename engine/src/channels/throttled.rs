@@ -25,16 +25,16 @@ impl OpenChannel {
         self.throttle.iter().flat_map(|throttle| throttle.waiting_tags())
     }
 
-    /// Holds back what the limits do not allow, and plugs what they allow now.
+    /// Holds back requests that the limits do not allow, and plugs those that they allow now.
     #[inline(never)] // so that a disk without limits does not pay for it in registers
     pub(super) fn pass_throttle(&mut self) {
         if let Some(throttle) = &mut self.throttle {
-            // Those that waited are stamped when they are submitted, as those that the channel did not take before.
+            // Requests that waited are stamped at their submission, like those that the channel did not take before.
             self.left |= throttle.pass(&mut self.plug);
         }
     }
 
-    /// The plug has been offered: what is left of it has passed.
+    /// Called after the plug was offered: the rest of it has passed.
     #[inline]
     pub(super) fn end_pass_throttle(&mut self) {
         if let Some(throttle) = &mut self.throttle {
@@ -42,7 +42,7 @@ impl OpenChannel {
         }
     }
 
-    /// Cancels the chosen requests that are throttled. Those in the plug are cancelled by the caller next.
+    /// Cancels the chosen requests that are throttled. The caller then cancels those in the plug.
     pub(super) fn cancel_throttled(&mut self, chosen: impl Fn(Tag) -> bool, finished: &mut Vec<AnyCompletion>) {
         if let Some(throttle) = &mut self.throttle {
             let passed = &self.plug[..throttle.passed().min(self.plug.len())];
@@ -71,19 +71,19 @@ impl OpenChannel {
 }
 
 impl Channels {
-    /// Returns how many channels have requests that may pass their throttle now.
+    /// Returns the number of channels with requests that may pass their throttle now.
     #[cold]
     pub(super) fn due_throttles(&self) -> usize {
         self.busy().filter(|open| open.throttle.as_ref().is_some_and(|throttle| throttle.is_due())).count()
     }
 
-    /// Returns what idle disks have leased of their limits.
+    /// Returns the leased tokens of idle disks to their limits.
     pub(super) fn rest_throttles(&mut self) {
         let throttles = self.open.iter_mut().flatten().filter_map(|open| open.throttle.as_mut());
         throttles.for_each(|throttle| throttle.rest());
     }
 
-    /// The worker has slept: requests may pass whose time has come.
+    /// Ends a sleep: requests whose time has come may pass.
     #[inline]
     pub(crate) fn end_sleep(&mut self) {
         if self.throttles > 0 {
@@ -103,12 +103,12 @@ impl Channels {
         throttles.flat_map(|throttle| throttle.take_unserved(&chosen)).collect()
     }
 
-    /// Lets throttled requests of a queue go that leaves the worker; those that follow are not throttled.
+    /// Lets the throttled requests of a leaving queue pass; its later ones are not throttled.
     pub(crate) fn begin_leave_throttles(&mut self, slot: u16) {
         (0..self.open.len()).for_each(|at| self.let_go(at, slot, true));
     }
 
-    /// Ends that: the queue is detached, or stays.
+    /// Ends [`begin_leave_throttles`](Self::begin_leave_throttles): the queue is detached, or stays.
     pub(crate) fn end_leave_throttles(&mut self, slot: u16) {
         self.open
             .iter_mut()
@@ -117,7 +117,7 @@ impl Channels {
             .for_each(|throttle| throttle.end_leave(slot));
     }
 
-    /// Lets throttled requests of a queue go that are for the disk of a channel.
+    /// Lets a queue's throttled requests for the disk of a channel pass.
     pub(crate) fn let_go(&mut self, at: usize, slot: u16, leaving: bool) {
         let Some(open) = self.open.get_mut(at).and_then(Option::as_mut) else { return };
         if let Some(throttle) = &mut open.throttle {

@@ -8,7 +8,7 @@ use mqblk_core::{ByteOffset, Op, Outcome};
 /// Shortest time between two log lines about failed requests of a disk.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// A request that failed, and how.
+/// A failed request and its outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FailedRequest {
     pub(crate) outcome: Outcome,
@@ -84,7 +84,7 @@ impl FailureLog {
             self.followed += 1;
             return None;
         }
-        // Those before were of the time that has passed; without a caller of `summary` they are told here.
+        // Earlier failures belong to the past interval; without a call of `summary` they are reported here.
         let followed = std::mem::take(&mut self.followed);
         self.quiet_until = Some(now + INTERVAL);
         Some(if followed > 0 { FailureLine::Followed(followed + 1, request) } else { FailureLine::First(request) })
@@ -100,7 +100,7 @@ impl FailureLog {
         Some(FailureLine::Followed(std::mem::take(&mut self.followed), request))
     }
 
-    /// Returns true if failures have followed that no line has told.
+    /// Returns true if failures have followed that no line has reported.
     pub(super) fn has_untold(&self) -> bool {
         self.followed > 0
     }
@@ -110,7 +110,7 @@ impl FailureLog {
         self.total
     }
 
-    /// Returns the last failure, and when it was.
+    /// Returns the last failure and its time.
     pub(super) fn last(&self) -> Option<(FailedRequest, Instant)> {
         self.last
     }

@@ -1,5 +1,5 @@
-//! The guard stands between a worker's plugs and the channel of a disk that may stop or retry: it tracks each request at the channel,
-//! parks or repeats those that failed, and holds back those that come while the disk is stopped.
+//! The guard stands between a worker's plugs and the channel of a disk that may stop or retry. It tracks each request
+//! at the channel, parks or repeats those that failed, and holds back new ones while the disk is stopped.
 //!
 //! Disks whose errors are only reported have no guard. A merged request is never parked: it fails, so that the plug splits it, and its
 //! members are parked one by one. So a parked request can be cancelled or dropped without others.
@@ -17,11 +17,12 @@ use super::policy::{Disposition, is_lost, retry_delay};
 use crate::request::{AnyCompletion, AnyRequest, Buffer, MERGED_SLOT};
 use crate::slices::SlicedChannel;
 
-/// Most failed merged requests whose members keep the arrival number. Bounds the entries of members that never come, because they were
-/// cancelled.
+/// Most failed merged requests whose members keep the arrival number. Bounds the entries of members that never arrive
+/// because they were cancelled.
 const MAX_SPLITS: usize = 64;
 
-/// Wraps a channel in a guard and returns both. A disk whose errors are only reported gets its channel back as it is.
+/// Wraps a channel in a guard and returns both. Returns the channel unchanged for a disk whose errors are only
+/// reported.
 pub(crate) fn guarded(
     channel: SlicedChannel,
     health: &Arc<DiskHealth>,
@@ -32,7 +33,8 @@ pub(crate) fn guarded(
     }
     let guard = Guard {
         health: Arc::clone(health),
-        // Direct I/O bypasses the page cache, and pins the guest's memory. Storage without a volatile cache has nothing to lose.
+        // Direct I/O bypasses the page cache, and pins the guest's memory. Storage without a volatile cache loses
+        // nothing.
         cached: limits.volatile_cache && !limits.pins_memory,
         submitted: Vec::new(),
         free: Vec::new(),
@@ -60,10 +62,10 @@ struct SubmittedRequest {
     len: ByteLen,
     /// Its arrival number; 0: the entry is free.
     arrival: u64,
-    /// When it first failed, and how often it was repeated.
+    /// Time of its first failure, and the number of its repetitions.
     failed: Option<Instant>,
     tries: u32,
-    /// It was cancelled: it is completed whatever its outcome.
+    /// True if it was cancelled: it is completed with any outcome.
     cancelled: bool,
 }
 
@@ -76,9 +78,9 @@ struct HeldRequest {
     tries: u32,
     /// The failed outcome, if it was tried.
     outcome: Option<Outcome>,
-    /// It must not be repeated: see [`is_lost`].
+    /// True if it must not be repeated: see [`is_lost`].
     lost: bool,
-    /// When it is to be repeated.
+    /// Time of its next repetition.
     due: Option<Instant>,
 }
 
@@ -88,7 +90,7 @@ impl HeldRequest {
     }
 }
 
-/// A merged request that failed: its members come again next.
+/// A merged request that failed: its members follow.
 #[derive(Debug)]
 struct Split {
     op: Op,
@@ -101,9 +103,9 @@ struct Split {
 /// The state of a worker's guard of a disk.
 pub(crate) struct Guard {
     pub(crate) health: Arc<DiskHealth>,
-    /// The storage goes through the host's page cache.
+    /// True if the storage goes through the host's page cache.
     cached: bool,
-    /// Requests at the channel, by the tag that the channel sees.
+    /// Requests at the channel, by the channel's tag.
     submitted: Vec<SubmittedRequest>,
     free: Vec<u32>,
     arrivals: u64,
@@ -188,7 +190,7 @@ impl DiskChannel<UringContext> for GuardedChannel {
         guard.filter_completions(before, finished);
     }
 
-    /// Returns the requests that wait for storage: parked ones do not.
+    /// Returns the number of requests that wait for storage, without parked ones.
     fn outstanding(&self) -> u32 {
         let guard = self.guard.borrow();
         self.inner.outstanding() + (guard.waiting.len() + guard.repeats.len()) as u32
@@ -205,8 +207,8 @@ impl DiskChannel<UringContext> for GuardedChannel {
     }
 }
 
-/// A channel as the engine uses it. An enum: a dynamic call would cost each of a turn's calls some ten instructions.
-#[repr(u8)] // a byte of its own tells which it is
+/// A channel as the engine uses it. An enum: dynamic calls would cost about ten instructions each.
+#[repr(u8)] // a separate byte for the variant
 pub(crate) enum EngineChannel {
     /// Of a disk whose errors are only reported.
     Plain(SlicedChannel),
@@ -285,7 +287,7 @@ fn own_index(tag: Tag) -> usize {
 }
 
 impl Guard {
-    /// Returns a request's arrival number. Members of a failed merged request have that one's number.
+    /// Returns a request's arrival number. Members of a failed merged request have the number of that request.
     #[inline]
     fn arrival(&mut self, request: &AnyRequest) -> u64 {
         if !self.splits.is_empty()
@@ -311,7 +313,7 @@ impl Guard {
         Some(arrival)
     }
 
-    /// Tracks a request that is offered to the channel. Returns the tag that the channel sees.
+    /// Tracks a request that is offered to the channel. Returns the channel's tag.
     #[inline]
     fn track(&mut self, request: &AnyRequest, arrival: u64, failed: Option<Instant>, tries: u32) -> Tag {
         let AnyRequest { tag, op, start, len, .. } = *request;
@@ -425,7 +427,7 @@ impl Guard {
         self.splits.push(Split { op, start: start.0, end: start.0 + len.0, left: len.0, arrival });
     }
 
-    /// Returns true if new requests must wait: the disk is stopped, or it was and its parked requests are not resumed yet.
+    /// Returns true if new requests must wait: the disk is stopped, or its parked requests are not resumed yet.
     fn is_holding(&self) -> bool {
         self.health.is_stopped() || !self.parked.is_empty()
     }
@@ -479,7 +481,7 @@ impl Guard {
         context: &mut UringContext,
         finished: &mut Vec<AnyCompletion>,
     ) -> bool {
-        // One by one: if the first stops the disk again, the others are not tried.
+        // One by one: if one stops the disk again, the others are not tried.
         let mut batch = Vec::with_capacity(1);
         while let Some(held) = self.repeats.pop() {
             if self.health.is_stopped() {
@@ -513,8 +515,8 @@ impl Guard {
         finished.extend(self.repeats.extract_if(.., chosen).map(|held| held.complete(Outcome::Aborted)));
     }
 
-    /// Resumes the disk: repeats parked requests in the order of their arrival. With `report` all of them fail; those that were never tried
-    /// with that outcome.
+    /// Resumes the disk: repeats parked requests in the order of their arrival. With `report` all of them fail;
+    /// requests that were never tried fail with that outcome.
     pub(crate) fn resume(&mut self, report: Option<Outcome>, finished: &mut Vec<AnyCompletion>) {
         let parked = std::mem::take(&mut self.parked);
         self.health.unparked(parked.len());
@@ -529,8 +531,8 @@ impl Guard {
         self.queue_repeats(again);
     }
 
-    /// Completes a draining queue's parked and waiting requests: with their own error, or with the one that stopped the disk. Its requests
-    /// that fail from here on are completed.
+    /// Completes a draining queue's parked and waiting requests: with their own error, or with the one that stopped the
+    /// disk. Requests of it that fail later are completed.
     pub(crate) fn begin_leave(&mut self, slot: u16, finished: &mut Vec<AnyCompletion>) {
         if !self.leaving.contains(&slot) {
             self.leaving.push(slot);
@@ -545,7 +547,7 @@ impl Guard {
         }));
     }
 
-    /// Ends that: the queue is detached, and its slot may be reused.
+    /// Ends [`begin_leave`](Self::begin_leave): the queue is detached, and its slot may be reused.
     pub(crate) fn end_leave(&mut self, slot: u16) {
         self.leaving.retain(|leaving| *leaving != slot);
     }

@@ -18,21 +18,22 @@ const RETRY_LOG: Duration = Duration::from_secs(10);
 /// See [`failure_count`].
 static FAILURES: AtomicU64 = AtomicU64::new(0);
 
-/// Returns how many requests of all disks of the process were completed with an error: as long as it stays the same, no disk need be asked.
+/// Returns the number of requests of all disks of the process that were completed with an error. While it is unchanged,
+/// no disk need be queried.
 pub fn failure_count() -> u64 {
     FAILURES.load(Ordering::Relaxed)
 }
 
-/// A disk's name, its error policy, its limits, and whether it is stopped.
+/// A disk's name, its error policy, its limits, and its stop.
 #[derive(Debug, Default)]
 pub struct DiskHealth {
     name: String,
     policy: ErrorPolicy,
     limits: Arc<DiskLimits>,
-    /// How its requests are plugged, once that was changed.
+    /// Plug options, once changed.
     plug: Mutex<Option<PlugOptions>>,
     stopped: AtomicBool,
-    /// Why it is stopped, while it is.
+    /// Its stop, while it is stopped.
     stop: Mutex<Option<Stop>>,
     stops: AtomicU64,
     parked: AtomicU64,
@@ -42,7 +43,7 @@ pub struct DiskHealth {
     failures: Mutex<FailureLog>,
 }
 
-/// Why and since when a disk is stopped.
+/// Reason and time of a stop.
 #[derive(Clone, Copy, Debug)]
 struct Stop {
     request: FailedRequest,
@@ -52,7 +53,7 @@ struct Stop {
 /// A snapshot of a disk's health.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HealthStats {
-    /// Why it is stopped; `None` while it runs.
+    /// Its stop; `None` while it runs.
     pub stopped: Option<StopReport>,
     /// Parked requests.
     pub parked: u64,
@@ -62,18 +63,18 @@ pub struct HealthStats {
     pub retries: u64,
     /// Number of requests that were completed with an error.
     pub failed: u64,
-    /// The last of them, and how long ago it was.
+    /// The last of them, and its age.
     pub last_failure: Option<(String, Duration)>,
 }
 
-/// Why a disk is stopped.
+/// The stop of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopReport {
-    /// For how long.
+    /// Time since the stop.
     pub time: Duration,
-    /// What failed, and how.
+    /// The failed request and its error.
     pub why: String,
-    /// It was a lack of space.
+    /// True if it was a lack of space.
     pub no_space: bool,
 }
 
@@ -93,13 +94,13 @@ impl DiskHealth {
         &self.limits
     }
 
-    /// Returns how its requests are plugged, if that was [changed](Self::set_plug). Else each queue says it
+    /// Returns its plug options if they were [changed](Self::set_plug). Otherwise each queue has its own
     /// ([`QueueDisk::plug`](crate::QueueDisk)).
     pub fn plug(&self) -> Option<PlugOptions> {
         *lock(&self.plug)
     }
 
-    /// Changes how its requests are plugged. Workers use it once they have been [told](crate::Engine::disks_changed).
+    /// Changes its plug options. Workers use them after [`disks_changed`](crate::Engine::disks_changed).
     pub fn set_plug(&self, plug: PlugOptions) {
         *lock(&self.plug) = Some(plug);
     }
@@ -153,7 +154,8 @@ impl DiskHealth {
         tracing::error!(disk = %self.name, why = %why, "the disk is stopped: its requests are parked until `mqblk resume`");
     }
 
-    /// Clears the stop. Returns the outcome for parked requests that were never tried, should they fail now; `None` when it is not stopped.
+    /// Clears the stop. Returns the outcome for failing parked requests that were never tried; `None` when it is not
+    /// stopped.
     pub(crate) fn clear_stop(&self) -> Option<Outcome> {
         let mut stop = lock(&self.stop);
         let was = stop.take()?;
@@ -174,7 +176,7 @@ impl DiskHealth {
         self.parked.fetch_sub(less as u64, Ordering::Relaxed);
     }
 
-    /// Counts a repetition, and logs it unless one was logged lately.
+    /// Counts a repetition, and logs it unless one was logged recently.
     pub(crate) fn retried(&self, outcome: Outcome, op: Op, start: ByteOffset) {
         self.retries.fetch_add(1, Ordering::Relaxed);
         let mut logged = lock(&self.retry_logged);
@@ -188,7 +190,7 @@ impl DiskHealth {
         tracing::warn!(disk = %self.name, why = %why, "a request failed and is tried again for up to {} s", time.as_secs());
     }
 
-    /// Counts a request that is completed with an error, and logs it unless one was logged lately.
+    /// Counts a request that is completed with an error, and logs it unless one was logged recently.
     #[cold]
     pub(crate) fn failed(&self, outcome: Outcome, op: Op, start: ByteOffset) {
         FAILURES.fetch_add(1, Ordering::Relaxed);
@@ -196,8 +198,9 @@ impl DiskHealth {
         line.into_iter().for_each(|line| line.log(&self.name));
     }
 
-    /// Logs how many requests failed since the last line about them, once that is due; with `all` at once. To be called now and then while it
-    /// returns true, which says that more is to be told, and after [`failure_count`] has changed.
+    /// Logs the number of requests that failed since the last line about them, once that is due; with `all` at once.
+    /// Returns true if failures remain to be logged. Call it periodically while it returns true, and after
+    /// [`failure_count`] has changed.
     pub fn log_failures(&self, all: bool) -> bool {
         let mut failures = lock(&self.failures);
         let line = failures.summary(Instant::now(), all);

@@ -1,8 +1,8 @@
 //! The handling of requests that the storage failed: they are completed with the error, repeated for a while, or parked until the disk
 //! is resumed.
 //!
-//! `policy` is what a user configures, `health` is a disk's state that all its workers share, `failures` logs failed requests, `guard` applies the policy between a
-//! worker's plugs and its channel.
+//! `policy` is a user's configuration, `health` is the state of a disk that all its workers share, `failures` logs
+//! failed requests, `guard` applies the policy between a worker's plugs and its channel.
 
 mod failures;
 mod guard;

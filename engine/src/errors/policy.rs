@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mqblk_core::{Errno, Op, Outcome};
 
-/// How a request that the storage failed is handled.
+/// Handling of a request that the storage failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnError {
     /// It is completed with the error.
@@ -17,7 +17,7 @@ pub enum OnError {
     Retry(Duration),
 }
 
-/// How a request is handled for which the host's storage has no space.
+/// Handling of a request for which the host's storage has no space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnNoSpace {
     /// It is completed with the error.
@@ -89,7 +89,7 @@ impl OnNoSpace {
     }
 }
 
-/// What to do with a request that the channel has completed.
+/// Handling of a request that the channel has completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Disposition {
     /// Complete it.
@@ -106,7 +106,7 @@ impl ErrorPolicy {
         *self == ErrorPolicy::default()
     }
 
-    /// Returns what to do with a request of this outcome. `cached`: the storage goes through the host's page cache.
+    /// Returns the handling of a request of this outcome. `cached`: the storage goes through the host's page cache.
     pub(crate) fn disposition(&self, op: Op, outcome: Outcome, cached: bool) -> Disposition {
         match outcome {
             Outcome::NoSpace if self.on_enospc == OnNoSpace::Stop => Disposition::Stop,
@@ -123,9 +123,10 @@ impl ErrorPolicy {
     }
 }
 
-/// Returns true if a repetition could succeed although data was lost. After a failed writeback Linux may have marked pages clean that
-/// are not on the disk: the next sync succeeds without them. Which ones is not known, so the success of a flush or of a durable write
-/// proves nothing. A write without space was refused before any of it was in the page cache.
+/// Returns true if a repetition could succeed although data was lost. After a failed writeback Linux may have marked
+/// pages clean that are not on the disk: the next sync succeeds without them. The pages are unknown, so the success of
+/// a flush or of a durable write proves nothing. A write without space was refused before any of it was in the page
+/// cache.
 pub(crate) fn is_lost(op: Op, outcome: Outcome, cached: bool) -> bool {
     let durable = matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. });
     cached && (op == Op::Flush || (durable && outcome != Outcome::NoSpace))

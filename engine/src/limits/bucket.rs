@@ -1,32 +1,32 @@
 //! A token bucket that several workers draw from, without a lock and without a shared cache line for each request.
 //!
-//! Tokens are numbered as they accrue: at the rate of the limit, from the start of the clock. A worker draws a *lease*: it takes the next
-//! free numbers by one atomic operation, and may use each as soon as it has accrued. Tokens not accrued yet can be leased too, so workers
-//! that wait stand in a line, in the order in which they came: one that always runs cannot overtake one that sleeps until its time. The
-//! bucket keeps at most `depth` tokens that nobody has taken.
+//! Tokens are numbered as they accrue: at the rate of the limit, from the start of the clock. A worker draws a *lease*:
+//! it takes the next free numbers by one atomic operation, and may use each as soon as it has accrued. Tokens not
+//! accrued yet can be leased too, so waiting workers are served in the order of arrival: one that always runs cannot
+//! overtake one that sleeps until its time. The bucket keeps at most `depth` tokens that nobody has taken.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::io_limits::{IoLimit, LimitKind};
 
-/// Tokens of a request, where requests are counted: a lease may be of a part of one.
+/// Tokens of a request in limits of requests: a lease may be a part of one.
 const REQUEST_TOKENS: u64 = 1024;
 
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// The default depth is the rate of so long, and that of a burst's height too: long enough for a worker that is late.
+/// The default depth, also of a burst's height, in time at the rate: long enough for a late worker.
 const DEPTH_NS: u64 = NS_PER_S / 10;
 
-/// A debt is kept when a limit changes, as far as the new rate pays for it in this time.
+/// A change of a limit keeps as much debt as the new rate pays in this time.
 const LONGEST_DEBT_NS: u64 = 10 * NS_PER_S;
 
-/// Everybody who waits for a bucket gets a lease in about this time.
+/// Each waiter gets a lease of a bucket in about this time.
 const CYCLE_NS: u64 = 4_000_000;
 /// The smallest lease: a fraction of a request's tokens, or a number of bytes.
 const SMALLEST_PART: u64 = 16;
 const SMALLEST_BYTES: u64 = 512;
 
-/// A worker that sleeps until tokens accrue sleeps for at least so long, unless fewer are enough for all that waits.
+/// Shortest sleep of a worker until tokens accrue, unless fewer are enough for all waiting requests.
 const SLICE_NS: u64 = 100_000;
 
 /// On a cache line of its own, and its neighbour: CPUs fetch lines in pairs.
@@ -34,7 +34,7 @@ const SLICE_NS: u64 = 100_000;
 #[repr(align(128))]
 struct OwnLine(AtomicU64);
 
-/// Which of a limit's two rates a bucket enforces.
+/// The rate of a limit that a bucket enforces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BucketRole {
     /// The sustained rate.
@@ -55,9 +55,9 @@ pub(crate) struct Bucket {
     shift: u32,
     /// Most tokens that accrue while nobody takes them.
     depth: u64,
-    /// A request that costs more than the depth passes on credit. Not where others would have to pay for it.
+    /// True if a request that costs more than the depth passes on credit. False if others would have to wait for it.
     gives_credit: bool,
-    /// Tokens that were given back as used on credit, all of them so far.
+    /// Total of tokens returned as used on credit.
     debt: AtomicU64,
     /// The number of the next free token. Wraps.
     next: OwnLine,
@@ -69,7 +69,7 @@ const fn tokens(kind: LimitKind, amount: u64) -> u64 {
 }
 
 impl Bucket {
-    /// Returns the buckets of a limit, full. At the time `now_ns`.
+    /// Returns the buckets of a limit, full at the time `now_ns`.
     pub(crate) fn of_limit(
         kind: LimitKind,
         limit: IoLimit,
@@ -79,7 +79,7 @@ impl Bucket {
         let short = |rate: u64| of_time(tokens(kind, rate), DEPTH_NS).max(tokens(kind, 1));
         let (rate, burst) = (limit.rate, limit.burst);
         let above = burst.map_or(0, |burst| burst.rate.saturating_sub(rate).saturating_mul(burst.seconds.into()));
-        // What passes above the sustained rate while the burst lasts.
+        // The tokens above the sustained rate during the burst.
         let depth = short(rate).saturating_add(tokens(kind, above));
         let sustained = Bucket::new(kind, BucketRole::Sustained, rate, depth, now_ns);
         let height = burst.map(|burst| Bucket::new(kind, BucketRole::Height, burst.rate, short(burst.rate), now_ns));
@@ -117,32 +117,33 @@ impl Bucket {
         ((u128::from(now_ns) * u128::from(self.per_2_shift_ns)) >> self.shift) as u64
     }
 
-    /// Returns how many tokens are free now; negative when tokens are leased that have not accrued.
+    /// Returns the number of free tokens; negative when tokens are leased that have not accrued.
     pub(crate) fn level(&self, now_ns: u64) -> i64 {
         let level = self.accrued(now_ns).wrapping_sub(self.next.0.load(Ordering::Relaxed)) as i64;
         level.min(self.depth as i64)
     }
 
-    /// Sets how many tokens are free; negative: a debt, of which [`LONGEST_DEBT_NS`] is kept. For a bucket that nobody uses yet.
+    /// Sets the number of free tokens; negative: a debt, of which [`LONGEST_DEBT_NS`] is kept. For a bucket that nobody
+    /// uses yet.
     pub(crate) fn set_level(&self, level: i64, now_ns: u64) {
         let level = level.clamp(-self.longest_debt(), self.depth as i64);
         self.next.0.store(self.accrued(now_ns).wrapping_sub(level as u64), Ordering::Relaxed);
     }
 
-    /// Returns how many tokens are free now; negative: a debt. Those that are leased and have not accrued are none.
+    /// Returns the number of free tokens; negative: a debt. Leased tokens that have not accrued are no debt.
     pub(crate) fn balance(&self, now_ns: u64) -> i64 {
         let debt = i64::try_from(self.debt.load(Ordering::Relaxed)).unwrap_or(i64::MAX);
         self.level(now_ns).max(-debt)
     }
 
-    /// Returns the tokens that were used and have not accrued since: how many are missing until it is full.
+    /// Returns the used tokens that have not accrued since: the number missing until it is full.
     pub(crate) fn used(&self, now_ns: u64) -> u64 {
         // Levels are far from the ends of their type.
         (self.depth as i64 - self.balance(now_ns)).max(0) as u64
     }
 
-    /// Takes tokens that another process has used, of a debt as many as are kept when a limit changes. They may be more than there are: those
-    /// who draw wait for as long.
+    /// Takes tokens that another process has used, and as much debt as a change of a limit keeps. They may exceed the
+    /// free ones: later draws wait.
     pub(crate) fn charge(&self, tokens: u64, now_ns: u64) {
         let tokens = tokens.min(self.depth.saturating_add_signed(self.longest_debt()));
         self.take(tokens, now_ns);
@@ -175,7 +176,7 @@ impl Bucket {
         }
     }
 
-    /// Gives tokens back, or with a negative number takes those that were used on credit.
+    /// Returns tokens, or with a negative number takes those that were used on credit.
     fn give_back(&self, count: i64) {
         if count < 0 {
             self.debt.fetch_add(count.unsigned_abs(), Ordering::Relaxed);
@@ -189,20 +190,21 @@ impl Bucket {
         if self.kind.is_bandwidth() { bytes } else { REQUEST_TOKENS }
     }
 
-    /// Returns the tokens that requests of this many bytes cost.
+    /// Returns the cost of these requests in tokens.
     #[inline]
     fn demand(&self, demand: Demand) -> u64 {
         tokens(self.kind, if self.kind.is_bandwidth() { demand.bytes } else { demand.requests })
     }
 
-    /// Returns how many tokens must be there before a request of this cost may pass. One that costs more than the bucket holds passes when
-    /// it is full, on credit, if the bucket gives credit. Else it gathers them, in turns with the others.
+    /// Returns the number of tokens that a request of this cost needs to pass. One that costs more than the bucket
+    /// holds passes on credit when the bucket is full, if it gives credit. Otherwise it gathers them, alternating with
+    /// the others.
     #[inline]
     fn needed(&self, cost: u64) -> u64 {
         if self.gives_credit { cost.min(self.depth) } else { cost }
     }
 
-    /// Returns the tokens of the lease that each of this many get in turn.
+    /// Returns the tokens of the lease that each of this many workers gets in turn.
     pub(crate) fn quantum(&self, sharers: u64) -> u64 {
         let smallest = if self.kind.is_bandwidth() { SMALLEST_BYTES } else { REQUEST_TOKENS / SMALLEST_PART };
         (of_time(self.rate, CYCLE_NS) / sharers.max(1)).max(smallest)
@@ -214,7 +216,7 @@ impl Bucket {
         if missing == 0 {
             return now_ns;
         }
-        // Without what has accrued of the next token. 34 bits of seconds fit, whatever the rate.
+        // Without the accrued part of the next token. 34 bits of seconds fit at any rate.
         let part = (u128::from(now_ns) * u128::from(self.per_2_shift_ns)) & ((1 << self.shift) - 1);
         let scaled = u128::from(missing).checked_mul(1 << self.shift).map_or(u128::MAX, |scaled| scaled - part);
         let wait = scaled.div_ceil(u128::from(self.per_2_shift_ns));
@@ -262,9 +264,9 @@ impl std::ops::Add for Demand {
 /// One worker's tokens of a bucket.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Lease {
-    /// Tokens that may be used; negative: tokens used on credit, for a request that costs more than the bucket holds.
+    /// Usable tokens; negative: used on credit, for a request that costs more than the bucket holds.
     ready: i64,
-    /// The number of the next leased token that has not accrued, and how many of these there are.
+    /// The number of the next leased token that has not accrued, and the count of these.
     next: u64,
     left: u64,
 }
@@ -281,8 +283,9 @@ impl Lease {
         }
     }
 
-    /// Returns true if a request of this cost may pass now. Otherwise tokens are leased whose time [`ready_at`](Self::ready_at) returns.
-    /// `waiting` is all that waits, this request included; `sharers` how many draw from the bucket.
+    /// Returns true if a request of this cost may pass now. Otherwise tokens are leased, whose time
+    /// [`ready_at`](Self::ready_at) returns. `waiting` are all waiting requests, including this one; `sharers` is the
+    /// number of workers that draw from the bucket.
     #[inline]
     pub(crate) fn affords(
         &mut self,
@@ -308,13 +311,13 @@ impl Lease {
         let quantum = bucket.quantum(sharers);
         let wanted = missing.max(demand);
         let count = if bucket.level(now_ns) >= 2 * quantum.max(missing) as i64 {
-            // There are more than anybody waits for: enough for a while, so that not each request draws.
+            // There are more than all waiters need: enough for several requests, so that not each one draws.
             quantum.max(missing)
         } else if sharers > 1 {
-            // In equal parts, also of a request that costs more than one part.
+            // In equal parts, also for a request that costs more than one part.
             wanted.min(quantum)
         } else {
-            // Not more than the depth at once: others may come meanwhile.
+            // Not more than the depth at once: others may arrive.
             wanted.min(quantum).max(if bucket.gives_credit { missing } else { missing.min(bucket.depth) })
         };
         self.next = bucket.take(count, now_ns);
@@ -327,7 +330,7 @@ impl Lease {
         self.ready -= tokens;
     }
 
-    /// Forgets what was used on credit, and returns it; 0: nothing.
+    /// Clears the tokens used on credit, and returns their number; 0 if none.
     pub(crate) fn take_debt(&mut self) -> i64 {
         let debt = (-self.ready).max(0);
         self.ready += debt;
@@ -340,8 +343,8 @@ impl Lease {
         self.ready -= cost as i64;
     }
 
-    /// Returns when a request of this cost may pass or more tokens can be drawn; `None`: now, or no tokens are leased for it. So late that
-    /// several of those that wait may pass then.
+    /// Returns when a request of this cost may pass or more tokens can be drawn; `None`: now, or no tokens are leased
+    /// for it. Late enough for several waiting requests to pass.
     pub(crate) fn ready_at(&self, bucket: &Bucket, cost: u64, waiting: Demand, now_ns: u64) -> Option<u64> {
         let needed = bucket.needed(cost);
         if self.ready >= needed as i64 || self.left == 0 {
@@ -352,7 +355,7 @@ impl Lease {
         Some(bucket.time_of(self.next.wrapping_add(missing.min(self.left)), now_ns))
     }
 
-    /// Gives all tokens back to the bucket.
+    /// Returns all tokens to the bucket.
     pub(crate) fn give_back(&mut self, bucket: &Bucket) {
         let Lease { ready, left, .. } = std::mem::take(self);
         let count = ready + left as i64;

@@ -1,5 +1,5 @@
-//! A bucket's promises, with a clock of the test's own: never more than the rate, the depth and what the leases hold; nothing is lost while
-//! requests wait; everybody gets a part.
+//! A bucket's promises, with a clock of the test's own: never more than the rate, the depth and the leases; nothing is
+//! lost while requests wait; every worker gets a part.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -18,10 +18,10 @@ fn bucket(kind: LimitKind, rate: u64, now_ns: u64) -> Bucket {
     Bucket::of_limit(kind, IoLimit { rate, burst: None }, true, now_ns).next().unwrap()
 }
 
-/// More requests than any lease is for.
+/// More requests than any lease covers.
 const MUCH: Demand = Demand { requests: 1 << 30, bytes: 1 << 50 };
 
-/// Passes as many requests of this many bytes as the bucket affords, at most `most`. Returns how many.
+/// Passes as many requests of this many bytes as the bucket affords, at most `most`. Returns their number.
 fn pass(bucket: &Bucket, lease: &mut Lease, bytes: u64, most: u64, sharers: u64, now_ns: u64) -> u64 {
     let cost = bucket.cost(bytes);
     let mut passed = 0;
@@ -32,7 +32,7 @@ fn pass(bucket: &Bucket, lease: &mut Lease, bytes: u64, most: u64, sharers: u64,
     passed
 }
 
-/// What passed: the time, and the tokens.
+/// Passed requests: time and tokens.
 type Passed = Vec<(u64, u64)>;
 
 /// Checks that in no window more tokens were used than accrue in it, and `allowance`.
@@ -55,7 +55,7 @@ fn check_windows(passed: &Passed, rate: u64, allowance: u64) -> Result<(), TestC
 #[derive(Clone, Debug)]
 struct Step {
     worker: usize,
-    /// By how much the clock moves, also back.
+    /// Movement of the clock, also backwards.
     clock_ns: i64,
     bytes: u64,
     most: u64,
@@ -87,19 +87,19 @@ fn kind_and_rate() -> impl Strategy<Value = (LimitKind, u64)> {
     ]
 }
 
-/// Tokens that the workers' leases may have: what one draw is for, and what is used on credit.
+/// Tokens that the workers' leases may have: those of one draw, and those used on credit.
 fn leased(bucket: &Bucket) -> u64 {
     WORKERS as u64 * (bucket.quantum(1) + 2 * bucket.cost(LONGEST))
 }
 
-/// A clock that only goes forward, for windows: what is used while the real one is back is used at the latest time.
+/// A clock that only goes forward, for windows: use while the real one is back counts at the latest time.
 fn step_clock(now_ns: &mut u64, latest_ns: &mut u64, step: &Step) {
     *now_ns = now_ns.saturating_add_signed(step.clock_ns);
     *latest_ns = (*latest_ns).max(*now_ns);
 }
 
 proptest! {
-    /// Any interleaving of workers, leases given back at any time, a clock that jumps in both directions.
+    /// Any interleaving of workers, leases returned at any time, a clock that jumps in both directions.
     #[test]
     fn no_window_has_more_than_the_rate_and_the_depth((kind, rate) in kind_and_rate(), sharers in 1_u64..6, steps in steps()) {
         let (mut now_ns, mut latest_ns) = (S, S);
@@ -118,7 +118,7 @@ proptest! {
         check_windows(&used, bucket.rate(), bucket.depth() + leased(&bucket))?;
     }
 
-    /// One worker alone gets exactly what accrues: the slack is one request.
+    /// A single worker gets exactly the accrued tokens; the slack is one request.
     #[test]
     fn a_lone_worker_is_exact((kind, rate) in kind_and_rate(), steps in steps()) {
         let (mut now_ns, mut latest_ns) = (S, S);
@@ -134,7 +134,7 @@ proptest! {
         check_windows(&used, bucket.rate(), bucket.depth() + bucket.cost(LONGEST))?;
     }
 
-    /// While all want more than there is, and each comes again before the bucket is full, nothing is lost.
+    /// Nothing is lost while all want more than there is and each returns before the bucket is full.
     #[test]
     fn nothing_is_lost_while_requests_wait(
         (kind, rate) in kind_and_rate(),
@@ -174,7 +174,7 @@ proptest! {
             let before = group.buckets()[0].level(now_ns);
             group.set(limit(rate));
             let bucket = Arc::clone(&group.buckets()[0]);
-            // A change is no way to get a burst that was used.
+            // A change does not restore a used burst.
             prop_assert!(bucket.level(now_ns) <= before.max(0), "{} after {before}", bucket.level(now_ns));
             let mut leases = [Lease::default(); WORKERS];
             let mut used = Passed::new();
@@ -190,7 +190,7 @@ proptest! {
         }
     }
 
-    /// `ready_at` is not too late for what it was asked for, and never now or before: nobody spins.
+    /// `ready_at` is not too late for its request, and never now or earlier: no worker spins.
     #[test]
     fn a_worker_that_sleeps_as_told_finds_tokens((kind, rate) in kind_and_rate(), bytes in 512..LONGEST, waits in 1..40) {
         let mut now_ns = S;
@@ -208,7 +208,7 @@ proptest! {
             let seconds = (bucket.depth().min(cost) + cost) as f64 / bucket.rate() as f64;
             prop_assert!(((due_ns - now_ns) as f64) < 1.001 * seconds * S as f64 + 1000.0, "{} ns", due_ns - now_ns);
             now_ns = due_ns;
-            // What was used on credit may need a second draw.
+            // Tokens used on credit may need a second draw.
             if !lease.affords(&bucket, cost, waiting, || 1, now_ns) {
                 let due_ns = lease.ready_at(&bucket, cost, waiting, now_ns).unwrap();
                 prop_assert!(due_ns > now_ns);
@@ -233,7 +233,7 @@ fn a_request_that_costs_more_than_the_bucket_holds_passes_when_it_is_full() {
     assert_eq!(pass(&bucket, &mut lease, 1 << 20, 9, 1, now_ns), 0);
     now_ns += 10 * MS;
     assert_eq!(pass(&bucket, &mut lease, 1 << 20, 9, 1, now_ns), 1);
-    // Credit is owed by everybody once it is given back.
+    // After its return, credit is a debt of all.
     lease.give_back(&bucket);
     let mut other = Lease::default();
     now_ns += 900 * MS;
@@ -275,7 +275,7 @@ fn a_burst_has_its_height_and_its_length() {
     assert!((3_990..=4_110).contains(&second(9)), "1000 of the second, 3000 of the idle ones");
 }
 
-/// A worker that wants more than it gets: it comes when tokens are due, or late, or polls.
+/// A worker that wants more than it gets: it draws when tokens are due, or late, or polls.
 struct Worker {
     lease: Lease,
     wakes_ns: u64,
@@ -286,7 +286,7 @@ struct Worker {
     used: u64,
 }
 
-/// Runs workers for so long. Returns what each used.
+/// Runs workers for `ns`. Returns the tokens that each used.
 fn compete(bucket: &Bucket, workers: &mut [Worker], from_ns: u64, ns: u64) -> Vec<u64> {
     let mut now_ns = from_ns;
     while now_ns < from_ns + ns {
@@ -343,7 +343,7 @@ fn disks_of_a_group_get_equal_parts_whatever_the_number_of_their_workers() {
 #[test]
 fn what_one_does_not_want_others_get() {
     let bucket = bucket(LimitKind::Iops, 1000, S);
-    // One wants a request every 20 ms, the other all that there is.
+    // One wants a request every 20 ms, the other all tokens.
     let (mut modest, mut greedy) = (Lease::default(), [worker(4096, 2, 50_000, false)]);
     for step in 0..500 {
         let now_ns = S + step * 20 * MS;
@@ -362,7 +362,8 @@ fn what_one_does_not_want_others_get() {
     assert!((9300..=9700).contains(&greedy), "{greedy} of the 9500 that the other leaves, and the bucket's 100");
 }
 
-/// In a group a long request gathers its tokens before it passes, so that its disk owes nothing to the others, who have their part meanwhile.
+/// In a group a long request gathers its tokens before it passes, so that its disk has no debt to the others, which get
+/// their part meanwhile.
 #[test]
 fn a_long_request_in_a_group_is_paid_for_before_it_passes() {
     let (mut now_ns, start) = (S, S);

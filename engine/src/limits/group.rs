@@ -1,4 +1,4 @@
-//! Groups that share limits, and the limits of a disk: those of its own, and those of the group that it is in.
+//! Groups that share limits, and the limits of a disk: its own, and its group's.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,15 +14,15 @@ use super::limit_clock::LimitClock;
 pub struct LimitGroup {
     name: String,
     clock: LimitClock,
-    /// It is of one disk, which may use tokens on credit: nobody else has to wait for them.
+    /// True if it belongs to one disk, which may use tokens on credit: no other disk waits for them.
     is_of_disk: bool,
     current: Mutex<Current>,
     /// Disks with requests that wait.
     waiting_disks: AtomicI32,
 }
 
-/// Tokens of limits that were used and have not accrued since: by [`LimitKind`], of the sustained rate and of that of a burst. Bytes, or 1024ths
-/// of a request.
+/// Tokens of limits that were used and have not accrued since: by [`LimitKind`], of the sustained rate and of the
+/// burst's. Bytes, or 1024ths of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UsedTokens(pub [[u64; 2]; LimitKind::ALL.len()]);
 
@@ -63,8 +63,9 @@ impl LimitGroup {
         lock(&self.current).limits
     }
 
-    /// Replaces its limits. Workers use the new ones once they have been [told](crate::Engine::disks_changed). A limit that is changed
-    /// keeps the burst that was left of it, as far as the new one allows, and its debt, up to ten seconds of the new rate.
+    /// Replaces its limits. Workers use the new ones after [`disks_changed`](crate::Engine::disks_changed). A changed
+    /// limit keeps the rest of its burst, as far as the new one allows, and its debt, up to ten seconds of the new
+    /// rate.
     pub fn set(&self, limits: IoLimits) {
         let now_ns = self.clock.now_ns();
         let mut current = lock(&self.current);
@@ -79,7 +80,7 @@ impl LimitGroup {
         *current = Current { limits, buckets: fresh };
     }
 
-    /// Returns what was used and has not accrued since. Without what workers hold.
+    /// Returns the used tokens that have not accrued since, without the workers' leases.
     pub fn used(&self) -> UsedTokens {
         let now_ns = self.clock.now_ns();
         let mut used = UsedTokens::default();
@@ -89,7 +90,7 @@ impl LimitGroup {
         used
     }
 
-    /// Takes what another process, which enforced these limits, has [used](Self::used).
+    /// Takes the tokens that another process, which enforced these limits, has [used](Self::used).
     pub fn charge(&self, used: &UsedTokens) {
         let now_ns = self.clock.now_ns();
         for bucket in &lock(&self.current).buckets {
@@ -102,7 +103,7 @@ impl LimitGroup {
     }
 }
 
-/// A disk's membership of a group: how many workers have requests of the disk that wait.
+/// A disk's membership of a group, with the number of workers that have waiting requests of the disk.
 #[derive(Debug)]
 pub(super) struct Membership {
     group: Arc<LimitGroup>,
@@ -118,7 +119,7 @@ impl Membership {
         self.group.buckets()
     }
 
-    /// A worker begins to have requests that wait.
+    /// Called when a worker begins to have waiting requests.
     pub(super) fn begin_waiting(&self) {
         if self.waiting_workers.fetch_add(1, Ordering::Relaxed) == 0 {
             self.group.waiting_disks.fetch_add(1, Ordering::Relaxed);
@@ -131,15 +132,15 @@ impl Membership {
         }
     }
 
-    /// Returns in how many parts the group's tokens are shared, of which a worker of this disk gets one: disks get equal parts, whatever
-    /// the number of their workers. Approximate while that changes.
+    /// Returns the number of parts of the group's tokens, of which a worker of this disk gets one: disks get equal
+    /// parts, for any number of their workers. Approximate while it changes.
     pub(super) fn sharers(&self) -> u64 {
         let at_least_one = |count: &AtomicI32| count.load(Ordering::Relaxed).max(1) as u64;
         at_least_one(&self.group.waiting_disks) * at_least_one(&self.waiting_workers)
     }
 }
 
-/// The limits of a disk, which all its workers share, and what they counted.
+/// The limits of a disk, which all its workers share, and their counters.
 #[derive(Debug)]
 pub struct DiskLimits {
     pub(super) clock: LimitClock,
@@ -151,12 +152,12 @@ pub struct DiskLimits {
     waiting: AtomicU64,
 }
 
-/// What a disk's limits did so far.
+/// Statistics of a disk's limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThrottleStats {
     /// Requests that had to wait, and do not any more.
     pub throttled: u64,
-    /// For how long they waited, in nanoseconds: the sum.
+    /// Sum of their waiting times, in nanoseconds.
     pub throttled_ns: u64,
     /// Requests that wait now.
     pub waiting: u64,
@@ -192,17 +193,17 @@ impl DiskLimits {
         self.own.group.limits()
     }
 
-    /// Returns what was used of its own limits, as [`LimitGroup::used`].
+    /// Returns the used tokens of its own limits, as [`LimitGroup::used`].
     pub fn used(&self) -> UsedTokens {
         self.own.group.used()
     }
 
-    /// Takes from its own limits what another process has used, as [`LimitGroup::charge`].
+    /// Takes the tokens that another process has used from its own limits, as [`LimitGroup::charge`].
     pub fn charge(&self, used: &UsedTokens) {
         self.own.group.charge(used);
     }
 
-    /// Returns the group that it is in.
+    /// Returns its group.
     pub fn group(&self) -> Option<Arc<LimitGroup>> {
         lock(&self.group).as_ref().map(|member| Arc::clone(&member.group))
     }
@@ -212,7 +213,7 @@ impl DiskLimits {
         self.own.group.set(limits);
     }
 
-    /// Moves it to another group, or to none. Workers learn of it as of [`LimitGroup::set`].
+    /// Moves it to another group, or to none. Workers use it as after [`LimitGroup::set`].
     pub fn set_group(&self, group: Option<&Arc<LimitGroup>>) {
         let mut current = lock(&self.group);
         let same = match (current.as_ref(), group) {
@@ -229,7 +230,7 @@ impl DiskLimits {
         !self.own().is_empty() || self.group().is_some_and(|group| !group.limits().is_empty())
     }
 
-    /// Returns what was counted.
+    /// Returns its statistics.
     pub fn stats(&self) -> ThrottleStats {
         ThrottleStats {
             throttled: self.throttled.load(Ordering::Relaxed),
@@ -242,13 +243,13 @@ impl DiskLimits {
         std::iter::once(Arc::clone(&self.own)).chain(lock(&self.group).clone())
     }
 
-    /// Counts requests that waited for so long together.
+    /// Counts requests that waited, with the sum of their waiting times.
     pub(super) fn count_released(&self, requests: u64, waited_ns: u64) {
         self.throttled.fetch_add(requests, Ordering::Relaxed);
         self.throttled_ns.fetch_add(waited_ns, Ordering::Relaxed);
     }
 
-    /// Sets how many requests wait on a worker, which were `before`.
+    /// Sets the number of requests that wait on a worker, which was `before`.
     pub(super) fn count_waiting(&self, before: usize, now: usize) {
         self.waiting.fetch_add((now as u64).wrapping_sub(before as u64), Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! What a user limits: requests and bytes a second, of all requests, of reads and of writes.
+//! A user's limits: requests and bytes a second, of all requests, of reads and of writes.
 
 use mqblk_core::{ByteLen, Op};
 
@@ -78,12 +78,12 @@ pub(crate) const fn bytes_of(op: Op, len: ByteLen) -> u64 {
     }
 }
 
-/// How much more may pass for a while, after a time of less.
+/// A higher rate for a while, after a time of lower use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Burst {
     /// The rate during the burst, a second; above that of the limit.
     pub rate: u64,
-    /// For how many seconds it may last, from 1.
+    /// Its longest duration in seconds, from 1.
     pub seconds: u32,
 }
 
@@ -92,7 +92,7 @@ pub struct Burst {
 pub struct IoLimit {
     /// The sustained rate: requests or bytes a second, from 1 to [`IoLimit::MAX_IOPS`] or [`IoLimit::MAX_BANDWIDTH`].
     pub rate: u64,
-    /// The burst that is allowed; `None`: a tenth of a second's worth, at any speed.
+    /// The allowed burst; `None`: a tenth of a second's worth, at any speed.
     pub burst: Option<Burst>,
 }
 

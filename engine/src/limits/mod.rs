@@ -1,8 +1,9 @@
 //! Rate limits: requests and bytes a second of a disk, and of a group of disks.
 //!
-//! `io_limits` says what is limited, `bucket` is what workers draw tokens from, `group` what the workers of a disk and the disks of a group
-//! share, `throttle` holds a worker's requests of a disk back. Throttled requests wait in the engine, in front of the plug: they are not
-//! merged yet, and the storage does not know them. docs/design/0019-rate-limits.md says why it is so.
+//! `io_limits` declares the limits. Workers draw tokens from `bucket`; `group` is shared by the workers of a disk and
+//! the disks of a group; `throttle` holds a worker's requests of a disk back. Throttled requests wait in the engine, in
+//! front of the plug: they are not merged yet, and the storage does not know them. Reasons:
+//! docs/design/0019-rate-limits.md.
 
 mod bucket;
 mod group;

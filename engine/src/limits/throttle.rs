@@ -77,12 +77,12 @@ impl LeasedBucket {
     }
 }
 
-/// Why a request has to wait.
+/// The limit that a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Blocked {
-    /// For a limit of its class only.
+    /// A limit of its class only.
     Class,
-    /// For a limit of all requests.
+    /// A limit of all requests.
     All,
 }
 
@@ -90,23 +90,24 @@ enum Blocked {
 pub(crate) struct Throttle {
     limits: Arc<DiskLimits>,
     members: Vec<Arc<Membership>>,
-    /// Those of one class first: a request that waits for its class does not draw tokens that all need.
+    /// Buckets of one class first: a request that waits for its class does not draw tokens that all need.
     buckets: Vec<LeasedBucket>,
     /// Waiting requests by class.
     waiting: [WaitingList; 2],
     arrivals: u64,
     /// Requests at the head of the plug that have passed.
     passed: usize,
-    /// Slots of queues that leave the worker: nothing of them waits.
+    /// Slots of queues that leave the worker: their requests do not wait.
     leaving: Vec<u16>,
-    /// When to try again, while requests wait.
+    /// Time of the next attempt, while requests wait.
     due_ns: u64,
-    /// The groups count this worker among those that wait.
+    /// True if the groups count this worker as waiting.
     is_counted: bool,
 }
 
 impl Throttle {
-    /// Returns the throttle of a disk; `None` when nothing is limited. Its first `passed` plugged requests are not limited any more.
+    /// Returns the throttle of a disk; `None` when nothing is limited. Its first `passed` plugged requests are no
+    /// longer limited.
     pub(crate) fn new(limits: &Arc<DiskLimits>, passed: usize) -> Option<Box<Throttle>> {
         if !limits.is_limited() {
             return None;
@@ -169,7 +170,7 @@ impl Throttle {
         self.waiting() > 0 && self.limits.clock.now_ns() >= self.due_ns
     }
 
-    /// Returns when requests that wait may pass.
+    /// Returns when waiting requests may pass.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         // An hour: the time is computed again then.
         const LONGEST_NS: u64 = 3600 * 1_000_000_000;
@@ -177,8 +178,8 @@ impl Throttle {
         (self.waiting() > 0).then(|| Instant::now() + Duration::from_nanos(wait))
     }
 
-    /// Takes the new requests out of the plug that must wait, and puts those in that may pass. Returns true if requests were put in that
-    /// had waited.
+    /// Takes new requests that must wait out of the plug, and puts requests that may pass in. Returns true if any of
+    /// those had waited.
     pub(crate) fn pass(&mut self, plug: &mut Vec<AnyRequest>) -> bool {
         let (now_ns, before) = (self.limits.clock.now_ns(), self.waiting());
         self.hold_new(plug, now_ns);
@@ -194,7 +195,7 @@ impl Throttle {
                     }
                     plug.push(waiting.request);
                 }
-                // The others would take what the oldest needs.
+                // The others would take the tokens of the oldest.
                 Err(Blocked::All) => break,
                 Err(Blocked::Class) => blocked[class as usize] = true,
             }
@@ -222,7 +223,7 @@ impl Throttle {
         }
     }
 
-    /// Moves the requests that came since the last call to the waiting lists, those that no limit is for excepted.
+    /// Moves the requests since the last call to the waiting lists, except those without a limit.
     fn hold_new(&mut self, plug: &mut Vec<AnyRequest>, now_ns: u64) {
         let leaving = &self.leaving;
         let is_held = |request: &mut AnyRequest| {
@@ -267,7 +268,7 @@ impl Throttle {
         of_class.for_each(|leased| leased.lease.spend(leased.bucket.cost(bytes)));
     }
 
-    /// Spends tokens of the disk's own limits that it may not have. Its group's are its neighbours', who owe nothing.
+    /// Spends tokens of the disk's own limits on credit. The group's tokens belong to all its disks and are not spent.
     fn owe(&mut self, class: RequestClass, bytes: u64) {
         for LeasedBucket { bucket, lease, .. } in self.buckets.iter_mut().filter(|leased| leased.bucket.gives_credit())
         {
@@ -293,17 +294,17 @@ impl Throttle {
         self.buckets.iter().filter_map(due).max()
     }
 
-    /// The plug lost this many of its requests, of which `passed` had passed.
+    /// Called after the plug lost `passed` requests that had passed.
     pub(crate) fn forget_passed(&mut self, passed: usize) {
         self.passed -= passed.min(self.passed);
     }
 
-    /// The plug has this many requests, and all have passed.
+    /// Called when the plug has this many requests and all have passed.
     pub(crate) fn set_passed(&mut self, passed: usize) {
         self.passed = passed;
     }
 
-    /// Returns how many requests at the head of the plug have passed.
+    /// Returns the number of requests at the head of the plug that have passed.
     pub(crate) fn passed(&self) -> usize {
         self.passed
     }
@@ -318,7 +319,7 @@ impl Throttle {
         self.limits.count_waiting(before, self.waiting());
     }
 
-    /// Lets the requests of a queue pass at once, on the disk's credit. With `leaving` also those that come, until
+    /// Lets the requests of a queue pass at once, on the disk's credit. With `leaving` also later ones, until
     /// [`end_leave`](Self::end_leave).
     #[cold]
     pub(crate) fn let_go(&mut self, slot: u16, leaving: bool, plug: &mut Vec<AnyRequest>) {
@@ -364,12 +365,12 @@ impl Throttle {
         plug.splice(at..at, gone.into_iter().map(|waiting| waiting.request));
     }
 
-    /// A queue has left the worker, or stays.
+    /// Ends a queue's leave: it has left the worker, or stays.
     pub(crate) fn end_leave(&mut self, slot: u16) {
         self.leaving.retain(|leaving| *leaving != slot);
     }
 
-    /// Gives the leased tokens back if nothing waits: the worker is about to sleep, and others may use them.
+    /// Returns the leased tokens if nothing waits: the worker is about to sleep, and others may use them.
     pub(crate) fn rest(&mut self) {
         if self.waiting() == 0 {
             self.give_back();

@@ -25,9 +25,9 @@ struct WokenQueue {
     /// The number of the last wake, which the waking thread sets before it wakes.
     requested: Arc<AtomicU64>,
     seen: Arc<AtomicU64>,
-    /// How many of the contexts that it enters next refuse it.
+    /// Number of the next contexts that refuse it.
     refusals: Arc<AtomicU64>,
-    /// A context has something of it.
+    /// True if it has resources of a context.
     entered: Arc<AtomicBool>,
     closed: Arc<AtomicBool>,
 }
@@ -115,7 +115,7 @@ fn move_to(handle: QueueHandle<WokenQueue>, engine: &Engine, worker: usize) -> M
     handle.move_to(engine, worker, timeout()).unwrap()
 }
 
-/// Every wake reaches the queue, whichever worker has it, and also if none has.
+/// Every wake reaches the queue at any worker, and also if it is at none.
 #[test]
 fn no_wake_is_lost_while_a_queue_moves() {
     const WAKES: u64 = 20_000;

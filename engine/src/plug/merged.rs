@@ -9,7 +9,7 @@ use crate::request::MERGED_SLOT;
 pub(crate) struct Member {
     pub(crate) tag: Tag,
     pub(crate) len: ByteLen,
-    /// It is cancelled: it is not repeated.
+    /// True if it is cancelled: it is not repeated.
     pub(crate) cancelled: bool,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct MergedTable {
 
 /// Capacity of a new list of members; it grows with the longest merged request.
 const INITIAL_MEMBERS: usize = 64;
-/// Entries that are allocated at the start: merged requests that are usually in flight at once.
+/// Entries that are allocated at the start: the usual number of merged requests in flight.
 const INITIAL_ENTRIES: u16 = 32;
 
 impl MergedTable {
@@ -45,7 +45,7 @@ impl MergedTable {
         table
     }
 
-    /// Adds an entry and returns its index; `None` when there are as many as tags.
+    /// Adds an entry and returns its index; `None` when all tags are used.
     fn add(&mut self, op: Op, start: ByteOffset) -> Option<u16> {
         let index = u16::try_from(self.entries.len()).ok()?;
         let members = Vec::with_capacity(INITIAL_MEMBERS);

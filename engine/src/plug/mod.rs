@@ -1,9 +1,9 @@
 //! Plug and merge: the requests that a worker pulled for one disk in one turn, from all its queues of that disk, are merged
 //! where their ranges touch, before the storage sees them.
 //!
-//! `plan` decides which requests are merged, `merged` is the table of merged requests. This file carries the plan out: it merges buffers,
-//! submits to the channel, and completes each member. A merged request that fails is split and its members are repeated one by one,
-//! once: so only those fail that the storage cannot do.
+//! `plan` decides which requests are merged, `merged` is the table of merged requests. This file executes the plan: it
+//! merges buffers, submits to the channel, and completes each member. A merged request that fails is split and its
+//! members are repeated one by one, once: so only requests that the storage cannot do fail.
 
 mod merged;
 mod plan;
@@ -52,11 +52,12 @@ impl PlugCounters {
 
 /// Requests in a plug up to which a turn pulls again from queues that have more.
 const DEEP: usize = 256;
-/// One in this many turns pulls deep although few requests of the plugs before were merged: interleaved streams of a queue touch only in a
-/// deep plug. Long turns slow random I/O down: with one in 16 a file in memory lost 5 percent at 8 queues on 2 cores.
+/// One in this many turns pulls deep although few requests of the earlier plugs were merged: interleaved streams of a
+/// queue touch only in a deep plug. Long turns slow random I/O down: with one in 16 a file in memory lost 5 percent at
+/// 8 queues on 2 cores.
 const PROBE: u32 = 64;
 
-/// A plug with fewer requests that were planned before is always planned again.
+/// A plug with fewer planned requests is always planned again.
 const REPLANNED: usize = 64;
 
 /// Merges the requests of one disk on one worker.
@@ -68,9 +69,9 @@ pub(crate) struct Merger {
     merged: MergedTable,
     /// Plugs since the last one of which at least a quarter was merged.
     unmerged_plugs: u32,
-    /// Requests at the head of the plug that were planned, and stayed there because none touches another.
+    /// Planned requests at the head of the plug, which stayed because none touches another.
     planned: usize,
-    /// Nothing more is merged; what is merged already ends as usual.
+    /// True if nothing more is merged; merged requests end as usual.
     retired: bool,
 }
 
@@ -90,11 +91,11 @@ impl Merger {
         })
     }
 
-    /// Uses other options from the next plug on. With options that merge nothing it is [retired](Self::is_retired).
+    /// Uses other options from the next plug on. Options without merging [retire](Self::is_retired) it.
     pub(crate) fn set_options(&mut self, options: &PlugOptions, limits: &Limits, geometry: &Geometry) {
         self.retired = !merges(options, limits);
         self.bounds = Bounds::new(options, limits, geometry.logical_block);
-        // One that is retired never wants more.
+        // A retired one never wants more.
         (self.planned, self.unmerged_plugs) = (0, u32::from(self.retired));
     }
 
@@ -115,9 +116,9 @@ impl Merger {
         self.ready.is_empty() && self.merged.in_use() == 0
     }
 
-    /// Cancels requests that have left the plug. Takes back those that are planned and not submitted yet; a merged one is split, and the
-    /// members that are not chosen are submitted one by one. Returns the tags of the merged requests at the channel of which all members
-    /// are chosen.
+    /// Cancels requests that have left the plug. Removes planned requests that are not submitted yet; a merged one is
+    /// split, and its other members are submitted one by one. Returns the tags of the merged requests at the channel of
+    /// which all members are chosen.
     pub(crate) fn cancel(
         &mut self,
         context: &mut UringContext,
@@ -140,28 +141,30 @@ impl Merger {
         self.merged.cancel(&chosen)
     }
 
-    /// Returns the number of requests to be submitted before the plug.
+    /// Returns the number of requests to submit before the plug.
     #[inline]
     pub(crate) fn ready(&self) -> usize {
         self.ready.len()
     }
 
-    /// Returns true if the next [`submit`](Self::submit) plans the plug. A plug that was planned before is planned again only when it has
-    /// grown by a quarter: otherwise a long one would be planned for every few requests that the channel takes of it.
+    /// Returns true if the next [`submit`](Self::submit) plans the plug. A plug that was planned before is planned
+    /// again only when it has grown by a quarter: otherwise a long one would be planned after every few requests that
+    /// the channel takes.
     #[inline]
     pub(crate) fn will_plan(&self, plug: &[AnyRequest]) -> bool {
         let fresh = plug.len().saturating_sub(self.planned);
         self.planned < REPLANNED || fresh * 4 >= self.planned
     }
 
-    /// Returns true if the plug can be submitted as it is, and no completion of the channel is one of a merged request: a single request
+    /// Returns true if the plug can be submitted unchanged, and the channel has no merged request: a single request
     /// while the merger is idle.
     #[inline]
     pub(crate) fn passes_through(&self, plug: &[AnyRequest]) -> bool {
         plug.len() <= 1 && self.is_idle()
     }
 
-    /// Submits the ready requests, then the plug, merged. Returns how many requests were taken or are to be repeated.
+    /// Submits the ready requests, then the plug, merged. Returns the number of requests that were taken or must be
+    /// repeated.
     #[inline(never)] // so that a disk without merging does not pay for it in registers
     pub(crate) fn submit(
         &mut self,
@@ -251,8 +254,8 @@ impl Merger {
         plug.clear();
     }
 
-    /// Replaces the completions of merged requests, from index `from` on, by those of their members. Returns how many members are to be
-    /// repeated.
+    /// Replaces the completions of merged requests, from index `from` on, by those of their members. Returns the number
+    /// of members to repeat.
     #[inline]
     pub(crate) fn fan_out(
         &mut self,
@@ -340,7 +343,7 @@ fn merges(options: &PlugOptions, limits: &Limits) -> bool {
     }
 }
 
-/// How the members of a merged request end.
+/// The end of the members of a merged request.
 #[derive(Clone, Copy)]
 enum MemberOutcome<'a> {
     /// All with its outcome.
@@ -349,7 +352,7 @@ enum MemberOutcome<'a> {
     Repeat(&'a dyn Fn(Tag) -> bool),
 }
 
-/// A placeholder for a request that was taken out of a plug.
+/// A placeholder for a request taken out of a plug.
 const VACANT: AnyRequest =
     AnyRequest { op: Op::Flush, start: ByteOffset(0), len: ByteLen::ZERO, tag: Tag::new(MERGED_SLOT, 0), buffer: None };
 

@@ -1,4 +1,4 @@
-//! Which requests of a batch are merged. Pure: no clock, no I/O, and no allocation once its lists have grown.
+//! Plans the merges of a batch. Pure: no clock, no I/O, and no allocation once its lists have grown.
 //!
 //! A batch is cut into sections at every flush. The requests of a section are sorted by their start, and neighbours of the same
 //! operation and flags whose ranges touch exactly are merged, as far as the bounds allow. One sort over all operations also shows every
@@ -20,7 +20,7 @@ pub(crate) struct Bounds {
     zeroes: u64,
     /// Most memory segments of reads and writes.
     segments: u32,
-    /// The alignment of ranges that may be merged: storage refuses others, which might pass once merged.
+    /// The alignment of ranges that may be merged: storage refuses others, but might accept them merged.
     block: BlockSize,
 }
 
@@ -32,7 +32,7 @@ impl Bounds {
             data: most.min(limits.max_transfer.0),
             discard: most.min(limits.discard.map_or(0, |discard| discard.max_len.0)),
             zeroes: most.min(limits.write_zeroes.map_or(0, |len| len.0)),
-            // As many as a buffer can have.
+            // A buffer's maximum.
             segments: options.merge_segments.min(limits.max_segments).min(u16::MAX.into()),
             block,
         }
@@ -58,7 +58,7 @@ impl Bounds {
 pub(crate) struct PlannedRequest {
     /// The request's index in the batch.
     pub(crate) index: u32,
-    /// It is merged into the planned request before.
+    /// True if it is merged into the planned request before.
     pub(crate) merged: bool,
 }
 
@@ -68,17 +68,17 @@ struct GrowingRequest {
     end: u64,
     len: u64,
     segments: u32,
-    /// Others may be merged into it.
+    /// True if others may be merged into it.
     open: bool,
 }
 
-/// Entries of the table of marks for each request: with 32 of them one end in 32 finds the mark of another start.
+/// Entries of the table of marks for each request: with 32, one end in 32 finds the mark of another start.
 const MARKS_PER_REQUEST: usize = 32;
 
 /// A planner of batches. Keeps its lists for their capacity.
 #[derive(Debug, Default)]
 pub(crate) struct Planner {
-    /// Marks of where requests start, see [`Planner::may_merge`].
+    /// Marks of the starts of requests, see [`Planner::may_merge`].
     marks: Vec<bool>,
     /// Start and index of a section's requests.
     keys: Vec<u128>,
@@ -95,8 +95,9 @@ impl Planner {
         }
     }
 
-    /// Plans a batch. Returns how many of its requests are to be merged into another; if there are any, [`planned`](Self::planned) has the
-    /// order. `segments` returns a request's number of memory segments (0 for one without data), or `None` when it must not be merged.
+    /// Plans a batch. Returns the number of its requests to merge into another; if any, [`planned`](Self::planned) has
+    /// the order. `segments` returns a request's number of memory segments (0 for one without data), or `None` when it
+    /// must not be merged.
     #[inline]
     pub(crate) fn plan<B>(
         &mut self,
@@ -112,9 +113,9 @@ impl Planner {
         &self.planned
     }
 
-    /// Returns true if a request ends where another one starts. Filters out random I/O, which has nothing to merge, at a fraction of the
-    /// cost of sorting: each start sets a mark in a table of [`MARKS_PER_REQUEST`] entries a request, and each end checks for one. A mark
-    /// that another start has set is found out by a comparison with all starts.
+    /// Returns true if a request ends where another one starts. Filters out random I/O, which has nothing to merge, at
+    /// a fraction of the cost of sorting: each start sets a mark in a table of [`MARKS_PER_REQUEST`] entries a request,
+    /// and each end checks for one. A comparison with all starts excludes marks of other starts.
     #[inline]
     fn may_merge<B>(&mut self, batch: &[Request<B>]) -> bool {
         // 2^64 divided by the golden ratio: multiples of any block spread evenly over the top bits.
@@ -128,7 +129,8 @@ impl Planner {
         for request in batch {
             marks[entry(request.start.0)] = true;
         }
-        // A guest that provokes such collisions must not make this quadratic: after a bounded number of comparisons the sort decides.
+        // A guest that provokes such collisions must not make this quadratic: after a bounded number of comparisons it
+        // is sorted.
         let mut comparisons = 8 + batch.len() / 8;
         for request in batch {
             let end = request.start.0.wrapping_add(request.len.0);
@@ -170,7 +172,7 @@ impl Planner {
         merged
     }
 
-    /// Plans the requests from index `from` to `to`. `None` when they must stay in the order of arrival.
+    /// Plans the requests from index `from` to `to`. `None` if they must stay in the order of arrival.
     fn merge_section<B>(
         &mut self,
         batch: &[Request<B>],
@@ -233,7 +235,7 @@ impl Planner {
     }
 }
 
-/// Returns true if a request of the batch starts there.
+/// Returns true if a request of the batch starts at `at`.
 #[inline(never)]
 fn is_start<B>(batch: &[Request<B>], at: u64) -> bool {
     batch.iter().any(|request| request.start.0 == at)

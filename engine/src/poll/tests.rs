@@ -4,7 +4,7 @@ use super::*;
 
 const US: Duration = Duration::from_micros(1);
 
-/// What sleeping and being woken costs in these tests.
+/// Cost of sleeping and waking in these tests.
 const SLEEP_NS: u64 = 20_000;
 
 fn us(us: u64) -> Ticks {
@@ -15,7 +15,8 @@ fn new(policy: PollPolicy) -> PollState {
     PollState::new(policy, SLEEP_NS, us(0))
 }
 
-/// Something comes `gap` us later; the queue is polled every microsecond before, if it is not armed. Returns whether it was still polled then.
+/// Makes an event `gap` us later; before, the queue is polled every microsecond unless it is armed. Returns true if it
+/// was still polled then.
 fn after(state: &mut PollState, now: &mut u64, gap: u64, in_flight: bool) -> bool {
     let mut polled = state.polled_at != NOT_POLLED;
     for at in *now + 1..*now + gap {
@@ -23,7 +24,7 @@ fn after(state: &mut PollState, now: &mut u64, gap: u64, in_flight: bool) -> boo
     }
     *now += gap;
     if !polled {
-        // It is kicked, or a completion woke the worker, which takes a while.
+        // A kick or a completion wakes the worker, which takes a while.
         *now += SLEEP_NS / WAKE_UPS / 1000;
         state.resume(us(*now));
     }
@@ -31,7 +32,7 @@ fn after(state: &mut PollState, now: &mut u64, gap: u64, in_flight: bool) -> boo
     polled
 }
 
-/// As [`after`], this many times. Returns how often it was polled.
+/// As [`after`], this many times. Returns the number of times that it was polled.
 fn polled_of(state: &mut PollState, now: &mut u64, gap: u64, times: usize) -> usize {
     (0..times).filter(|_| after(state, now, gap, false)).count()
 }
@@ -105,8 +106,8 @@ fn a_window_that_closed_just_before_a_request_grows_and_one_that_nothing_came_in
     assert_eq!(state.reason(false), (PollReason::Expected, Some(SLEEP_NS)));
 }
 
-/// The bound of ski rental, whatever comes: at most as long as sleeping and being woken takes is polled for each request, and besides those
-/// that were found by polling.
+/// The bound of ski rental for any events: polling costs at most the time of sleeping and waking for each request,
+/// except those found by polling.
 #[test]
 fn polling_costs_at_most_what_sleeping_would() {
     for policy in [PollPolicy::default(), PollPolicy::Adaptive { max: Some(US * 200) }] {
@@ -222,7 +223,7 @@ fn a_worker_whose_cpu_was_taken_gives_way_and_longer_each_time() {
         now += times * GIVE_WAY;
         assert!(offers.is_wanted(Ticks(now - 1)));
     }
-    // For as long as it gave way last nobody takes it.
+    // No thread takes the CPU for the length of the last time.
     assert!(!offers.offered(1000, Ticks(now + 15 * GIVE_WAY)));
     assert_eq!(offers.give_way, MAX_GIVE_WAY);
     now += 16 * GIVE_WAY;

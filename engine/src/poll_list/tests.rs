@@ -1,5 +1,5 @@
-//! A model checker: visits every state that a worker with two queues can reach, whatever guests and a control thread do, and whenever they
-//! do it. In none of them the worker sleeps while a request or a message waits.
+//! A model checker: visits every state that a worker with two queues can reach, with any actions of guests and a
+//! control thread at any time. In none of them the worker sleeps while a request or a message waits.
 
 use std::collections::HashSet;
 
@@ -23,8 +23,8 @@ enum Message {
 /// Completions: a bit for each queue's kick, one for the mailbox's eventfd, and one for the end of the watch of the first queue's kick.
 const MAILBOX: u8 = 1 << QUEUES;
 const WATCH_ENDED: u8 = MAILBOX << 1;
-/// The queue whose watch ends once (the kernel ends a watch when it cannot report it), and to which messages go. The other queue keeps the
-/// worker busy and awake.
+/// The queue whose watch ends once (the kernel ends a watch that it cannot report), and which messages go to. The other
+/// queue keeps the worker busy and awake.
 const FIRST: u16 = 0;
 
 /// The worker's position in its turn.
@@ -43,7 +43,7 @@ struct Queue {
     to_publish: u8,
     waiting: u8,
     wants_kick: bool,
-    /// The kernel polls its kick.
+    /// True if the kernel polls its kick.
     watched: bool,
     gone: bool,
 }
@@ -62,7 +62,8 @@ struct Model {
     at: Stage,
 }
 
-/// A correct worker, and two faulty ones: one hides unread completions from the poll list, one that a watch could not be renewed.
+/// A correct worker, and two faulty ones: one hides unread completions from the poll list, the other a failed renewal
+/// of a watch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Worker {
     Sound,
@@ -156,7 +157,8 @@ impl Model {
         self.poll_list.set_watched(slot, room || worker == Worker::HidesEndedWatch);
     }
 
-    /// Returns the states after the worker's next step: several, where the clock decides. The order of steps is that of `Worker::turn`.
+    /// Returns the states after the worker's next step: several, where the clock decides. The order of steps is the one
+    /// of `Worker::turn`.
     fn steps(&self, worker: Worker) -> Vec<Model> {
         let mut model = self.clone();
         match self.at {
@@ -192,8 +194,8 @@ impl Model {
                 model.at = if happened { Stage::Signals } else { Stage::Rest };
                 vec![model]
             }
-            // For each queue the window is open or closed. A step of the others during this one is equivalent to one before or after it:
-            // arming a queue is atomic to its guest, and queues are independent of each other.
+            // For each queue the window is open or closed. A concurrent step of the others is equivalent to one before
+            // or after it: arming a queue is atomic to its guest, and queues are independent of each other.
             Stage::Rest => {
                 let unwatched: Vec<u16> = model.poll_list.unwatched().collect();
                 let states = if unwatched.is_empty() { vec![model] } else { model.either_renews(worker) };
@@ -247,7 +249,7 @@ impl Model {
     }
 }
 
-/// Visits every reachable state. Returns how many there are, and in how many the worker sleeps for good.
+/// Visits every reachable state. Returns their number, and the number of those in which the worker sleeps for good.
 fn explore(worker: Worker, start: Model) -> (usize, usize) {
     let mut seen = HashSet::from([start.clone()]);
     let mut todo = vec![start];
@@ -289,7 +291,7 @@ fn a_worker_looks_by_a_timer_while_all_of_its_polled_queues_do() {
     assert_eq!(decide([Poll, PollByTimer, Armed]), (IdleDecision::Turn, 2));
     assert_eq!(decide([PollInWindow, PollByTimer, PollByTimer]), (IdleDecision::Turn, 3));
     assert_eq!(decide([Armed; 3]), (IdleDecision::Sleep, 0));
-    // One whose kick is not watched cannot wake the worker.
+    // A queue without a watched kick cannot wake the worker.
     list.set_watched(0, false);
     list.kicked(1);
     assert_eq!(list.decide_when_idle(false, |_| PollByTimer), IdleDecision::Turn);

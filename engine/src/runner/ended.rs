@@ -6,12 +6,12 @@ use crate::clock::Ticks;
 use crate::counters::{OpClass, QueueLatency};
 use crate::tags::Timestamps;
 
-/// Finished requests of one operation, whatever its flags, with equal timestamps.
+/// Finished requests of one operation, with any flags, and equal timestamps.
 pub(super) struct FinishedGroup {
     pub(super) op: Op,
     pub(super) stamps: Timestamps,
     pub(super) times: u64,
-    /// What they transferred in all.
+    /// Sum of their transferred bytes.
     pub(super) bytes: u64,
 }
 

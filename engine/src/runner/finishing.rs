@@ -15,8 +15,8 @@ use crate::route::{SubmitContext, ToDisks};
 use crate::tags::{NO_TAG, Timestamps};
 
 impl<Q: GuestQueue> QueueRunner<Q> {
-    /// Counts and finishes a request that completes alone: it is compared with no other. What it returns is to be noted, or recorded. `None`, and
-    /// nothing is done, unless it has one part and has succeeded.
+    /// Counts and finishes a request that completes alone: it is compared with no other. The caller notes or records
+    /// the result. Does nothing and returns `None` unless the request has one part and has succeeded.
     #[inline(always)] // it has one caller
     pub(super) fn finish_lone(
         &mut self,
@@ -36,7 +36,7 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         Some(EndedRequests { class, stamps, times: 1 })
     }
 
-    /// As [`complete_any`](Self::complete_any), in a function of its own: one that completes alone needs fewer registers.
+    /// As [`complete_any`](Self::complete_any), kept out of line: a lone request needs fewer registers.
     #[inline(never)]
     pub(super) fn complete_several(
         &mut self,
@@ -73,7 +73,8 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         }
     }
 
-    /// Finishes completed requests of any kind, those of this queue up to the first one of another queue. Returns how many.
+    /// Finishes completed requests of any kind, those of this queue up to the first one of another queue. Returns their
+    /// number.
     #[inline(always)] // it has one caller
     fn finish(
         &mut self,
@@ -100,8 +101,8 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         count
     }
 
-    /// Counts the completed requests of the queue in this slot, up to the first one of another queue, and notes their latencies. Returns how
-    /// many.
+    /// Counts the completed requests of the queue in this slot, up to the first one of another queue, and notes their
+    /// latencies. Returns their number.
     #[inline]
     fn account(&mut self, slot: u16, completed: &mut [AnyCompletion], route: &ToDisks<'_>) -> usize {
         // Counted and noted as one while they have the same operation and timestamps: often all of a batch.
@@ -109,7 +110,7 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         let (op, stamps) = first.unwrap_or((Op::Read, Timestamps::default()));
         let mut group = FinishedGroup { op, stamps, times: 0, bytes: 0 };
         let mut count = 0;
-        // What is not in the group yet: values that need not be in memory.
+        // Not in the group yet: values in registers.
         let (mut times, mut bytes) = (0, 0);
         while let Some(done) = completed.get_mut(count)
             && done.tag.queue() == slot
@@ -183,8 +184,8 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         }
     }
 
-    /// Counts a run that is about to be finished, for a queue of several disks. Not part of [`finish`](Self::finish), where it would
-    /// cost each request of a queue with one disk.
+    /// Counts a run that is about to be finished, for a queue of several disks. Not in [`finish`](Self::finish), where
+    /// it would cost each request of a queue with one disk.
     #[inline(never)]
     fn count_by_disk(&mut self, run: &[AnyCompletion]) {
         let Some(per_disk) = &mut self.per_disk else { return };
@@ -231,7 +232,7 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         }
     }
 
-    /// Records the latencies of what was noted before a lone request.
+    /// Records the latencies of requests noted before a lone one.
     #[cold]
     fn record_noted(&mut self, finished: Ticks, published: Ticks) {
         self.record_latencies(None, finished, published);

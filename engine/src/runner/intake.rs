@@ -1,4 +1,4 @@
-//! What a queue gives to the engine in one call: requests, and its own answers.
+//! A queue's input to the engine in one call: requests, and its own completions.
 
 use mqblk_core::{ByteLen, ByteOffset, Completion, DiskSlot, Intake, Op, Outcome, Request, Tag};
 
@@ -26,7 +26,8 @@ fn take_tag<R, T>(
     Tag::new(submit.slot, index)
 }
 
-/// Admits a request that is refused. In a function of its own, so that the outcome of the check is not kept while others get their tags.
+/// Admits a request that is refused. Kept out of line, so that the outcome of the check is not kept while others get
+/// their tags.
 #[cold]
 #[inline(never)]
 fn refuse<R: Route, T>(

@@ -1,5 +1,5 @@
-//! Requests without data, which are sliced as those with data are: the slices of buffers have tests of their own (memory/), and slices with
-//! data are tested with hostile guests.
+//! Requests without data, which are sliced like those with data. Slices of buffers have their own tests (memory/), and
+//! slices with data are tested with hostile guests.
 
 use mqblk_core::Errno;
 use mqblk_uring::UringOptions;
@@ -11,17 +11,17 @@ use crate::trial::LIMITS;
 const MIB: u64 = 1 << 20;
 const ZEROES: Op = Op::WriteZeroes { may_unmap: false, fua: false };
 
-/// Storage that completes what it took when it is told to.
+/// Storage that completes its requests on command.
 #[derive(Default)]
 struct Storage {
     taken: Vec<AnyRequest>,
-    /// All that it took: operation, start and length in MiB.
+    /// All requests that it took: operation, start and length in MiB.
     seen: Vec<(Op, u64, u64)>,
-    /// It fails the request that starts there.
+    /// Start of a request that it fails.
     bad: Option<u64>,
     /// It takes no more requests than this.
     room: Option<usize>,
-    /// Tags that it was asked to cancel.
+    /// Tags of cancel calls.
     cancelled: Vec<Tag>,
 }
 

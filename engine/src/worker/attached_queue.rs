@@ -17,11 +17,11 @@ use crate::runner::AnyQueue;
 /// Called with the reason when a ring is found to be broken.
 pub(crate) type OnBroken = Box<dyn FnOnce(&str) + Send>;
 
-/// What happens to a draining queue when none of its requests is in flight.
+/// The action on a draining queue when none of its requests is in flight.
 pub(crate) enum OnDrained {
-    /// It is taken apart, and what is left is sent.
+    /// It is dismantled, and its remains are sent.
     Detach(SyncSender<LeftQueue>),
-    /// It is sent, for another worker, where its phase is the one it had here.
+    /// It is sent to another worker, where it keeps its phase.
     Move(Phase, SyncSender<LeavingQueue>),
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct LeavingQueue {
     pub(crate) parts: MovingParts,
 }
 
-/// What a queue keeps on its way to another worker, besides itself.
+/// A moving queue's state besides itself.
 pub(crate) struct MovingParts {
     pub(crate) disks: Vec<QueueDisk>,
     pub(crate) kick: Option<Kick>,
@@ -52,14 +52,14 @@ pub(crate) struct AttachedQueue {
     pub(crate) generation: u32,
     /// Distinguishes this watch of the kick from an earlier one.
     pub(crate) watch: u32,
-    /// It has completions to publish.
+    /// True if it has completions to publish.
     pub(crate) dirty: bool,
-    /// Its requests in flight are not completed any more.
+    /// True if its requests in flight are no longer completed.
     pub(crate) frozen: bool,
     pub(crate) on_broken: Option<OnBroken>,
-    /// What happens when it is drained; `None` while it does not drain.
+    /// The action when it is drained; `None` while it does not drain.
     pub(crate) on_drained: Option<OnDrained>,
-    /// Wakes it, wherever it is attached.
+    /// Wakes it at any worker.
     pub(crate) waker: Arc<Waker>,
 }
 

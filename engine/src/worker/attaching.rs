@@ -40,8 +40,8 @@ impl Worker {
         Ok((slot, generation))
     }
 
-    /// Opens the disks of a queue that comes to this worker, then calls `enter` with the slot and the generation that the queue gets: it takes
-    /// what the queue needs of the context. When one of these fails, no disk stays open.
+    /// Opens the disks of a queue that comes to this worker, then calls `enter` with the slot and the generation of the
+    /// queue, which takes the queue's resources of the context. When one of these fails, no disk stays open.
     pub(crate) fn admit<R>(
         &mut self,
         disks: &[QueueDisk],

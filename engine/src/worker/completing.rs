@@ -22,7 +22,7 @@ impl Worker {
         true
     }
 
-    /// Completes and publishes what a first batch has left. Returns true if there was anything to publish.
+    /// Completes and publishes the rest after a first batch. Returns true if there was anything to publish.
     #[inline(never)] // a turn mostly ends with one batch, of one queue
     fn complete_rest(&mut self) -> bool {
         while self.has_completions() {
@@ -37,8 +37,8 @@ impl Worker {
         true
     }
 
-    /// Returns true if completions are to be given to their queues. A queue's next step may be refused, and so complete at once; or the
-    /// queue cancels.
+    /// Returns true if completions wait for their queues. A queue's next step may be refused, and so complete at once;
+    /// or the queue cancels.
     #[inline]
     fn has_completions(&mut self) -> bool {
         if !self.channels.completions.is_empty() {
@@ -47,7 +47,7 @@ impl Worker {
         !self.completing.is_empty()
     }
 
-    /// Gives one batch of completions to their queues. Returns true if all were published too, and none has come by that.
+    /// Gives one batch of completions to their queues. Returns true if all were published too, without new ones.
     #[inline(always)] // for the first batch, and for the others
     fn complete_batch(&mut self) -> bool {
         let (finished, published) = self.complete_run(0);
@@ -72,8 +72,8 @@ impl Worker {
         false
     }
 
-    /// Gives the completions from `at` on to the queue of the first one, up to one of another queue. Returns how many, and true if they were
-    /// published too: then they were the last ones, and none has come by that.
+    /// Gives the completions from `at` on to the queue of the first one, up to one of another queue. Returns their
+    /// number, and true if they were published too: then they were the last ones, without new ones.
     #[inline(always)] // for the first run, and for each of the others
     fn complete_run(&mut self, at: usize) -> (usize, bool) {
         let left = &mut self.completing[at..];
@@ -107,7 +107,7 @@ impl Worker {
         self.dirty.clear();
     }
 
-    /// Does what a publish has left to do.
+    /// Does the rest of a publish.
     #[inline]
     fn follow_publish(&mut self, slot: u16, after: AfterPublish) {
         if after == AfterPublish::More {
@@ -115,7 +115,7 @@ impl Worker {
         }
     }
 
-    /// Polls a queue again that is disarmed now, and lists its deferred call, unless that is listed.
+    /// Polls a newly disarmed queue again, and lists its deferred call, unless it is listed.
     #[cold]
     fn do_after_publish(&mut self, slot: u16) {
         let Some(attached) = self.queues[usize::from(slot)].as_mut() else { return };
@@ -137,7 +137,7 @@ impl Worker {
                 return true;
             }
             let attached = queues[usize::from(*slot)].as_mut();
-            // Meanwhile the call may have been sent, and another one deferred.
+            // The call may have been sent meanwhile, and another one deferred.
             match attached.and_then(|attached| attached.runner.send_due_call(now)) {
                 Some(later) => {
                     *due = later;

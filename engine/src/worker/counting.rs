@@ -1,4 +1,4 @@
-//! A worker's counters, and when it calls: the requests of the test's guest complete one by one, as the test releases them.
+//! A worker's counters and its calls: the requests of the test's guest complete one by one, as the test releases them.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -24,7 +24,7 @@ use crate::trial::TrialDisk;
 #[derive(Debug, Default)]
 struct GuestState {
     waiting: VecDeque<Op>,
-    /// Requests that the queue completes in the pull, and does not count.
+    /// Requests that the queue completes in the pull without counting them.
     answered: u32,
     completed: u32,
     calls: u32,
@@ -176,10 +176,10 @@ fn push(state: &Shared, ops: impl IntoIterator<Item = Op>) {
     state.lock().unwrap().waiting.extend(ops);
 }
 
-/// Requests of a run by the timer, one before each of the first looks.
+/// Requests of a run by the timer, one before each of the first checks.
 const BY_TIMER: u32 = 5;
 
-/// Serves requests by the timer until the worker sleeps without one. Returns the looks and the completions.
+/// Serves requests by the timer until the worker sleeps without one. Returns the checks and the completions.
 fn serve_by_timer(worker: &mut Worker, state: &Shared) -> (u32, u32) {
     let request = || {
         push(state, [Op::Read]);
@@ -211,7 +211,8 @@ fn serve_by_timer(worker: &mut Worker, state: &Shared) -> (u32, u32) {
 
 #[test]
 fn a_worker_that_gives_way_looks_by_a_timer_without_kicks_and_arms_when_nothing_comes() {
-    // A host that is busy keeps the worker from its CPU for so long that the queue is armed before all requests have come: such a run is repeated.
+    // On a busy host the queue may be armed before all requests have come, because the worker lacks its CPU: the run is
+    // repeated.
     for _ in 0..1000 {
         let kick = EventFd::new().expect("an eventfd").into();
         let (mut worker, state, _open) = fixture_of(PollPolicy::default(), Some(kick), Coalesce::default());
@@ -267,7 +268,7 @@ fn every_request_is_once_in_each_latency_part() {
     assert!(stats.cpu_ns > 0);
 }
 
-/// A queue that forgets to count what it answers itself answers all the same.
+/// Requests that a queue completes itself are published even if it does not count them.
 #[test]
 fn what_a_queue_completes_in_its_pull_is_published_whether_or_not_it_was_counted() {
     let (mut worker, state, _open) = fixture(Coalesce::default());

@@ -99,7 +99,7 @@ impl GuestQueue for ScriptedQueue {
     fn position(&self) {}
 }
 
-/// The maxima of what a channel was offered.
+/// The maxima of the offers to a channel.
 #[derive(Debug, Default)]
 struct Offered {
     requests: AtomicU64,
@@ -318,7 +318,7 @@ fn a_slow_disk_does_not_hold_up_fast_ones() {
 
 #[test]
 fn a_turn_is_shared_while_several_channels_are_busy_and_the_whole_plug_is_merged() {
-    // Nothing touches: nothing is merged. Eight queues fill the plug faster than it is submitted.
+    // No requests touch: none is merged. Eight queues fill the plug faster than it is submitted.
     let of = |len: u64| move |at: u64| (SLOW, Op::Write { fua: false }, at * 100 % 200_000, len);
     for (len, requests, bytes) in [(BLOCK, 64, 64 * BLOCK), (32 * BLOCK, 8, 1 << 20)] {
         let mut fixture = Fixture::new(plug(MergeMode::Off), 9, 4096);
@@ -331,7 +331,7 @@ fn a_turn_is_shared_while_several_channels_are_busy_and_the_whole_plug_is_merged
         let outstanding = most(&fixture.slow.outstanding);
         assert!((4096 / 4 - 64..=4096 / 4).contains(&outstanding), "{outstanding}");
     }
-    // Everything touches: it is merged into long requests however little is offered at once.
+    // All requests touch: they are merged into long ones, however few are offered at once.
     let mut fixture = Fixture::new(PlugOptions { depth: 1, ..plug(MergeMode::On) }, 2, CONTEXT_OPS);
     fixture.request_slow(1);
     fixture.serve();

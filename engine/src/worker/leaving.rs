@@ -8,16 +8,16 @@ use crate::clock::Ticks;
 use crate::counters::QueueStats;
 use crate::poll_list::Phase;
 
-/// What is left of a queue that was detached.
+/// The remains of a detached queue.
 #[derive(Clone, Debug)]
 pub struct Detached<P> {
-    /// Where a new owner resumes.
+    /// The position at which a new owner resumes.
     pub position: P,
     /// The queue's statistics.
     pub report: QueueStats,
 }
 
-/// What is left of a queue that was drained.
+/// The remains of a drained queue.
 pub(crate) struct LeftQueue {
     /// The queue's position, boxed with its own type.
     pub(crate) position: Box<dyn std::any::Any + Send>,
@@ -25,7 +25,7 @@ pub(crate) struct LeftQueue {
 }
 
 impl LeftQueue {
-    /// Returns what is left, with a position of a known type.
+    /// Returns the remains, with a position of a known type.
     pub(crate) fn detached<P: 'static>(self) -> Result<Detached<P>, WorkerError> {
         let position = self.position.downcast::<P>().map_err(|_| WorkerError::Ended)?;
         Ok(Detached { position: *position, report: self.report })
@@ -48,7 +48,7 @@ impl Worker {
         self.begin_drain(slot);
     }
 
-    /// Lets a draining queue's throttled requests go.
+    /// Lets a draining queue's throttled requests pass.
     pub(crate) fn pass_throttled(&mut self, slot: u16, generation: u32) {
         if self.find(slot, generation).is_some() {
             self.channels.begin_leave_throttles(slot);
@@ -74,7 +74,7 @@ impl Worker {
         self.end_drained();
     }
 
-    /// Ends what has waited for requests that are published now: disks are closed, and queues detached.
+    /// Closes disks and detaches queues that have waited for requests published now.
     #[cold]
     pub(super) fn end_leaving(&mut self) {
         if self.closing {
@@ -88,7 +88,7 @@ impl Worker {
         self.leaving = self.closing || !self.draining.is_empty();
     }
 
-    /// Serves a queue on whose move was begun and that is still here.
+    /// Continues to serve a queue whose move was begun and that is still here.
     pub(crate) fn cancel_move(&mut self, slot: u16, generation: u32) {
         let Some((attached, _)) = self.find(slot, generation) else { return };
         if let Some(OnDrained::Move(phase, _)) =
@@ -98,7 +98,7 @@ impl Worker {
         }
     }
 
-    /// Freezes a draining queue: its requests are not completed any more. Those completed before are published first.
+    /// Freezes a draining queue: its requests are no longer completed. Earlier completions are published first.
     pub(crate) fn freeze(&mut self, slot: u16, generation: u32) {
         self.complete();
         if let Some((attached, _)) = self.find(slot, generation) {

@@ -1,4 +1,4 @@
-//! What a worker tells about itself, between two turns.
+//! A worker's statistics, taken between two turns.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::counters::{QueueId, QueueStats, WorkerStats};
 use crate::errors::DiskHealth;
 use crate::plug::Merges;
 
-/// A worker's requests in flight to a disk: how many, and the age of the oldest.
+/// A worker's requests in flight to a disk: their number, and the age of the oldest.
 pub(crate) struct Age {
     pub(crate) health: Arc<DiskHealth>,
     pub(crate) oldest: Duration,
@@ -37,8 +37,8 @@ impl Worker {
         }
     }
 
-    /// Returns the number of requests in flight and the age of the oldest, for each disk that has any. Requests that its limits hold back are
-    /// left out: the storage does not have them.
+    /// Returns the number of requests in flight and the age of the oldest, for each disk that has any. Without
+    /// throttled requests: the storage does not have them.
     pub(crate) fn ages(&self) -> Vec<Age> {
         let now = self.clock.now();
         let mut throttled: Vec<Tag> = self.channels.all().flat_map(|(_, open)| open.throttled_tags()).collect();
@@ -51,7 +51,7 @@ impl Worker {
                 if throttled.binary_search(&Tag::new(slot, index)).is_ok() {
                     return;
                 }
-                // Where limits apply the storage may have it long after the pull.
+                // With limits the storage may get it long after the pull.
                 let since = if open.has_throttle() { stamps.submitted } else { stamps.pulled };
                 let oldest = Duration::from_nanos(now.since(since));
                 match ages.iter_mut().find(|age| Arc::ptr_eq(&age.health, &open.health)) {

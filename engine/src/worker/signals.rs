@@ -1,5 +1,5 @@
-//! Channels that have operations of their own in the worker's ring while no request is outstanding: a signal for such a channel is read by
-//! it, and the worker sleeps afterwards.
+//! Channels with their own operations in the worker's ring while no request is outstanding: the channel reads its
+//! signal, and the worker sleeps afterwards.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,7 +21,7 @@ use crate::trial::{GEOMETRY, LIMITS};
 /// More turns than the worker needs to come to rest.
 const TURNS: usize = 20;
 
-/// A disk that takes requests only once it was signalled, as a connection that is being made does.
+/// A disk that takes requests only after a signal, like a connection that is being made.
 #[derive(Clone)]
 struct SignalledDisk {
     event: EventFd,
@@ -101,7 +101,7 @@ impl DiskChannel<UringContext> for SignalledChannel {
     }
 }
 
-/// A queue with one flush, which is taken when it is kicked.
+/// A queue with one flush, which is taken at a kick.
 struct OneFlush {
     pulled: bool,
     finished: Arc<AtomicU64>,
@@ -149,7 +149,7 @@ impl GuestQueue for OneFlush {
     fn position(&self) {}
 }
 
-/// A worker with one queue on each of `disks`, whose requests wait in the plugs. Counts those that are finished.
+/// A worker with one queue on each of `disks`, whose requests wait in the plugs. Counts the finished ones.
 fn worker_with(disks: &[SignalledDisk]) -> (Worker, Mailbox<Worker>, Arc<AtomicU64>) {
     let (mailbox, receiver) = Mailbox::new(0).expect("a mailbox");
     let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
@@ -176,7 +176,7 @@ fn worker_with(disks: &[SignalledDisk]) -> (Worker, Mailbox<Worker>, Arc<AtomicU
     (worker, mailbox, finished)
 }
 
-/// Turns until the worker would sleep. `None`: it does not come to that.
+/// Turns until the worker would sleep. `None`: it does not.
 fn come_to_rest(worker: &mut Worker) -> Option<usize> {
     (1..=TURNS).find(|_| !worker.turn() && worker.poll_or_arm() == IdleDecision::Sleep)
 }
@@ -192,7 +192,7 @@ fn a_signal_without_an_outstanding_request_is_read_and_the_worker_sleeps() {
             disk.event.signal();
             assert!(come_to_rest(&mut worker).is_some(), "the signal of disk {at} of {count} is never read");
             assert_eq!(disk.reaped.load(Ordering::Relaxed), 1);
-            // What waited for the signal is submitted before the worker sleeps.
+            // The request that waited for the signal is submitted before the worker sleeps.
             assert_eq!(finished.load(Ordering::Relaxed), at);
         }
         // Nothing waits and nothing is outstanding: no channel is busy.

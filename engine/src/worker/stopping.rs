@@ -101,15 +101,15 @@ impl GuestQueue for Queue {
     fn position(&self) {}
 }
 
-/// The storage: how it behaves, and the requests it got.
+/// The storage: its behaviour, and its requests.
 #[derive(Default)]
 pub(super) struct Storage {
-    /// Sectors whose requests fail, and how.
+    /// Sectors whose requests fail, with the outcome.
     bad: Vec<(u64, Outcome)>,
     pub(super) seen: Vec<(Op, u64, u64)>,
-    /// It completes nothing.
+    /// True if it completes nothing.
     pub(super) hangs: bool,
-    /// It takes no more than this of an offer.
+    /// Most requests that it takes of an offer.
     most: Option<usize>,
 }
 

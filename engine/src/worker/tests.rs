@@ -1,6 +1,6 @@
-//! The worker itself, on a real io_uring, stepped: guests and a control thread act at every point where the worker calls out, and while it
-//! sleeps. Whatever they do and whenever, the worker sleeps only when nothing waits for it, or when the io_uring holds a completion that
-//! will wake it.
+//! The worker itself, on a real io_uring, stepped: guests and a control thread act at every point where the worker
+//! calls out, and while it sleeps. In all cases the worker sleeps only when nothing waits for it, or when the io_uring
+//! holds a completion that will wake it.
 
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -63,7 +63,7 @@ const EVENTS: [Event; 12] = [
 /// The slot of the second disk, which queue 0 has.
 const SECOND: DiskSlot = DiskSlot(1);
 
-/// When each event happens: at the n-th point where the worker calls out, or earlier if it sleeps before that.
+/// The time of each event: the n-th point where the worker calls out, or earlier if it sleeps before.
 type Plan = Vec<(u32, Event)>;
 
 struct Guest {
@@ -75,7 +75,7 @@ struct Guest {
     /// Requests that the queue blocks until it is woken: each third.
     blocked: u32,
     waker: Option<Arc<dyn Wake>>,
-    /// Number of wakes, and how many of them the queue has seen.
+    /// Number of wakes, and of those that the queue has seen.
     wakes: u32,
     wakes_seen: u32,
 }
@@ -97,7 +97,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Called wherever the worker calls out.
+    /// Called at each point where the worker calls out.
     fn point(&mut self) {
         self.point += 1;
         while self.plan.first().is_some_and(|(when, _)| *when <= self.point) {
@@ -411,7 +411,7 @@ fn play(plan: &[(u32, Event)]) -> u32 {
         if worker.turn() || worker.poll_or_arm() != IdleDecision::Sleep {
             continue;
         }
-        // It sleeps until a completion arrives; those that had arrived before do not wake it.
+        // It sleeps until a completion arrives; earlier ones do not wake it.
         while worker.context.turn(Wait::No) == 0 {
             let mut scene = at(&scene);
             assert_eq!(*scene.read.lock().expect("not poisoned"), scene.sent, "lost: a message waits, in {plan:?}");

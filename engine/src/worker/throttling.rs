@@ -61,7 +61,7 @@ fn requests_wait_in_the_engine_until_the_limit_allows_them() {
     assert_eq!(limited.rig.submit(&reads(4)), [(1, DONE)]);
     assert_eq!(limited.rig.seen(), [1], "the storage does not know the others");
     assert_eq!((limited.stats().waiting, limited.rig.in_flight()), (3, 3));
-    // Nothing happens before it is due, and a worker that sleeps wakes then.
+    // Nothing happens before it is due, and a sleeping worker wakes then.
     let sleep = limited.rig.worker.channels.deadline().expect("it is due at some time");
     let wait = sleep.saturating_duration_since(Instant::now());
     assert!(wait > Duration::from_millis(50) && wait < Duration::from_millis(101), "{wait:?}");
@@ -74,7 +74,7 @@ fn requests_wait_in_the_engine_until_the_limit_allows_them() {
     let ThrottleStats { throttled, throttled_ns, waiting } = limited.stats();
     assert_eq!((throttled, throttled_ns, waiting), (3, (101 + 200 + 300) * MS, 0));
     assert!(limited.rig.worker.channels.deadline().is_none());
-    // What accrues while nobody wants it is kept up to the bucket's depth.
+    // Unused tokens are kept up to the bucket's depth.
     assert_eq!(limited.after_ms(10_000), []);
     assert_eq!(sectors(&limited.rig.submit(&reads(3))), [1]);
 }
@@ -227,7 +227,7 @@ fn a_queue_that_moves_is_served_at_its_limit() {
     assert_eq!((disks, limited.stats().waiting), (Ok(1), 0));
 }
 
-/// However often a queue leaves, and however it does: what is served is within the limit.
+/// However often and in whichever way a queue leaves, the served requests are within the limit.
 #[test]
 fn queues_that_leave_evade_no_limit() {
     for way in ["drained", "recorded"] {
@@ -415,11 +415,11 @@ fn disks_of_a_group_share_its_limits() {
         clock.fetch_add(MS / 10, Ordering::Relaxed);
     }
     let all: usize = done.iter().sum();
-    // 2000, and the 100 that the bucket holds; less what is leased.
+    // 2000, and the 100 that the bucket holds; less the leases.
     assert!((2080..=2112).contains(&all), "{done:?}");
     assert!((195..=215).contains(&done[2]), "its own limit: {done:?}");
     assert!(done[0].abs_diff(done[1]) <= all / 20, "{done:?}");
-    // One leaves the group, and has no limit any more.
+    // One leaves the group, and then has no limit.
     rigs[0].health.limits().set_group(None);
     rigs[0].worker.channels.reload_settings();
     assert_eq!(rigs[0].run_until_idle().len(), 40);

@@ -118,7 +118,7 @@ fn the_tighter_bound_counts() {
 
 #[test]
 fn a_section_whose_order_may_matter_stays_in_the_order_of_arrival() {
-    // The write at 0 overlaps the read after it; the section after the flush is merged all the same.
+    // The write at 0 overlaps the read after it; the section after the flush is merged.
     let list =
         [(WRITE, 8, 1), (READ, 1, 1), (WRITE, 0, 2), (READ, 2, 1), (Op::Flush, 0, 0), (READ, 2, 1), (READ, 1, 1)];
     let want = [vec![0], vec![1], vec![2], vec![3], vec![4], vec![6, 5]];
@@ -174,7 +174,7 @@ fn any_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Batches on a small disk, so that much touches and some overlaps; on a larger one little does.
+/// Batches on a small disk, where many requests touch and some overlap, or on a larger one, where few do.
 fn any_batch() -> impl Strategy<Value = Vec<Request<Memory>>> {
     let one = |blocks: u64| (any_op(), 0..blocks, 1_u64..4, 1_u32..4);
     let some = move |blocks| proptest::collection::vec(one(blocks), 0..60);
@@ -243,7 +243,7 @@ proptest! {
                     || segments(first).unwrap() + segments(second).unwrap() > segs {
                     continue;
                 }
-                // They could have been, unless requests of their section overlap.
+                // They could, unless requests of their section overlap.
                 let start = batch[..from].iter().rposition(|request| request.op == Op::Flush).map_or(0, |at| at + 1);
                 let end = batch[to..].iter().position(|request| request.op == Op::Flush).map_or(batch.len(), |at| to + at);
                 let section = &batch[start..end];

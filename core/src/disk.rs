@@ -76,7 +76,7 @@ pub enum DiskError {
     Size {
         /// The requested size, or that of the host's storage.
         found: String,
-        /// What is possible.
+        /// The possible sizes.
         expected: String,
     },
 }

@@ -144,7 +144,7 @@ const SPILL_CAPACITY: usize = 8;
 const NO_SPILL: u32 = u32::MAX;
 /// The end of the list of free entries.
 const NO_ENTRY: u32 = u32::MAX;
-/// Used instead of a lease index while an entry is free. No lease has this index: FREE leases do not fit into memory.
+/// Used instead of a lease index while an entry is free. No lease has this index: that many do not fit into memory.
 const FREE: u32 = i32::MAX as u32;
 
 /// State of a buffer. One cache line for the common request of one or two segments.

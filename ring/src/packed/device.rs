@@ -64,7 +64,7 @@ pub struct PackedDevice {
     pub(super) inflight: Option<PackedInflight>,
     /// Chains that an earlier process took and did not complete, the last one first.
     replays: Vec<PackedReplay>,
-    /// The [`replays`](Self::replays) with a recorded step.
+    /// The `replays` with a recorded step.
     recorded_steps: Vec<PackedReplay>,
     /// True if the ring was served before.
     is_resumed: bool,

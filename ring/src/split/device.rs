@@ -47,7 +47,7 @@ pub struct SplitDevice {
     inflight_table: Option<InflightTable>,
     /// Chains that an earlier process took and did not complete, the last one first.
     replays: Vec<Replay>,
-    /// The [`replays`](Self::replays) with a recorded step.
+    /// The `replays` with a recorded step.
     recorded_steps: Vec<Replay>,
     /// Most descriptors of a chain.
     max_chain_len: u16,

@@ -16,12 +16,12 @@ use crate::protocol::ErrorObject;
 
 /// Longest response that is accepted: far above what 256 queues of a few disks with all their histograms need.
 const MAX_RESPONSE_BYTES: usize = 256 << 20;
-/// How long a response is waited for by default.
+/// Default time to wait for a response.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause between attempts to connect while the server's backlog is full.
 const CONNECT_RETRY: Duration = Duration::from_millis(10);
 
-/// Why a call gave no result.
+/// Error of a call.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No server listens at that path.

@@ -1,4 +1,4 @@
-//! The clients of the server: how many there are, who makes room for another one, and which verbs run.
+//! The clients of the server: their limits, the choice of the one that makes room for another, and the running verbs.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -13,18 +13,18 @@ pub(crate) struct ClientLimits {
     pub clients: usize,
     /// Privileged clients that have room in any case.
     pub reserved: usize,
-    /// How long a client is idle before it makes room for another one.
+    /// Idle time after which a client makes room for another one.
     pub settled: Duration,
 }
 
 #[derive(Debug)]
 struct Client {
     number: u64,
-    /// Of root, or of the daemon's own user.
+    /// True for root and the daemon's own user.
     is_privileged: bool,
-    /// Its last response, or its connection.
+    /// Time of its last response, or of its connection.
     idle_since: Instant,
-    /// What runs for it.
+    /// Its running verb.
     verb: Option<RunningVerb>,
     /// Shut down when it makes room.
     stream: UnixStream,
@@ -48,7 +48,7 @@ impl ClientList {
         self.clients.iter().filter(|client| client.is_privileged == is_privileged).count()
     }
 
-    /// Takes out the client that has been idle for longest, of these.
+    /// Removes the longest idle of the clients that `of` selects.
     fn take_longest_idle(&mut self, settled: Duration, of: impl Fn(&Client) -> bool) -> Option<Client> {
         let idle = |client: &Client| client.verb.is_none() && client.idle_since.elapsed() >= settled;
         let candidates = self.clients.iter().enumerate().filter(|(_, client)| idle(client) && of(client));
@@ -69,7 +69,7 @@ impl Clients {
         Clients { limits, list: RankedMutex::leaf(ClientList::default()) }
     }
 
-    /// Admits a client. Another one that has been idle for long makes room, if that is needed.
+    /// Admits a client. If needed, a client that has been idle for long makes room.
     ///
     /// # Errors
     /// If there is no room: the number of clients.
@@ -78,7 +78,7 @@ impl Clients {
         let mut list = self.list.lock();
         let others = list.count(false);
         let evicted = if !is_privileged && others >= clients {
-            // The others make room among themselves.
+            // Unprivileged clients make room among themselves.
             Some(list.take_longest_idle(settled, |client| !client.is_privileged))
         } else if list.clients.len() >= clients + reserved {
             let other = list.take_longest_idle(settled, |client| is_privileged && !client.is_privileged);

@@ -1,22 +1,22 @@
-//! Where the admin socket is when nobody says where.
+//! The default path of the admin socket.
 
 use std::env::var_os;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// The environment variable that names the socket.
+/// The environment variable with the socket's path.
 pub const SOCKET_VARIABLE: &str = "MQBLK_ADMIN";
 
 /// The folder of runtime files, of a system's services.
 const SYSTEM_RUNTIME: &str = "/run";
 
-/// Returns true if the environment names a socket.
+/// Returns true if the environment has a path of the socket.
 pub fn names_a_socket() -> bool {
     of_environment().is_some()
 }
 
-/// Returns the path of the socket: that of `MQBLK_ADMIN`; else `/run/mqblk/admin.sock` for root, and `$XDG_RUNTIME_DIR/mqblk/admin.sock` for
-/// others who have such a folder.
+/// Returns the path of the socket: `MQBLK_ADMIN`; else `/run/mqblk/admin.sock` for root, and
+/// `$XDG_RUNTIME_DIR/mqblk/admin.sock` for others who have such a folder.
 pub fn default_socket() -> PathBuf {
     let of_user = if rustix::process::geteuid().is_root() { None } else { not_empty("XDG_RUNTIME_DIR") };
     resolve(of_environment(), of_user)

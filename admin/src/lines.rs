@@ -32,7 +32,7 @@ pub(crate) enum Line {
     Stopped,
 }
 
-/// When reading a line times out.
+/// Deadline of reading a line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LineDeadline {
     /// This long after the line's first byte. The first byte is waited for without a limit.
@@ -110,7 +110,7 @@ impl Lines {
         }
     }
 
-    /// Receives bytes behind the first `start` pending ones, and the descriptor that comes with them. Of several one is kept.
+    /// Receives bytes behind the first `start` pending ones, and their descriptor. Of several descriptors one is kept.
     fn receive(&mut self, start: usize) -> io::Result<usize> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -202,7 +202,7 @@ fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// Converts a time. Longer ones than the kernel can represent become the longest that it can.
+/// Converts a time. Longer ones than the kernel can represent become its maximum.
 pub(crate) fn timespec(time: Duration) -> Timespec {
     Timespec::try_from(time).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
 }

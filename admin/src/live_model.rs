@@ -1,4 +1,4 @@
-//! The shapes of what the verbs about queues, controllers and workers answer.
+//! The results of the verbs about queues, controllers and workers.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct FrontendInfo {
     /// Its process id, 0 if unknown.
     pub pid: i32,
-    /// For how long it has been connected, in nanoseconds.
+    /// Time since it connected, in nanoseconds.
     pub connected_ns: u64,
     /// The virtio and vhost-user feature bits that the driver has accepted; 0 before.
     pub features: u64,
@@ -22,9 +22,9 @@ pub struct FrontendInfo {
 pub struct DiskSettings {
     /// The disk, LUN or controller.
     pub id: String,
-    /// The settings that can be changed while guests use it, as they are now. Of limits those that are set.
+    /// The settings that can be changed while guests use it, with their current values. Only limits that are set.
     pub settings: serde_json::Map<String, serde_json::Value>,
-    /// The next daemon has them too.
+    /// True if the next daemon has them too.
     pub survives_restart: bool,
 }
 
@@ -46,7 +46,7 @@ pub struct ListedQueue {
     pub id: String,
     /// Its number.
     pub queue: u32,
-    /// The worker that serves it, or will when a guest uses it.
+    /// The worker that serves it, or will serve it when a guest uses it.
     pub worker: u32,
 }
 
@@ -62,7 +62,7 @@ pub struct QueueMoved {
     pub worker: u32,
     /// False if no guest uses the queue: it starts at that worker.
     pub moved: bool,
-    /// The next daemon has it there too.
+    /// True if the next daemon has it at that worker too.
     pub survives_restart: bool,
 }
 
@@ -74,7 +74,7 @@ pub struct ControllerList {
     pub controllers: Vec<ListedController>,
 }
 
-/// A controller, and who uses it.
+/// A controller and its VMM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ListedController {
@@ -86,7 +86,7 @@ pub struct ListedController {
     pub luns: Vec<String>,
     /// The connected VMM; null without one.
     pub frontend: Option<FrontendInfo>,
-    /// Its settings as they are now, every default filled in.
+    /// Its current settings, every default filled in.
     pub settings: serde_json::Map<String, serde_json::Value>,
 }
 
@@ -106,7 +106,7 @@ pub struct ListedWorker {
     pub worker: u32,
     /// The CPU that it is pinned to; null if the kernel places it.
     pub cpu: Option<u32>,
-    /// The request queues that it serves, or will when a guest uses them.
+    /// The request queues that it serves, or will serve when a guest uses them.
     pub queues: u32,
 }
 
@@ -116,8 +116,8 @@ pub struct ListedWorker {
 pub struct WorkerChange {
     /// The number of the worker that was added or removed.
     pub worker: u32,
-    /// How many there are now.
+    /// The number of workers now.
     pub workers: u32,
-    /// The next daemon has as many.
+    /// True if the next daemon has as many.
     pub survives_restart: bool,
 }

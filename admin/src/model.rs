@@ -22,7 +22,8 @@ pub struct Lun {
     pub lun: u32,
     /// Its state: `adding`, `ready`, `removing` or `removed`.
     pub state: String,
-    /// Its logical unit: the id of the LUN for which that was opened. Null while that is being opened, as are the fields below.
+    /// Its logical unit: the id of the LUN for which it was opened. Null while it is being opened, like the fields
+    /// below.
     pub unit: Option<String>,
     /// The kind of storage.
     pub storage: Option<String>,
@@ -78,7 +79,7 @@ pub struct Stat {
     pub version: String,
     /// Time of the sample, in nanoseconds of the host's monotonic clock.
     pub time_ns: u64,
-    /// How long the daemon had been running then, in nanoseconds. `time_ns - uptime_ns` identifies a run.
+    /// Uptime of the daemon at the sample, in nanoseconds. `time_ns - uptime_ns` identifies a run.
     pub uptime_ns: u64,
     /// The disks, in the order of the configuration.
     pub disks: Vec<DiskStat>,
@@ -100,18 +101,19 @@ pub struct OutDisk {
     pub controller: Option<String>,
     /// The guest interface.
     pub interface: String,
-    /// Why it is out.
+    /// The reason.
     pub why: String,
-    /// For how long it has been out, in nanoseconds.
+    /// Time since it is out, in nanoseconds.
     pub out_ns: u64,
-    /// How often it was tried.
+    /// Number of attempts.
     pub tries: u32,
-    /// When it is tried again, in nanoseconds from now.
+    /// Time of the next attempt, in nanoseconds from now.
     pub next_try_ns: u64,
 }
 
 impl Stat {
-    /// Returns when the daemon was started, in nanoseconds of the host's monotonic clock: the same in all results of one run.
+    /// Returns the start time of the daemon, in nanoseconds of the host's monotonic clock: equal in all results of one
+    /// run.
     pub fn started_ns(&self) -> u64 {
         self.time_ns.saturating_sub(self.uptime_ns)
     }
@@ -127,7 +129,7 @@ pub struct DiskStat {
     pub interface: String,
     /// The kind of storage: `file`, `nbd`, `qcow2`, ...
     pub storage: String,
-    /// Whether adjacent requests are merged, as configured: `auto`, `on` or `off`.
+    /// Merging of adjacent requests, as configured: `auto`, `on` or `off`.
     pub merge: String,
     /// Longest merged request, in bytes.
     pub merge_bytes: u64,
@@ -137,7 +139,7 @@ pub struct DiskStat {
     pub queue_count: u32,
     /// The sums over its queues.
     pub totals: Load,
-    /// Its error policy, and whether it is stopped.
+    /// Its error policy and its stop.
     pub health: Health,
     /// Its connections to its storage. Null for storage that has none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -146,7 +148,7 @@ pub struct DiskStat {
     /// for interfaces that need none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_flight_region: Option<bool>,
-    /// What its VMM uses of its budget. Null for interfaces whose guests share no files.
+    /// Its VMM's use of its budget. Null for interfaces whose guests share no files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<TenantBudgetStat>,
     /// Grant statistics of a Xen disk. Null for others.
@@ -157,7 +159,7 @@ pub struct DiskStat {
     pub queues: Vec<QueueStat>,
 }
 
-/// What a tenant, the VMM of a disk or controller, uses of its budget.
+/// The use of its budget by a tenant: the VMM of a disk or controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TenantBudgetStat {
@@ -167,27 +169,27 @@ pub struct TenantBudgetStat {
     pub address_space_bytes: ResourceStat,
     /// Guest memory of the VMM's memory table, in bytes.
     pub guest_memory_bytes: ResourceStat,
-    /// How often a connection had to wait because there were too many a second.
+    /// Number of connections that had to wait because there were too many a second.
     pub delayed_connections: u64,
-    /// How often a message had to wait because there were too many a second.
+    /// Number of messages that had to wait because there were too many a second.
     pub delayed_messages: u64,
 }
 
-/// What a tenant uses of one resource.
+/// A tenant's use of one resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ResourceStat {
-    /// What it uses now.
+    /// The current use.
     pub used: u64,
-    /// The most that it has used.
+    /// The highest use.
     pub highest: u64,
-    /// What it may use; null without a limit.
+    /// The limit; null without one.
     pub limit: Option<u64>,
-    /// How often it was refused more.
+    /// Number of refusals.
     pub refused: u64,
 }
 
-/// A disk's error policy, and whether it is stopped.
+/// A disk's error policy and its stop.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Health {
@@ -197,19 +199,19 @@ pub struct Health {
     pub on_error: String,
     /// The policy for requests without space: `report` or `stop`.
     pub on_enospc: String,
-    /// Why it is stopped; null while it runs.
+    /// The stop; null while it runs.
     pub stopped: Option<HealthStop>,
-    /// Requests that are parked.
+    /// Parked requests.
     pub parked: u64,
     /// Number of stops.
     pub stops: u64,
     /// Number of repetitions by `retry`.
     pub retries: u64,
-    /// Number of requests that were completed with an error. One that a guest has cancelled is none.
+    /// Number of requests that were completed with an error. Without requests that a guest has cancelled.
     pub failed: u64,
-    /// The last of them; null without any.
+    /// The last one; null without any.
     pub last_failure: Option<FailedRequest>,
-    /// Its limits and what they did. Null while nothing is limited.
+    /// Its limits and their statistics. Null while nothing is limited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub throttle: Option<ThrottleStat>,
 }
@@ -220,19 +222,19 @@ pub struct Health {
 pub struct FailedRequest {
     /// Operation, offset in bytes, and error.
     pub what: String,
-    /// How long ago it was, in nanoseconds.
+    /// Its age, in nanoseconds.
     pub ago_ns: u64,
 }
 
-/// The limits of a disk, and what they did.
+/// The limits of a disk, and their statistics.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ThrottleStat {
     /// Its own limits and the name of its group, with the keys of the configuration.
     pub limits: serde_json::Map<String, serde_json::Value>,
-    /// Requests that had to wait for a limit and were submitted then. Only grows.
+    /// Requests that were submitted after waiting for a limit. Only grows.
     pub throttled: u64,
-    /// For how long these waited, in nanoseconds: the sum. Only grows.
+    /// Sum of their waiting times, in nanoseconds. Only grows.
     pub throttled_ns: u64,
     /// Requests that wait for a limit now.
     pub waiting: u64,
@@ -244,9 +246,9 @@ pub struct ThrottleStat {
 pub struct LimitGroupStat {
     /// Its name.
     pub name: String,
-    /// Its limits, with the keys of the configuration: those that are set.
+    /// Its limits, with the keys of the configuration: only those that are set.
     pub limits: serde_json::Map<String, serde_json::Value>,
-    /// The ids of the disks and LUNs that are in it.
+    /// The ids of its disks and LUNs.
     pub disks: Vec<String>,
 }
 
@@ -254,9 +256,9 @@ pub struct LimitGroupStat {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LimitGroupChange {
-    /// The group as it is now.
+    /// The group now.
     pub group: LimitGroupStat,
-    /// The next daemon has these limits too.
+    /// True if the next daemon has these limits too.
     pub survives_restart: bool,
 }
 
@@ -275,23 +277,23 @@ pub struct ConnectionsStat {
     /// Their counters, since the disk was opened.
     #[serde(flatten)]
     pub counters: ConnectionCounters,
-    /// For how long the storage has not been reached, in nanoseconds; null while it is.
+    /// Time since the storage was last reached, in nanoseconds; null while it is reachable.
     pub unreachable_ns: Option<u64>,
-    /// Why a connection was lost or an attempt to connect failed, the last time.
+    /// Reason of the last lost connection or failed attempt to connect.
     pub last_failure: Option<String>,
     /// The last error of the storage's own, with the request.
     pub last_error: Option<String>,
 }
 
-/// Why a disk is stopped.
+/// The stop of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HealthStop {
-    /// For how long it has been stopped, in nanoseconds.
+    /// Time since the stop, in nanoseconds.
     pub stopped_ns: u64,
-    /// What failed, and how.
+    /// The failed request and its error.
     pub reason: String,
-    /// It was a lack of space.
+    /// True if it was a lack of space.
     pub enospc: bool,
 }
 
@@ -299,7 +301,7 @@ pub struct HealthStop {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ConfigDifferences {
-    /// What the file has otherwise than the daemon.
+    /// Differences of the file from the daemon.
     pub changes: Vec<ConfigDifference>,
 }
 
@@ -309,11 +311,11 @@ pub struct ConfigDifferences {
 pub struct ConfigDifference {
     /// The difference.
     pub what: String,
-    /// It can be applied while the daemon serves.
+    /// True if it can be applied while the daemon serves.
     pub can_apply: bool,
-    /// It was applied.
+    /// True if it was applied.
     pub applied: bool,
-    /// Why it was not applied, if that was tried.
+    /// Error of applying it, if that was tried.
     pub error: Option<String>,
 }
 
@@ -327,7 +329,7 @@ pub struct ListedDisk {
     pub controller: Option<String>,
     /// The guest interface.
     pub interface: String,
-    /// The kind of storage; null while that is being opened.
+    /// The kind of storage; null while it is being opened.
     pub storage: Option<String>,
     /// Its size, in bytes; null while its storage is not open.
     pub size_bytes: Option<u64>,
@@ -335,7 +337,7 @@ pub struct ListedDisk {
     pub block_bytes: Option<u32>,
     /// True if it refuses writes.
     pub read_only: Option<bool>,
-    /// Its error policy, whether it is stopped, and its failed requests.
+    /// Its error policy, its stop and its failed requests.
     pub health: Option<Health>,
     /// The connected VMM; null without one, and for interfaces whose guests do not connect to the daemon.
     pub frontend: Option<FrontendInfo>,
@@ -345,9 +347,9 @@ pub struct ListedDisk {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DiskRetried {
-    /// The ids of those that are served now.
+    /// The ids of the disks and LUNs that are served now.
     pub served: Vec<String>,
-    /// Those that are still out. Empty if one was asked for: then it is an error.
+    /// The disks and LUNs that are still out. Empty for a retry of one, which fails instead.
     pub out: Vec<StillOut>,
 }
 
@@ -357,7 +359,7 @@ pub struct DiskRetried {
 pub struct StillOut {
     /// Its id.
     pub id: String,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
@@ -367,7 +369,7 @@ pub struct StillOut {
 pub struct DiskList {
     /// The disks and LUNs that cannot be served now, and are tried again.
     pub out: Vec<OutDisk>,
-    /// The disks and LUNs, in the order of the configuration; those that were added follow.
+    /// The disks and LUNs, in the order of the configuration; added ones follow.
     pub disks: Vec<ListedDisk>,
 }
 
@@ -377,7 +379,7 @@ pub struct DiskList {
 pub struct DiskAdded {
     /// The id of the disk or LUN.
     pub id: String,
-    /// The next daemon serves it too: this one has a state file.
+    /// True if the next daemon serves it too: this one has a state file.
     pub survives_restart: bool,
 }
 
@@ -395,7 +397,7 @@ pub struct DiskRemoved {
 pub struct Resumed {
     /// The disk or LUN.
     pub id: String,
-    /// Requests that were parked.
+    /// Parked requests.
     pub parked: u64,
     /// True if they were completed with their errors instead of repeated.
     pub report: bool,
@@ -417,7 +419,7 @@ pub struct ControllerStat {
     /// for interfaces that need none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_flight_region: Option<bool>,
-    /// What its VMM uses of its budget. Null for interfaces whose guests share no files.
+    /// Its VMM's use of its budget. Null for interfaces whose guests share no files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<TenantBudgetStat>,
     /// Its LUNs, by address.
@@ -443,7 +445,7 @@ pub struct LunStat {
     pub unit: String,
     /// The kind of storage.
     pub storage: String,
-    /// Whether adjacent requests are merged, as configured: `auto`, `on` or `off`.
+    /// Merging of adjacent requests, as configured: `auto`, `on` or `off`.
     pub merge: String,
     /// Longest merged request, in bytes.
     pub merge_bytes: u64,
@@ -453,7 +455,7 @@ pub struct LunStat {
     pub in_flight: u64,
     /// Age of the oldest request in flight, in milliseconds; null without any.
     pub oldest_ms: Option<u64>,
-    /// The error policy of its logical unit, and whether that is stopped.
+    /// The error policy of its logical unit, and its stop.
     pub health: Health,
     /// The connections of its logical unit to its storage. Null for storage that has none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -496,22 +498,23 @@ pub struct QueueStat {
     pub queue: u32,
     /// The worker that serves it.
     pub worker: u32,
-    /// How it is polled now; null while no guest has set it up.
+    /// Its polling now; null while no guest has set it up.
     pub polling: Option<PollingStat>,
     /// Its statistics.
     #[serde(flatten)]
     pub load: Load,
 }
 
-/// How a queue is polled at this moment.
+/// A queue's polling at this moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PollingStat {
-    /// Why it is polled, or not: `policy`, `expected`, `quiet` or `cpu-wanted`.
+    /// The reason for polling, or for not polling: `policy`, `expected`, `quiet` or `cpu-wanted`.
     pub reason: String,
-    /// For how long it is polled at most, if nothing comes, in nanoseconds; null: for ever.
+    /// Longest time that it is polled without requests, in nanoseconds; null: unlimited.
     pub window_ns: Option<u64>,
-    /// While requests come, its ring is checked by a timer of this many nanoseconds; null: it is polled all the time, or armed.
+    /// Period of the timer that checks its ring while requests come, in nanoseconds; null: it is polled continuously,
+    /// or armed.
     pub timer_ns: Option<u64>,
 }
 
@@ -543,7 +546,7 @@ pub struct Latency {
     pub others: LatencyParts,
 }
 
-/// Latencies of requests of one class, by where the time was spent.
+/// Latencies of requests of one class, by stage.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LatencyParts {
@@ -595,7 +598,7 @@ pub struct WorkerStat {
     pub slept_ns: u64,
     /// Times it offered its CPU to other threads while it polled.
     pub yields: u64,
-    /// Time that others then kept the CPU for long, in nanoseconds.
+    /// Time slices that others used then, in nanoseconds.
     pub away_ns: u64,
     /// CPU time that the thread used, in nanoseconds.
     pub cpu_ns: u64,

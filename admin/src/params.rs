@@ -52,7 +52,7 @@ impl ParamKind {
     }
 }
 
-/// A parameter of a verb. All are optional for this crate; a verb checks itself which ones it needs.
+/// A parameter of a verb. All are optional for this crate; a verb checks its required ones itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Param {
     /// Its name.
@@ -111,7 +111,7 @@ impl Params {
     }
 }
 
-/// Most characters of a client's text that an error quotes.
+/// Most characters of a client's text quoted in an error.
 const MAX_QUOTED: usize = 64;
 
 /// Returns a client's text for an error message: quoted, on one line, truncated when it is long.

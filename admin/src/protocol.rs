@@ -68,7 +68,7 @@ pub fn respond(line: &[u8], verbs: &Verbs) -> Option<Vec<u8>> {
     respond_to(line, verbs, Caller::default(), &|_| true)
 }
 
-/// Handles one line. `begin` is called with the method before that is run; if it returns false, nothing is run.
+/// Handles one line. `begin` is called with the method before the run; if it returns false, nothing is run.
 pub(crate) fn respond_to(line: &[u8], verbs: &Verbs, caller: Caller, begin: &dyn Fn(&str) -> bool) -> Option<Vec<u8>> {
     let request = match parse(line) {
         Ok(request) => request,
@@ -142,7 +142,7 @@ fn parse(line: &[u8]) -> Result<Request, (Value, ErrorObject)> {
 
 fn take_id(members: &mut Map<String, Value>) -> Result<Option<Value>, ErrorObject> {
     match members.remove("id") {
-        // Numbers with a fraction would not be echoed as they were written.
+        // Numbers with a fraction would not be echoed as written.
         Some(Value::Number(number)) if !(number.is_i64() || number.is_u64()) => {
             Err(invalid(format!("id: found the number {number}, expected a whole number of at most 64 bits")))
         }

@@ -1,5 +1,5 @@
-//! The server: a thread that accepts, and one for each client, so that a slow verb, a client that stops in mid-line or one that does not
-//! read its responses does not block other clients.
+//! The server: a thread that accepts, and one for each client. So a slow verb, a client that stops in mid-line or one
+//! that does not read its responses does not block other clients.
 
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -25,16 +25,17 @@ const CLIENT: &str = "admin-client";
 /// The limits for clients.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
-    /// Most clients at once. For one more the client makes room that has been idle for longest; if none has, it gets an error and is closed.
+    /// Most clients at once. For one more, the longest idle client makes room. If none is idle for
+    /// [`settled`](Self::settled), the new one gets an error and is closed.
     pub clients: usize,
-    /// Clients of root and of the daemon's own user that have room beside those.
+    /// Clients of root and of the daemon's own user that have room besides those.
     pub reserved: usize,
-    /// How long a client is idle before it makes room for another one.
+    /// Idle time after which a client makes room for another one.
     pub settled: Duration,
     /// Longest request, in bytes without its newline.
     pub line_bytes: usize,
-    /// Longest time from the first byte of a request to its last, and for reading a response. Between requests a client may be silent for
-    /// ever, as long as others have room.
+    /// Longest time from the first byte of a request to its last, and for reading a response. Between requests a client
+    /// may be silent without a limit, as long as others have room.
     pub timeout: Duration,
 }
 
@@ -50,14 +51,14 @@ impl Default for ServerOptions {
     }
 }
 
-/// How long a verb runs before the log names it, and how often that is checked while verbs run.
+/// Runtime of a verb before it is logged, and the interval of the check while verbs run.
 const SLOW_VERB: Duration = Duration::from_secs(10);
 const SLOW_VERB_CHECK: Duration = Duration::from_secs(1);
 
-/// How long a stop waits for verbs that are running, such as one whose storage does not answer.
+/// Longest wait of a stop for running verbs, for example one whose storage does not answer.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A server on an admin socket. Stopped by dropping it, which waits for the verbs that are running, but not for ever.
+/// A server on an admin socket. Dropping it stops it, and waits for running verbs for a limited time.
 #[derive(Debug)]
 pub struct Server {
     /// Dropped to stop: the other end hangs up.

@@ -1,4 +1,4 @@
-//! Clients of every kind, over real sockets. No test asserts how long something took; each waits for what must happen.
+//! Clients of every kind, over real sockets. No test asserts a duration; each waits for the expected event.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -26,7 +26,7 @@ const ECHO: &[Param] = &[Param { name: "text", kind: ParamKind::Text, about: "Wh
 
 fn verbs() -> Verbs {
     Verbs::new(vec![
-        Verb::new("echo", "Says what it was told", ECHO, |params| Ok(json!(params.text("text")))),
+        Verb::new("echo", "Returns its text", ECHO, |params| Ok(json!(params.text("text")))),
         Verb::new("flood", "Says a lot", &[], |_| Ok(json!("x".repeat(FLOOD)))),
         Verb::new("stat", "Says nothing useful", &[], |_| Ok(json!([1]))),
     ])
@@ -139,7 +139,7 @@ fn a_line_that_is_too_long_is_refused_and_the_client_closed() {
         assert_eq!(code(&response), -32600, "{response}");
         assert!(response.contains(message), "{response}");
     }
-    // The longest line that is allowed.
+    // The longest allowed line.
     let stream = served.raw();
     (&stream).write_all(text(1000).as_bytes()).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
@@ -196,7 +196,7 @@ fn a_client_that_never_reads_blocks_no_other_client_and_times_out() {
     let deaf = served.raw();
     (&deaf).write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"flood\"}\n").unwrap();
     served.assert_responds();
-    // There are two slots, and the second of these two clients gets that of the client that does not read.
+    // There are two slots, and the second of these two clients gets the slot of the client that does not read.
     let _both = [served.accepted_client(), served.accepted_client()];
     assert!(until_closed(&deaf).len() < FLOOD);
 }
@@ -213,7 +213,7 @@ fn a_client_above_the_limit_gets_an_error() {
         let response = until_closed(&served.raw());
         assert_eq!(code(&response), -32000, "{response}");
         assert!(response.contains("found 20 clients connected"), "{response}");
-        // The client reads the error whether or not its request could be sent.
+        // The client reads the error even if its request could not be sent.
         let refused = served.client().call("echo", &Value::Null).unwrap_err();
         assert!(matches!(&refused, ClientError::Refused(error) if error.code == -32000), "{refused}");
     }
@@ -228,7 +228,7 @@ fn a_client_above_the_limit_gets_an_error() {
 fn idle_clients_make_room() {
     let served = fixture(ServerOptions { settled: Duration::from_millis(50), ..ServerOptions::default() });
     let idle: Vec<_> = (0..20).map(|_| served.raw()).collect();
-    // Refused until they have been idle for long enough.
+    // Refused until the others have been idle for long enough.
     drop(served.accepted_client());
     assert_eq!(until_closed(&idle[0]), "", "the one that was idle for longest");
     let mut half = &idle[1];

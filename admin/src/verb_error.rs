@@ -1,16 +1,16 @@
-//! Why a verb gave no result.
+//! Errors of verbs.
 
-/// Why a verb gave no result.
+/// Error of a verb.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VerbError {
     /// A parameter cannot be used. Code -32602.
     #[error("{field}: found {found}, expected {expected}")]
     Params {
-        /// Which, for example `params.disk`.
+        /// The parameter, for example `params.disk`.
         field: String,
-        /// What the client gave.
+        /// The client's value.
         found: String,
-        /// What would be valid.
+        /// Description of valid values.
         expected: String,
     },
     /// The call was valid, but failed. Code -32001.

@@ -11,14 +11,14 @@ use crate::verb_error::VerbError;
 /// The verb that every registry has.
 const HELP: &str = "help";
 
-/// Who calls a verb, and what came with the call.
+/// The caller of a verb, with the call's descriptor.
 #[derive(Debug, Default)]
 pub struct Caller {
     /// The user of the client's process; `None` if it is unknown.
     pub uid: Option<u32>,
     /// Its process id; `None` if it is unknown.
     pub pid: Option<i32>,
-    /// The descriptor that was sent with the request.
+    /// The descriptor sent with the request.
     pub descriptor: Option<OwnedFd>,
 }
 
@@ -33,8 +33,8 @@ pub struct Verb {
 }
 
 impl Verb {
-    /// Returns a verb. `run` is called on a client's thread: it may block, and then only that client waits; several clients' threads may
-    /// run it at the same time.
+    /// Returns a verb. `run` is called on a client's thread: it may block, which only that client waits for; several
+    /// clients' threads may run it at the same time.
     pub fn new(
         name: &'static str,
         about: &'static str,
@@ -44,7 +44,7 @@ impl Verb {
         Verb::with_caller(name, about, params, move |params, _| run(params))
     }
 
-    /// Returns a verb for which it matters who calls it.
+    /// Returns a verb that receives its caller.
     pub fn with_caller(
         name: &'static str,
         about: &'static str,
@@ -59,7 +59,7 @@ impl Verb {
         self.name
     }
 
-    /// Returns the verb with a check before it, whose result is dropped after it.
+    /// Returns the verb with a guard, which is created before each run and dropped after it.
     pub fn guarded<G>(self, guard: impl Fn() -> Result<G, VerbError> + Send + Sync + 'static) -> Verb {
         let run = self.run;
         let guarded = move |params: &Params, caller: Caller| {
@@ -80,7 +80,7 @@ impl fmt::Debug for Verb {
 #[derive(Debug, Default)]
 pub struct Verbs(Vec<Verb>);
 
-/// Why no verb was run.
+/// Error of a call that ran no verb.
 #[derive(Debug)]
 pub(crate) enum CallError {
     /// There is no such verb.

@@ -1,4 +1,4 @@
-//! Content negotiation (RFC 9110, 12.5.1): which text format a scraper gets.
+//! Content negotiation (RFC 9110, 12.5.1): the text format for a scraper.
 
 /// A text format of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +18,8 @@ impl TextFormat {
         }
     }
 
-    /// Returns the format for a header `Accept`. OpenMetrics if that is asked for and text/plain is not preferred; text/plain in all other
-    /// cases, also where neither is acceptable: people who look with a browser get something that they can read.
+    /// Returns the format for a header `Accept`. OpenMetrics if it is accepted and text/plain is not preferred;
+    /// otherwise text/plain, also if neither is acceptable: it is readable in a browser.
     pub(crate) fn for_accept(accept: &str) -> TextFormat {
         let (mut open_metrics, mut text) = (0, 0);
         for range in accept.split(',') {
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn the_format_that_is_preferred_is_chosen() {
-        // What Prometheus 2.42 and 3.5 send.
+        // Sent by Prometheus 2.42 and 3.5.
         let old = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         let new = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1";
         for accept in

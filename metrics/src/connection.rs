@@ -12,15 +12,15 @@ use crate::request::{self, Reply, Responder};
 /// Bytes of one read.
 const CHUNK: usize = 2048;
 
-/// What is done for the client next.
+/// The stage of a client.
 #[derive(Debug)]
 enum Stage {
-    /// Its request is read; so far this.
+    /// Reading its request; the bytes so far.
     Reading(Vec<u8>),
-    /// The response is written; so much has been.
+    /// Writing the response; the bytes written so far.
     Writing(Reply, usize),
-    /// The response is written. What the client still sends is dropped until it closes: a close with bytes that nobody has read would
-    /// reset the connection, and with it a response that is still on its way.
+    /// Response written. Further input of the client is dropped until it closes: closing with unread bytes would reset
+    /// the connection, and with it a response that is still under way.
     Lingering,
 }
 
@@ -30,16 +30,16 @@ pub(crate) struct Connection {
     stream: ScraperStream,
     stage: Stage,
     pub(crate) peer: Peer,
-    /// When it connected, or last read or wrote something.
+    /// Time of its connection, or of its last read or write.
     pub(crate) idle_since: Instant,
-    /// When the stage has to be done.
+    /// Deadline of the stage.
     pub(crate) deadline: Instant,
 }
 
-/// Whether a client is served further.
+/// State of a client after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// It is.
+    /// Its connection is open.
     Open,
     /// Its connection is closed.
     Done,
@@ -52,19 +52,19 @@ impl Connection {
         Connection { peer: stream.peer(), stream, stage, idle_since: now, deadline: now + limits.request }
     }
 
-    /// Returns a client that gets this response, whatever it asks for.
+    /// Returns a client that gets this response to any request.
     pub(crate) fn refuse(stream: ScraperStream, reply: Reply, now: Instant, limits: &ServerLimits) -> Connection {
         let (peer, stage) = (Peer::Unknown, Stage::Writing(reply, 0));
         Connection { stream, stage, peer, idle_since: now, deadline: now + limits.linger }
     }
 
-    /// Returns the stream, and what it is waited for.
+    /// Returns the stream, and the events to wait for.
     pub(crate) fn waits_for(&self) -> (&ScraperStream, PollFlags) {
         let flags = if let Stage::Writing(..) = self.stage { PollFlags::OUT } else { PollFlags::IN };
         (&self.stream, flags)
     }
 
-    /// Does what can be done without waiting. Called when its socket is ready.
+    /// Advances without waiting. Called when its socket is ready.
     pub(crate) fn advance(&mut self, limits: &ServerLimits, metrics: &mut Responder<'_>) -> Progress {
         self.idle_since = Instant::now();
         loop {
@@ -95,7 +95,7 @@ enum StageResult {
 
 /// Returns the result of a failed call.
 fn failed(error: &std::io::Error) -> StageResult {
-    // An interrupted call is made again when the poll returns, which is at once.
+    // An interrupted call is repeated after the poll, which returns at once.
     let waits = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted);
     if waits { StageResult::Waits } else { StageResult::Closed }
 }
@@ -138,7 +138,7 @@ fn write(stream: &mut ScraperStream, reply: &Reply, written: &mut usize) -> Stag
     if stream.end_writing().is_err() { StageResult::Closed } else { StageResult::Next(Stage::Lingering) }
 }
 
-/// Drops what the client sends. One that never ends has only until the deadline, and one chunk for each poll.
+/// Drops the client's input. An endless client is limited by the deadline, and to one chunk for each poll.
 fn drain(stream: &mut ScraperStream) -> StageResult {
     match stream.read(&mut [0; CHUNK]) {
         Ok(0) => StageResult::Closed,

@@ -1,4 +1,4 @@
-//! The metrics endpoint of the daemon: what `stat` answers, in the text formats that Prometheus and others scrape, over HTTP.
+//! The metrics endpoint of the daemon: the result of `stat`, in the text formats of Prometheus and others, over HTTP.
 //!
 //! ```text
 //! server: one thread for all clients -> connection (bounded, with deadlines) -> request (httparse, accept)

@@ -5,8 +5,8 @@ use std::time::Duration;
 /// The limits for clients.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerLimits {
-    /// Most clients at once. One more takes the place of one of whoever has most of them: another user, or another host. Else of the one that
-    /// has been idle for longest, if that is for [`settled`](Self::settled); else it is refused.
+    /// Most clients at once. One more replaces a client of the other user or host with most clients. Otherwise it
+    /// replaces the longest idle client, if that has been idle for [`settled`](Self::settled); else it is refused.
     pub clients: usize,
     /// Longest request, in bytes.
     pub request_bytes: usize,
@@ -16,9 +16,9 @@ pub struct ServerLimits {
     pub response: Duration,
     /// Longest time from the end of the response until the client closes.
     pub linger: Duration,
-    /// How long a client is idle before another one of the same user or host takes its place.
+    /// Idle time after which another client of the same user or host replaces a client.
     pub settled: Duration,
-    /// For how long a sample is used: scrapes within it disturb workers once.
+    /// Time for which a sample is reused: scrapes within it disturb workers once.
     pub sample_age: Duration,
 }
 

@@ -45,14 +45,14 @@ impl AsFd for MetricsListener {
     }
 }
 
-/// Who is at the other end, as far as the kernel says it.
+/// The other end of a connection, as reported by the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
     /// Of a Unix socket: the user.
     User(u32),
     /// Of TCP: the host.
     Host(IpAddr),
-    /// It has gone already.
+    /// The client is gone.
     Unknown,
 }
 
@@ -64,7 +64,7 @@ pub(crate) enum ScraperStream {
 }
 
 impl ScraperStream {
-    /// Returns who is at the other end.
+    /// Returns the other end.
     pub(crate) fn peer(&self) -> Peer {
         match self {
             ScraperStream::Tcp(stream) => stream.peer_addr().map_or(Peer::Unknown, |address| Peer::Host(address.ip())),
@@ -73,7 +73,7 @@ impl ScraperStream {
         }
     }
 
-    /// Ends the stream to the client: it has all that it gets.
+    /// Ends the stream to the client after the response.
     pub(crate) fn end_writing(&self) -> io::Result<()> {
         match self {
             ScraperStream::Tcp(stream) => stream.shutdown(Shutdown::Write),

@@ -1,4 +1,4 @@
-//! What a scraper asks for, and what it gets: one HTTP request in, one response out. Pure.
+//! HTTP: one request in, one response out. Pure.
 
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ const MAX_HEADERS: usize = 64;
 /// The only path.
 const PATH: &str = "/metrics";
 
-/// How detailed the metrics are.
+/// Detail of the metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Detail {
     /// True to include the series of each queue.
     pub queues: bool,
 }
 
-/// Answers requests for the metrics: the text in this format, or why there is none.
+/// Answers requests for the metrics: the text in this format, or the reason for a failure.
 pub(crate) type Responder<'a> = dyn FnMut(TextFormat, Detail) -> Result<Arc<str>, String> + 'a;
 
-/// A response: what is written to the client before its connection is closed.
+/// A response, written to the client before its connection is closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     /// The status line and the headers.
@@ -28,7 +28,7 @@ pub(crate) struct Reply {
     pub(crate) body: Arc<str>,
 }
 
-/// Returns the response to what a client has sent so far; `None` if the request is not complete.
+/// Returns the response to a client's input so far; `None` if the request is not complete.
 pub(crate) fn reply(bytes: &[u8], metrics: &mut Responder<'_>) -> Option<Reply> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
@@ -48,7 +48,7 @@ pub(crate) fn too_long() -> Reply {
     failure("431 Request Header Fields Too Large", "", &expected)
 }
 
-/// Returns the response to a client that is one too many.
+/// Returns the response to a client above the limit.
 pub(crate) fn too_many(clients: usize) -> Reply {
     let expected = format!("found {clients} clients that are being served, expected fewer; try again");
     failure("503 Service Unavailable", "Retry-After: 1\r\n", &expected)

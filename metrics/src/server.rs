@@ -18,13 +18,13 @@ use crate::request::{self, Detail};
 
 /// Pause after a failed accept: most likely the process is out of descriptors, and the connection stays in the backlog.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// How long a stop waits for a sample that is being taken.
+/// Longest wait of a stop for a sample that is being taken.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Takes a sample and encodes it, or says why it cannot.
+/// Takes a sample and encodes it, or returns the reason for a failure.
 pub type Sample = dyn FnMut(TextFormat, Detail) -> Result<String, String> + Send;
 
-/// A server of metrics. Stopped by dropping it, which waits for a sample that is being taken, but not for ever.
+/// A server of metrics. Dropping it stops it, and waits for a sample that is being taken for a limited time.
 #[derive(Debug)]
 pub struct Server {
     /// Dropped to stop: the other end hangs up.
@@ -125,7 +125,7 @@ impl Clients {
         }
     }
 
-    /// Waits for what comes next. `None` when the server must stop.
+    /// Waits for the next event. `None` when the server must stop.
     fn wait(&self, pause_until: Option<Instant>) -> Option<ReadySockets> {
         let deadlines = self.clients.iter().map(|client| client.deadline);
         let next = deadlines.chain(pause_until).min();
@@ -145,7 +145,7 @@ impl Clients {
         })
     }
 
-    /// Accepts the clients that wait, at most as many as are served at once. Returns false if the host has no descriptor for one.
+    /// Accepts waiting clients, at most the limit of clients. Returns false if the host has no descriptor for one.
     fn accept(&mut self) -> bool {
         for _ in 0..self.limits.clients {
             match self.listener.accept() {
@@ -173,7 +173,7 @@ impl Clients {
                     self.clients.remove(at);
                 }
                 None => {
-                    // Written as far as the socket's buffer takes it, which is empty.
+                    // Fits in the socket's empty buffer.
                     let mut refused = Connection::refuse(stream, request::too_many(most), now, &self.limits);
                     let _ = refused.advance(&self.limits, &mut |_, _| Err(String::new()));
                     return;
@@ -183,8 +183,8 @@ impl Clients {
         self.clients.push(Connection::new(stream, now, &self.limits));
     }
 
-    /// Returns the client that makes room for one of `peer`: of whoever has most clients the one that has been idle for longest. If that is
-    /// `peer` itself, or has no more clients than it would, only after a time.
+    /// Returns the client that makes room for one of `peer`: the longest idle client of the peer with most clients. If
+    /// that peer is `peer` itself, or would have no more clients than `peer`, only after a time.
     fn makes_room(&self, peer: Peer, now: Instant) -> Option<usize> {
         let count = |peer: Peer| self.clients.iter().filter(|client| client.peer == peer).count();
         let (greedy, clients) =
@@ -197,7 +197,7 @@ impl Clients {
     }
 }
 
-/// Which sockets have something.
+/// The sockets with events.
 struct ReadySockets {
     clients: Vec<bool>,
     listener: bool,

@@ -1,5 +1,5 @@
-//! A server with clients that behave, and others that do not. No test asserts how long anything takes: limits are short where they must pass,
-//! and long where they must not.
+//! A server with clients that behave, and others that do not. No test asserts a duration: limits are short where they
+//! must pass, and long where they must not.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -12,7 +12,7 @@ const LONG: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_millis(50);
 const REQUEST: &[u8] = b"GET /metrics HTTP/1.1\r\n\r\n";
 
-/// Nothing ends by time.
+/// No limit of time passes.
 const PATIENT: ServerLimits = ServerLimits {
     clients: 4,
     request_bytes: 1000,
@@ -75,7 +75,7 @@ fn wait_for_close(stream: &mut TcpStream) {
     let _ = stream.read_to_end(&mut Vec::new());
 }
 
-/// More than the buffers of two sockets hold.
+/// More than the buffers of two sockets.
 const LARGE: usize = 64 << 20;
 
 #[test]
@@ -89,7 +89,7 @@ fn a_scraper_that_never_reads_holds_nobody_up() {
     }
     let mut silent = server.connect();
     silent.shutdown(Shutdown::Write).unwrap();
-    // Until then it is one of as many clients as are served.
+    // Until then it takes one of the clients' slots.
     wait_for_close(&mut silent);
     assert_eq!(server.scrape(), ok(LARGE));
     // They still get theirs.
@@ -104,7 +104,7 @@ fn a_scraper_that_does_not_read_or_write_is_dropped() {
     clients[2].write_all(REQUEST).unwrap();
     wait_for_close(&mut clients[0]);
     wait_for_close(&mut clients[1]);
-    // Its buffer is full: only the server's end of the connection tells.
+    // Its buffer is full: only the server's end of the connection shows it.
     let mut byte = [0];
     while clients[2].write(&byte).is_ok() {
         std::thread::sleep(Duration::from_millis(1));

@@ -37,7 +37,7 @@ fn label(name: &'static str, value: &str) -> Labels {
     vec![(name, value.to_owned())]
 }
 
-/// Returns a part of each of these that has it, with their labels.
+/// Returns a part of each item that has it, with the item's labels.
 fn parts<'a, T, U: ?Sized>(
     items: &'a [T],
     labels: impl Fn(&T) -> Labels,
@@ -124,7 +124,7 @@ fn queue_item<'a>(kind: &'static str, device: &str, queue: &'a QueueStat) -> Ite
     Item { labels, of: queue }
 }
 
-/// The worker is in a family of its own: a queue that moves to another one keeps its counters.
+/// The worker has its own family: a queue that moves to another one keeps its counters.
 fn write_queues(writer: &mut MetricWriter<'_, '_>, name: &str, queues: Vec<Item<&QueueStat>>) -> fmt::Result {
     let info = queues
         .iter()
@@ -156,7 +156,7 @@ fn limit(of: &ResourceStat, unit: fn(u64) -> Value) -> Option<Value> {
     of.limit.map(unit)
 }
 
-/// What a tenant, the VMM of a disk or a controller, uses of its budget.
+/// The use of its budget by a tenant: the VMM of a disk or a controller.
 const TENANT: &[Family<TenantBudgetStat>] = &[
     Family::gauge("mappings", "Mappings of the VMM's memory", |it| Some(Value::Number(it.mappings.used))),
     Family::gauge("mappings_highest", "Most mappings that there were", |it| Some(Value::Number(it.mappings.highest))),

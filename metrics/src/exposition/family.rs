@@ -1,4 +1,4 @@
-//! Tables of metric families, and how they are written.
+//! Tables of metric families, and their output.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub(super) enum Value {
     Flag(bool),
     Bytes(u64),
     Seconds(f64),
-    /// Is reported in seconds.
+    /// Reported in seconds.
     Nanoseconds(u64),
 }
 
@@ -58,7 +58,7 @@ impl<T> Family<T> {
     }
 }
 
-/// What a metric is about.
+/// The subject of a metric.
 #[derive(Debug)]
 pub(super) struct Item<T> {
     pub(super) labels: Labels,
@@ -69,7 +69,7 @@ pub(super) struct Item<T> {
 pub(super) struct HistogramValue {
     pub(super) sum_s: f64,
     pub(super) count: u64,
-    /// The upper bound of each bucket, in seconds, ascending, and how many are in it.
+    /// The upper bound of each bucket, in seconds, ascending, and its count.
     pub(super) buckets: Vec<(f64, u64)>,
 }
 
@@ -83,7 +83,7 @@ impl<'a, 'e> MetricWriter<'a, 'e> {
         MetricWriter { encoder }
     }
 
-    /// Writes all families of a table. A family without a value is left out.
+    /// Writes all families of a table. Skips families without a value.
     pub(super) fn families<T>(&mut self, prefix: &str, families: &[Family<T>], items: &[Item<&T>]) -> fmt::Result {
         for family in families {
             let values = items.iter().filter_map(|item| Some((&item.labels, (family.get)(item.of)?)));

@@ -1,4 +1,4 @@
-//! What the rings of a Xen disk did with the guest's pages.
+//! Statistics of grants of a Xen disk's rings.
 
 use mqblk_admin::model::GrantCounters;
 

@@ -1,11 +1,11 @@
-//! Histograms of latencies with few buckets, out of the 249 that workers count.
+//! Histograms of latencies with few buckets, from the 249 of workers.
 
 use mqblk_admin::model::Distribution;
 
 use super::family::{HistogramValue, seconds};
 
-/// The upper bounds of the buckets as powers of two, in nanoseconds: 1 us, each octave from 4 us to 17 ms, then every second one to 17 s. They are
-/// bounds of the workers' buckets too, so that no bucket has to be divided.
+/// The upper bounds of the buckets as powers of two, in nanoseconds: 1 us, each octave from 4 us to 17 ms, then every
+/// second one to 17 s. They are also bounds of the workers' buckets, so that no bucket is divided.
 const BOUNDS: [u32; 19] = [10, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 26, 28, 30, 32, 34];
 
 /// Sums up the buckets of a distribution.
@@ -25,7 +25,7 @@ mod tests {
 
     #[test]
     fn each_bucket_is_in_the_one_that_covers_it() {
-        // The first has all below 64 ns, the last of workers ends at 2^37 ns.
+        // The first one holds all below 64 ns; the workers' last one ends at 2^37 ns.
         let buckets = vec![
             (0, 64, 1),
             (896, 1024, 2),

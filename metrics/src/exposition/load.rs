@@ -1,4 +1,4 @@
-//! What queues count, and their sums.
+//! Counters of queues, and their sums.
 
 use mqblk_admin::model::{Latency, LatencyParts, Load};
 

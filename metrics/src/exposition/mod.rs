@@ -1,4 +1,4 @@
-//! Metrics out of a sample. Names and units are a promise, as the fields of `stat` are: docs/metrics.md lists them.
+//! Metrics from a sample. Names and units are stable, like the fields of `stat`: docs/metrics.md lists them.
 
 mod devices;
 mod family;
@@ -16,16 +16,16 @@ use crate::accept::TextFormat;
 use crate::request::Detail;
 use family::{Family, Item, MetricWriter, Value};
 
-/// What the sample says of the process, besides `stat`.
+/// The sample of the process, besides `stat`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ProcessSample {
-    /// When the daemon was started, in seconds since 1970.
+    /// Start time of the daemon, in seconds since 1970.
     pub start_time_s: f64,
-    /// CPU time that all threads have used, in nanoseconds.
+    /// CPU time of all threads, in nanoseconds.
     pub cpu_ns: u64,
 }
 
-/// Returns the metrics of a sample as text. The histograms need its buckets, the series of queues its queues.
+/// Returns the metrics of a sample as text. Histograms need its buckets, series of queues its queues.
 ///
 /// # Errors
 /// When the encoder fails, which would be a bug.

@@ -1,4 +1,4 @@
-//! The storage of disks and LUNs: whether it fails, and its connections; and what LUNs count.
+//! The storage of disks and LUNs: its failures and connections; and counters of LUNs.
 
 use mqblk_admin::model::{ConnectionsStat, Health, LunStat};
 
@@ -55,7 +55,7 @@ pub(super) const CONNECTIONS: &[Family<ConnectionsStat>] = &[
     }),
 ];
 
-/// Of a LUN. A request is one to the storage.
+/// Of a LUN. Requests are those to the storage.
 pub(super) const LUN: &[Family<LunStat>] = &[
     Family::gauge("in_flight_requests", "Requests in flight", |it| number(it.in_flight)),
     Family::gauge("oldest_request_age", "Age of the oldest request in flight, 0 without any", |it| age(it.oldest_ms)),

@@ -1,4 +1,4 @@
-//! The whole text of a small sample, what each family is called, and labels of any text.
+//! The whole text of a small sample, the name of each family, and labels of any text.
 
 use std::collections::HashSet;
 
@@ -16,7 +16,7 @@ fn text(stat: Stat, format: TextFormat, detail: Detail) -> String {
     encode(stat, ProcessSample { start_time_s: 1000.5, cpu_ns: 2_500_000_000 }, format, detail).unwrap()
 }
 
-/// A sample with everything that there may be.
+/// A sample with all values.
 fn full() -> Stat {
     let mut disk = DiskStat {
         id: "vm1".to_owned(),
@@ -108,7 +108,7 @@ fn an_empty_daemon_has_metrics_too() {
     assert!(!text.contains("mqblk_disk_") && !text.contains("mqblk_worker"), "no family without a metric: {text}");
 }
 
-/// Each family is declared once, before its samples, and each series stands there once.
+/// Each family is declared once, before its samples, and each series occurs once.
 #[test]
 fn the_text_is_well_formed() {
     for format in [TextFormat::OpenMetrics, TextFormat::Prometheus] {
@@ -133,7 +133,7 @@ fn the_text_is_well_formed() {
     }
 }
 
-/// The page for people names each family.
+/// docs/metrics.md lists each family.
 #[test]
 fn every_family_is_documented() {
     let page = include_str!("../../../docs/metrics.md");
@@ -145,7 +145,7 @@ fn every_family_is_documented() {
             "info" => format!("{family}_info"),
             _ => family.to_owned(),
         };
-        // Queues have those of disks, and controllers too.
+        // Queues and controllers have the families of disks.
         let name = name.strip_prefix("mqblk_").unwrap_or(&name);
         let own = ["disk_queue_", "controller_queue_", "controller_", "disk_", "lun_"]
             .iter()

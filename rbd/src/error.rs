@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of the library.
 
 use std::io;
 
@@ -12,7 +12,7 @@ pub enum LoadError {
         library: &'static str,
         /// Debian's name of its package.
         package: &'static str,
-        /// What the loader said.
+        /// The loader's message.
         why: String,
     },
     /// It is too old.
@@ -27,7 +27,7 @@ pub enum LoadError {
     },
 }
 
-/// What was being done when an error occurred.
+/// The step in which an error occurred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailedStep {
     /// Loading the library.
@@ -48,11 +48,11 @@ pub enum FailedStep {
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {source}")]
 pub struct RbdError {
-    /// When it occurred.
+    /// The step.
     pub step: FailedStep,
-    /// What failed, in words.
+    /// The failed call, in words.
     pub what: String,
-    /// The library's errno, or why it was not called.
+    /// The library's errno, or the reason that it was not called.
     #[source]
     pub source: io::Error,
 }

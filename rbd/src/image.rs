@@ -9,21 +9,21 @@ use std::{io, ptr};
 use crate::error::{FailedStep, RbdError, check};
 use crate::library::{self, Cluster, ConfigOption, FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, Libraries, Pool};
 
-/// How long a connection may take that the configuration file has no `client_mount_timeout` for. The library's own 300 s would hold up
-/// a daemon's start.
+/// Timeout of a connection without a `client_mount_timeout` in the configuration file. The library's own 300 s would
+/// delay a daemon's start.
 const MOUNT_TIMEOUT_S: &str = "30";
 /// The library's default of it, in seconds.
 const DEFAULT_MOUNT_TIMEOUT_S: f64 = 300.0;
-/// Options by which the library completes writes that it still has in this process, with the value that turns each off. A process that is
-/// killed would lose them, and the guest, which outlives it, would never know.
+/// Options by which the library completes writes that are still in this process, with the value that turns each off. A
+/// killed process would lose such writes without the guest's knowledge.
 const WRITE_CACHES: [(&CStr, &str); 2] = [(c"rbd_cache", "false"), (c"rbd_persistent_cache_mode", "disabled")];
 /// Options of an image: the library has about 80.
 const MAX_CONFIG_OPTIONS: usize = 1024;
 
-/// Which image is opened, and how.
+/// The image to open, and its access.
 #[derive(Clone, Debug, Default)]
 pub struct ImageOptions {
-    /// The cluster's configuration file; `None`: where the library looks (`CEPH_CONF`, `/etc/ceph/ceph.conf`).
+    /// The cluster's configuration file; `None`: the library's (`CEPH_CONF`, `/etc/ceph/ceph.conf`).
     pub conf: Option<PathBuf>,
     /// The user without `client.`; `None`: `admin`.
     pub user: Option<String>,
@@ -35,51 +35,51 @@ pub struct ImageOptions {
     pub image: String,
     /// The snapshot to read.
     pub snapshot: Option<String>,
-    /// Nothing is written, also not the lock.
+    /// True if nothing is written, not even the lock.
     pub read_only: bool,
 }
 
-/// What is known of an open image.
+/// Properties of an open image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageStat {
     /// Size in bytes.
     pub size: u64,
-    /// Size of the objects that it is stored in, in bytes.
+    /// Size of its objects, in bytes.
     pub object_size: u64,
-    /// It has the feature `exclusive-lock`.
+    /// True if it has the feature `exclusive-lock`.
     pub exclusive_lock: bool,
 }
 
-/// What an open image reports, from any thread.
+/// An event of an open image, from any thread.
 #[derive(Debug)]
 pub enum ImageEvent {
     /// The image's header has changed: its size or its snapshots.
     Updated,
-    /// Nobody uses it any more: to be closed by a thread that may block.
+    /// It has no users: a thread that may block must close it.
     Unused(UnusedImage),
 }
 
-/// An open image. Cheap to clone; all clones are one handle of the library, which has the exclusive lock or has not. Its methods may be
-/// called from all threads, and block until the cluster answers.
+/// An open image. Cheap to clone; all clones are one handle of the library, with or without the exclusive lock. Its
+/// methods may be called from all threads, and block until the cluster answers.
 #[derive(Clone, Debug)]
 pub struct Image(pub(crate) Arc<OpenImage>);
 
-/// An image that does not keep it open.
+/// A reference that does not keep the image open.
 #[derive(Clone, Debug)]
 pub struct WeakImage(Weak<OpenImage>);
 
 #[derive(Debug)]
 pub(crate) struct OpenImage {
     handles: Option<Handles>,
-    /// The cache that writes go through, as option and value: each is followed by a flush.
+    /// The cache of writes, as option and value: each write is followed by a flush.
     write_cache: Option<String>,
     events: Mutex<Sender<ImageEvent>>,
 }
 
-/// What the callback of the watch has: only a sender.
+/// The argument of the watch's callback: a sender.
 type WatchArgument = Mutex<Sender<ImageEvent>>;
 
-/// The library's handles, each made and ended once, in this order and back.
+/// The library's handles, each created once in this order, and ended once in reverse.
 struct Handles {
     libraries: &'static Libraries,
     cluster: Cluster,
@@ -124,7 +124,7 @@ impl Drop for Handles {
     }
 }
 
-/// An image that nobody uses any more. Dropping it closes it, which blocks.
+/// An image without users. Dropping it closes it, which blocks.
 #[derive(Debug)]
 pub struct UnusedImage(#[expect(dead_code, reason = "dropped")] Handles);
 
@@ -137,13 +137,13 @@ impl Drop for OpenImage {
     fn drop(&mut self) {
         if let Some(handles) = self.handles.take() {
             let events = self.events.get_mut().unwrap_or_else(PoisonError::into_inner);
-            // Without a receiver it comes back with the error, and is closed here.
+            // Without a receiver it is returned with the error, and closed here.
             let _ = events.send(ImageEvent::Unused(UnusedImage(handles)));
         }
     }
 }
 
-/// Tells the owner that the image has changed. Called by a thread of the library.
+/// Notifies the owner of a change of the image. Called by a thread of the library.
 unsafe extern "C" fn updated(argument: *mut c_void) {
     // SAFETY: the argument lives until the watch has ended.
     let events = unsafe { &*argument.cast::<WatchArgument>() };
@@ -151,9 +151,9 @@ unsafe extern "C" fn updated(argument: *mut c_void) {
 }
 
 impl Image {
-    /// Connects to the cluster and opens the image. Blocks, for as long as the cluster's configuration allows a connection to take
-    /// (`client_mount_timeout`; 30 s unless it is set). The threads of the library are started by this call, and have the rights of the
-    /// calling thread.
+    /// Connects to the cluster and opens the image. Blocks at most for the cluster's connection timeout
+    /// (`client_mount_timeout`; 30 s unless it is set). This call starts the threads of the library, which have the
+    /// rights of the calling thread.
     ///
     /// # Errors
     /// With the step that failed.
@@ -185,8 +185,8 @@ impl Image {
         Ok(Image(Arc::new(OpenImage { handles: Some(handles), write_cache, events: Mutex::new(events.clone()) })))
     }
 
-    /// Returns the option of the pool or the image by which the library has a write cache in spite of what the process has asked for, with its
-    /// value. Each write is followed by a flush then.
+    /// Returns the option of the pool or the image that gives the library a write cache in spite of the process's
+    /// options, with its value. Each write is then followed by a flush.
     pub fn write_cache(&self) -> Option<&str> {
         self.0.write_cache.as_deref()
     }
@@ -205,7 +205,7 @@ impl Image {
     /// Returns size, object size and features.
     ///
     /// # Errors
-    /// When the cluster does not tell.
+    /// When the cluster does not report them.
     pub fn stat(&self) -> Result<ImageStat, RbdError> {
         let (rbd, image) = self.raw();
         let mut info = std::mem::MaybeUninit::<ImageInfo>::zeroed();
@@ -225,7 +225,7 @@ impl Image {
     /// Returns the size in bytes.
     ///
     /// # Errors
-    /// When the cluster does not tell.
+    /// When the cluster does not report it.
     pub fn size(&self) -> Result<u64, RbdError> {
         let (rbd, image) = self.raw();
         let mut size = 0;
@@ -235,7 +235,7 @@ impl Image {
         Ok(size)
     }
 
-    /// Gives the image another size in bytes. What is beyond a smaller one is lost.
+    /// Resizes the image, in bytes. Data beyond a smaller size is lost.
     ///
     /// # Errors
     /// When the cluster refuses.
@@ -246,7 +246,7 @@ impl Image {
         check(result, FailedStep::Call, || "resizing the image".to_owned()).map(drop)
     }
 
-    /// Makes durable all writes that were completed.
+    /// Makes all completed writes durable.
     ///
     /// # Errors
     /// When the cluster refuses.
@@ -257,8 +257,8 @@ impl Image {
         check(result, FailedStep::Call, || "flush".to_owned()).map(drop)
     }
 
-    /// Takes the exclusive lock, to be kept: other clients that ask for it are refused. The lock of a client that the cluster has lost is
-    /// broken, and that client is blocklisted.
+    /// Takes the exclusive lock and keeps it: other clients that ask for it are refused. Breaks the lock of a client
+    /// that the cluster has lost, which is then blocklisted.
     ///
     /// # Errors
     /// EROFS or EBUSY when another client has it and keeps it.
@@ -280,10 +280,10 @@ impl Image {
         check(result, FailedStep::Call, || "releasing the exclusive lock".to_owned()).map(drop)
     }
 
-    /// Whether this client has the exclusive lock.
+    /// Returns true if this client has the exclusive lock.
     ///
     /// # Errors
-    /// When the library does not tell.
+    /// When the library does not report it.
     pub fn has_lock(&self) -> Result<bool, RbdError> {
         let (rbd, image) = self.raw();
         let mut owner = 0;
@@ -293,10 +293,10 @@ impl Image {
         Ok(owner != 0)
     }
 
-    /// Returns who has the exclusive lock, as the cluster names it; `None` if nobody has.
+    /// Returns the owner of the exclusive lock, as named by the cluster; `None` if there is none.
     ///
     /// # Errors
-    /// When the cluster does not tell.
+    /// When the cluster does not report it.
     pub fn lock_owner(&self) -> Result<Option<String>, RbdError> {
         let (rbd, image) = self.raw();
         let mut mode: c_int = 0;
@@ -354,7 +354,7 @@ fn connect(libraries: &'static Libraries, options: &ImageOptions) -> Result<Hand
     // A request must never wait in the thread that submits it.
     set(&handles, c"rbd_non_blocking_aio", "true")?;
     for (key, off) in WRITE_CACHES {
-        // Libraries that do not know an option do not have its cache.
+        // A library that does not know an option does not have its cache.
         if get(&handles, key).is_some() {
             set(&handles, key, off)?;
         }
@@ -380,8 +380,8 @@ fn find_pool(handles: &mut Handles, options: &ImageOptions) -> Result<(), RbdErr
     Ok(())
 }
 
-/// Returns the option by which the open image has a write cache. The options of a pool or an image (`rbd config pool|image set`) are stronger
-/// than what the process sets.
+/// Returns the option that gives the open image a write cache. The options of a pool or an image (`rbd config
+/// pool|image set`) override the process's.
 fn write_cache(handles: &Handles) -> Result<Option<String>, RbdError> {
     let mut options =
         vec![ConfigOption { name: ptr::null_mut(), value: ptr::null_mut(), source: 0 }; MAX_CONFIG_OPTIONS];

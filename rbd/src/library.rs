@@ -48,7 +48,7 @@ pub(crate) const ZEROES_ALLOCATED: c_int = 1;
 /// `RBD_FEATURE_EXCLUSIVE_LOCK`.
 pub(crate) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
 
-/// Declares a library's functions and how they are found.
+/// Declares a library's functions and their loading.
 macro_rules! functions {
     ($library:ident, $file:literal, $package:literal, $($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
         #[doc = concat!("The functions of ", $file, ".")]
@@ -130,10 +130,10 @@ pub(crate) struct Libraries {
     pub(crate) rbd: Rbd,
 }
 
-/// Loads the libraries, once in a process. Code is mapped: a sandbox that refuses that must be entered later.
+/// Loads the libraries, once in a process. Maps code: enter a sandbox that refuses this later.
 ///
 /// # Errors
-/// When one is missing or too old; it is tried again by the next call.
+/// When one is missing or too old; the next call tries again.
 pub fn load() -> Result<(), LoadError> {
     libraries().map(drop)
 }

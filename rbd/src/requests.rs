@@ -1,4 +1,4 @@
-//! Requests in the library's hands.
+//! Requests that the library executes.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +8,7 @@ use mqblk_uring::RemoteIo;
 use crate::image::Image;
 use crate::library::{Completion, ImageHandle, Rbd, ZEROES_ALLOCATED};
 
-/// What is done with a request.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Fill its memory from `at` bytes into the image on.
@@ -20,7 +20,7 @@ pub enum Operation {
     Write {
         /// Offset in bytes.
         at: u64,
-        /// Followed by a flush.
+        /// True if a flush follows.
         durable: bool,
     },
     /// Make completed writes durable.
@@ -38,15 +38,15 @@ pub enum Operation {
         at: u64,
         /// Length in bytes.
         len: u64,
-        /// Space is allocated for it (`RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`).
+        /// True if space is allocated for it (`RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`).
         allocated: bool,
-        /// Followed by a flush.
+        /// True if a flush follows.
         durable: bool,
     },
 }
 
 impl Operation {
-    /// Returns true if a flush follows. `cached`: the library completes what it still has in this process.
+    /// Returns true if a flush follows. `cached`: the library completes writes that are still in this process.
     fn is_flushed(self, cached: bool) -> bool {
         match self {
             Operation::Read { .. } | Operation::Flush => false,
@@ -56,22 +56,23 @@ impl Operation {
     }
 }
 
-/// A table of requests that the library has, one for each channel. Requests are named by their index; nothing is allocated for them here.
+/// A channel's table of requests that the library has. Requests are identified by their index; they allocate nothing
+/// here.
 #[derive(Debug)]
 pub struct Requests {
     image: Image,
     table: Arc<[Slot]>,
 }
 
-/// What a callback of the library has as its argument.
+/// The argument of the library's callback.
 #[derive(Debug, Default)]
 struct Slot(Mutex<Option<InFlight>>);
 
-/// A request that the library has. It keeps open and in place what its callback needs, however the channel ends.
+/// A request that the library has. It keeps its callback's data open and in place, however the channel ends.
 #[derive(Debug)]
 struct InFlight {
     io: RemoteIo,
-    /// A flush follows when the operation has succeeded.
+    /// True if a flush follows a successful operation.
     flushes: bool,
     image: Image,
     table: Arc<[Slot]>,
@@ -83,28 +84,28 @@ impl Requests {
         Requests { image: image.clone(), table: (0..capacity).map(|_| Slot::default()).collect() }
     }
 
-    /// Hands a request to the library. It is completed with the bytes transferred, 0, or a negative errno, by a thread of the library; or
-    /// by this one, when the library does not take it. Does not wait for the cluster.
+    /// Hands a request to the library. It is completed with the bytes transferred, 0, or a negative errno, by a thread
+    /// of the library, or by this one if the library refuses it. Does not wait for the cluster.
     ///
     /// # Panics
     /// When `index` is not below the capacity, or the request of this index is not completed.
     pub fn submit(&self, index: usize, operation: Operation, io: RemoteIo) {
         let slot = &self.table[index];
-        // The list does not move with the `RemoteIo`: it is in memory of its own.
+        // The list does not move with the `RemoteIo`: it has its own memory.
         let iovecs = io.iovecs();
         let (iovecs, count) = (iovecs.as_ptr(), iovecs.len());
         let (image, flushes) = (self.image.clone(), operation.is_flushed(self.image.write_cache().is_some()));
         let in_flight = InFlight { io, flushes, image, table: Arc::clone(&self.table) };
         {
             let mut slot = slot.lock();
-            // Before it is replaced: dropping the earlier one would complete it while the library has its memory.
+            // Checked first: dropping an earlier request would complete it while the library has its memory.
             assert!(slot.is_none(), "request {index} is with the library");
             *slot = Some(in_flight);
         }
         let (rbd, image) = self.image.raw();
         start(rbd, slot, |completion| {
-            // SAFETY: the image is open. The iovecs and the memory that they name stay until the `RemoteIo` in the slot is completed, which
-            // the callback of this completion does.
+            // SAFETY: the image is open. The iovecs and their memory stay until the `RemoteIo` in the slot is
+            // completed, which the callback of this completion does.
             unsafe { call(rbd, image, operation, (iovecs, count), completion) }
         });
     }
@@ -119,7 +120,7 @@ impl Slot {
         let in_flight = self.lock().take();
         if let Some(InFlight { io, image, table, .. }) = in_flight {
             io.complete(i32::try_from(result).unwrap_or(if result < 0 { -libc::EIO } else { i32::MAX }));
-            // Closing the image, if this was its last user, is left to the thread that gets its events.
+            // Closing the image, if this was its last user, is left to the thread that receives its events.
             drop(image);
             // The slot may end with this.
             drop(table);
@@ -127,7 +128,7 @@ impl Slot {
     }
 }
 
-/// Makes a completion whose callback gets the slot, and starts an operation with it.
+/// Makes a completion whose callback receives the slot, and starts an operation with it.
 fn start(rbd: &Rbd, slot: &Slot, operation: impl FnOnce(Completion) -> c_int) {
     let mut completion = std::ptr::null_mut();
     let argument = std::ptr::from_ref(slot).cast_mut().cast::<c_void>();
@@ -174,7 +175,7 @@ unsafe fn call(
 
 /// Completes a request, or starts the flush that follows it. Called by a thread of the library, for one request after the other.
 unsafe extern "C" fn completed(completion: Completion, argument: *mut c_void) {
-    // SAFETY: the argument is a slot with a request, which keeps the table that it is in.
+    // SAFETY: the argument is a slot with a request, which keeps its table.
     let slot = unsafe { &*argument.cast::<Slot>() };
     let Some((image, flushes)) = slot.lock().as_mut().map(|request| {
         let flushes = std::mem::take(&mut request.flushes);

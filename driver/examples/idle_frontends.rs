@@ -1,5 +1,6 @@
-//! Frontends that are connected and do nothing: `idle_frontends FOLDER FIRST LAST` has one at each of the sockets FOLDER/FIRST.sock to
-//! FOLDER/LAST.sock, with one queue, says "connected" and stays until it is killed. For `scripts/many-disks.sh`.
+//! Frontends that are connected and do nothing: `idle_frontends FOLDER FIRST LAST` connects one, with one queue, to
+//! each of the sockets FOLDER/FIRST.sock to FOLDER/LAST.sock, prints "connected" and stays until it is killed. For
+//! `scripts/many-disks.sh`.
 #![allow(clippy::print_stdout, reason = "its output says when the frontends are connected")]
 
 use std::error::Error;

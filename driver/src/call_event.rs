@@ -48,9 +48,9 @@ pub(crate) struct CallEvent {
 /// Result of [`arm_rings`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ArmedRings {
-    /// Requests are in flight, so a call will come.
+    /// True if requests are in flight, so a call will come.
     pub(crate) has_in_flight: bool,
-    /// A ring has as many completions as were asked for.
+    /// True if a ring has as many completions as requested.
     pub(crate) is_ready: bool,
 }
 
@@ -76,13 +76,14 @@ impl CallEvent {
         self.call.try_clone().map(Waker::new)
     }
 
-    /// Sleeps until a call comes, a waker is used, or `limit` is over. What came since the last sleep counts. May return early.
+    /// Sleeps until a call comes, a waker is used, or `limit` is over. Calls since the last sleep count. May return
+    /// early.
     pub(crate) fn sleep(&self, limit: Option<Duration>) -> Result<(), DriverError> {
         let limit = limit.map_or(-1, |limit| i32::try_from(limit.as_millis()).unwrap_or(i32::MAX));
         self.wait(limit)
     }
 
-    /// Does the same as [`sleep`](Self::sleep), for a time that is exact to microseconds. Makes one more system call.
+    /// As [`sleep`](Self::sleep), for a time that is exact to microseconds. Makes one more system call.
     pub(crate) fn sleep_exactly(&mut self, limit: Duration) -> Result<(), DriverError> {
         let system = |source| DriverError::System { what: "timer of a wait", source };
         self.timer.set(&self.epoll, 0, limit).map_err(system)?;
@@ -99,8 +100,8 @@ impl CallEvent {
     }
 }
 
-/// Arms each ring with requests in flight: it calls when `count` completions are there, or all if fewer are in flight. Then
-/// checks the rings again.
+/// Arms each ring with requests in flight: it calls when `count` completions are available, or all if fewer are in
+/// flight. Then checks the rings again.
 pub(crate) fn arm_rings<'a>(
     rings: impl Iterator<Item = &'a mut DriverRing>,
     count: u16,

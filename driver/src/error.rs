@@ -169,7 +169,7 @@ pub enum DriverError {
     /// The backend is in an unexpected state.
     #[error("the backend did not {step}: found it in state {found}: {why}")]
     BackendState {
-        /// What the backend was expected to do.
+        /// The step that was expected of the backend.
         step: &'static str,
         /// The backend's state.
         found: XenbusState,

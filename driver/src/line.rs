@@ -1,6 +1,6 @@
-//! What a driver and a device exchange for a request lies in one cache line: the header, and the status or the fixed part of a response. So the line
-//! goes to the device's core and back once for a request, and no other request's status is in it: a device that writes that one takes the line away
-//! while the driver reads this one.
+//! The header of a request, and the status or the fixed part of its response, lie in one cache line. So the line moves
+//! to the device's core and back once for a request. It contains no other request's status, so no write of the device
+//! takes it away while the driver reads it.
 
 use mqblk_memory::{Pod, SharedArray};
 use mqblk_ring::driver_ring::DriverRing;
@@ -8,10 +8,10 @@ use mqblk_ring::driver_ring::DriverRing;
 /// Bytes of a cache line.
 pub(crate) const LINE: u32 = 64;
 
-/// This many lines are on their way from the device's core at the same time: about as many as a core has reads in flight.
+/// Number of lines that are transferred from the device's core at the same time: about a core's reads in flight.
 const PREFETCHED: u16 = 8;
 
-/// A poll has found completions: the lines of the first ones are prefetched. `index`: of a slot's status in `statuses`.
+/// Prefetches the lines of the first completions that a poll has found. `index`: of a slot's status in `statuses`.
 #[inline]
 pub(crate) fn prefetch_found<T: Pod>(
     (ring, statuses): (&DriverRing, &SharedArray<T>),
@@ -21,7 +21,7 @@ pub(crate) fn prefetch_found<T: Pod>(
     (0..found.min(PREFETCHED)).for_each(|ahead| prefetch((ring, statuses), ahead, &index));
 }
 
-/// The next completion is taken: the line of a later one is prefetched.
+/// Prefetches the line of a later completion, when the next one is taken.
 #[inline]
 pub(crate) fn prefetch_later<T: Pod>(of: (&DriverRing, &SharedArray<T>), index: impl Fn(usize) -> usize) {
     prefetch(of, PREFETCHED, &index);

@@ -30,7 +30,7 @@ pub struct DataSegment {
     pub len: u32,
 }
 
-/// Whether requests use direct or indirect descriptors.
+/// Layout of requests: direct or indirect descriptors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DescriptorLayout {
     /// Direct if the ring has three descriptors for each request in flight at full depth, else indirect.
@@ -112,7 +112,7 @@ pub(crate) struct SharedMemory {
     started_queues: Vec<StartedQueue>,
 }
 
-/// A started queue: what it takes to start it at the next server.
+/// A started queue, with the data to start it at the next server.
 #[derive(Debug)]
 struct StartedQueue {
     index: u16,

@@ -10,13 +10,13 @@ use rustix::time::{
 };
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-/// A timer of one epoll instance. Made at its first use: most sleeps have no end of their own.
+/// A timer of one epoll instance. Created at its first use: most sleeps have no limit.
 #[derive(Debug, Default)]
 pub(crate) struct SleepTimer(Option<OwnedFd>);
 
 impl SleepTimer {
-    /// Lets the next or current `epoll_wait` of `epoll` return after `limit`, with an event of `key` at the latest. A timer that was
-    /// set before does not end it any more, unless it has already ended.
+    /// Lets the next or current `epoll_wait` of `epoll` return after `limit`, with an event of `key` at the latest. An
+    /// earlier timer no longer ends it, unless it has already expired.
     pub(crate) fn set(&mut self, epoll: &Epoll, key: u64, limit: Duration) -> io::Result<()> {
         let timer = match &mut self.0 {
             Some(timer) => timer,

@@ -1,9 +1,10 @@
 //! Steering and handover under all interleavings (with a bounded number of preemptions) and reorderings that the memory model
 //! allows.
 //!
-//! The code under test is `steering::TargetSteering` and `handover::IdleWait` of the driver, with loom's atomics. Shown: a target
-//! is never in flight on two queues, no command is lost, the count ends at 0. A thread that sleeps while a command waits for it
-//! is a deadlock, which loom reports. Further tests leave out one part of a rule each, to show that the model can fail.
+//! The code under test is `steering::TargetSteering` and `handover::IdleWait` of the driver, with loom's atomics.
+//! Shown: a target is never in flight on two queues, no command is lost, the count ends at 0. A thread that sleeps
+//! while a command waits for it is a deadlock, which loom reports. Further tests each omit one part of a rule, to show
+//! that the model can fail.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -256,7 +257,7 @@ impl<const FENCED: bool> Machine<FENCED> {
             self.push(origin, Message::Done);
         }
         if last {
-            // As the last thread to finish does: threads that only serve others may end.
+            // As the last finishing thread does: threads that only serve others may end.
             self.owners.iter().filter(|owner| owner.idle.claim_wakeup()).for_each(|owner| owner.event.notify());
         }
     }

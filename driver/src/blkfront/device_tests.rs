@@ -322,7 +322,7 @@ fn invalid_backends_are_reported_and_released() {
         [(XenbusState::InitWait, "wait for its frontend"), (XenbusState::Connected, "connect to the rings")]
     {
         // Guests cannot read the error node; domain 0 can.
-        for (front, why) in [(FRONT, "it does not say why"), (DomainId(0), "5 the model was told to")] {
+        for (front, why) in [(FRONT, "it does not say why"), (DomainId(0), "5 injected by the model")] {
             let mut rig =
                 rig_of(front, BlkbackBehaviour { fault: BlkbackFault::CloseAt(state), ..BlkbackBehaviour::default() });
             rig.options.reply_timeout = Duration::from_millis(300);

@@ -41,7 +41,7 @@ pub struct BlkfrontQueue {
     memory: Arc<GuestMemory>,
     data: DataArea,
     notifications: u64,
-    /// The event channel is masked: no event comes until it is unmasked.
+    /// True if the event channel is masked: no event comes until it is unmasked.
     masked: bool,
     /// The protocol violation that has disabled the queue.
     error: Option<ResponseError>,
@@ -329,8 +329,8 @@ impl BlkfrontQueue {
         why.into()
     }
 
-    /// Unmasks the event channel and arms the ring: an event comes when `count` responses are there, or all if fewer are in
-    /// flight. Then checks the ring again. Returns true if they are there already.
+    /// Unmasks the event channel and arms the ring: an event comes when `count` responses are available, or all if
+    /// fewer are in flight. Then checks the ring again. Returns true if they are already available.
     pub(super) fn arm(&mut self, count: u16) -> Result<bool, DeviceError> {
         if let Some(error) = self.error {
             return Err(error.into());

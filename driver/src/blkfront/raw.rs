@@ -40,7 +40,7 @@ impl RawRing {
         self.send_raw(&RawRequest::encode(self.front.abi(), request))
     }
 
-    /// Does the same with any bytes.
+    /// As [`send`](Self::send), with any bytes.
     pub fn send_raw(&mut self, request: &RawRequest) -> bool {
         let put = self.front.put(request);
         let _ = self.front.publish();
@@ -53,7 +53,7 @@ impl RawRing {
         self.port.channel.notify();
     }
 
-    /// Writes anywhere in the ring's pages, such as the header or an entry that was already taken.
+    /// Writes anywhere in the ring's pages, for example to the header or to a taken entry.
     pub fn overwrite(&self, at: u64, bytes: &[u8]) {
         assert!(at + bytes.len() as u64 <= self.pages.refs.len() as u64 * u64::from(PAGE_BYTES), "outside of the ring");
         self.pages.memory.write(GuestAddress(at), bytes).expect("the ring's pages are mapped");

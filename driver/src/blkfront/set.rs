@@ -84,7 +84,7 @@ impl BlkfrontQueueSet {
         self.arm_and_sleep(count, None)
     }
 
-    /// Does the same as [`wait`](Self::wait), for at most `limit`, exact to microseconds. Sleeps also if nothing is in flight.
+    /// As [`wait`](Self::wait), for at most `limit`, exact to microseconds. Sleeps also if nothing is in flight.
     ///
     /// # Errors
     /// Those of [`wait`](Self::wait).

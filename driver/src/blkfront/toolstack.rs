@@ -18,9 +18,9 @@ pub struct Vbd {
     pub devid: u32,
     /// The storage, in the backend's format.
     pub params: String,
-    /// The device is writable.
+    /// True if the device is writable.
     pub writable: bool,
-    /// The backend may offer discard.
+    /// True if the backend may offer discard.
     pub discard: bool,
 }
 

@@ -29,7 +29,7 @@ pub(super) struct XenbusDevice {
     step_timeout: Duration,
     /// The frontend's state as last written.
     state: XenbusState,
-    /// On drop, the state becomes Closed.
+    /// True if the state becomes Closed on drop.
     closes_on_drop: bool,
 }
 
@@ -148,7 +148,7 @@ impl XenbusDevice {
         DriverError::BackendState { step, found, why }
     }
 
-    /// Brings both ends to the initial states, whatever states an earlier connection has left.
+    /// Brings both ends to the initial states, from any states of an earlier connection.
     pub(super) fn initialise(&mut self) -> Result<(), DriverError> {
         use XenbusState::{Closed, Closing, Connected, InitWait, Initialised, Initialising, Unknown};
         let front = self.frontend_path.clone();

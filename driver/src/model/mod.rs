@@ -35,7 +35,7 @@ pub(crate) enum RequestOutcome {
     Disconnect,
 }
 
-/// A request that was taken off a ring.
+/// A request taken off a ring.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelRequest {
     pub(crate) queue: usize,

@@ -33,15 +33,17 @@ pub struct BlkConnectOptions {
     pub data_per_queue: ByteLen,
     /// Direct or indirect descriptors.
     pub descriptors: DescriptorLayout,
-    /// Use EVENT_IDX if offered.
+    /// True to use EVENT_IDX if offered.
     pub event_idx: bool,
-    /// Use packed rings, which the server must offer. With them, [`reconnect`](BlkDevice::reconnect) needs an in-flight region.
+    /// True to use packed rings, which the server must offer. With them, [`reconnect`](BlkDevice::reconnect) needs an
+    /// in-flight region.
     pub packed: bool,
-    /// Poison each status byte before its request, to detect a device that does not write it. Costs a cache line transfer.
+    /// True to poison each status byte before its request, to detect a device that does not write it. Costs a cache
+    /// line transfer.
     pub poison_status: bool,
-    /// Create an in-flight region, if the server supports it, so that the next server replays requests.
+    /// True to create an in-flight region, if the server supports it, so that the next server replays requests.
     pub inflight: bool,
-    /// Accept config change messages. The server may wait for [`BlkDevice::wait_config_change`] then.
+    /// True to accept config change messages. The server may wait for [`BlkDevice::wait_config_change`] then.
     pub config_changes: bool,
     /// How long to retry to connect.
     pub connect_timeout: Duration,

@@ -2,8 +2,8 @@
 
 use super::wire::CDB_BYTES;
 
-/// A command descriptor block, padded with zeroes. It is words, each with its first byte in the lowest bits: a READ or WRITE is made in registers, while a
-/// load of bytes that were stored one by one waits until all are in the cache.
+/// A command descriptor block, padded with zeroes. Stored as words, each with its first byte in the lowest bits: a READ
+/// or WRITE is built in registers. A load of bytes that were stored one by one would wait until all are in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cdb([u64; CDB_BYTES / 8]);
 
@@ -65,7 +65,7 @@ impl Cdb {
         self.0
     }
 
-    /// Returns a command with these bytes at these offsets, and else zeroes.
+    /// Returns a command with these bytes at these offsets, and zeroes elsewhere.
     fn with<const N: usize>(operation: u8, fields: [(usize, &[u8]); N]) -> Cdb {
         let mut cdb = [0; CDB_BYTES];
         cdb[0] = operation;

@@ -16,7 +16,7 @@ use super::wire::{
 use crate::call_event::{self, CallEvent};
 use crate::{DriverError, Waker};
 
-/// Event buffers given to the device.
+/// Event buffers of the device.
 const EVENT_BUFFERS: u16 = 16;
 
 /// The control and the event queue, owned by one thread. It need not own request queues.

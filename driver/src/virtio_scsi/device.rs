@@ -45,15 +45,17 @@ pub struct ScsiConnectOptions {
     pub data_per_queue: ByteLen,
     /// Direct or indirect descriptors.
     pub descriptors: DescriptorLayout,
-    /// Use EVENT_IDX if offered.
+    /// True to use EVENT_IDX if offered.
     pub event_idx: bool,
-    /// Use packed rings, which the server must offer. With them, [`reconnect`](ScsiController::reconnect) needs an in-flight region.
+    /// True to use packed rings, which the server must offer. With them, [`reconnect`](ScsiController::reconnect) needs
+    /// an in-flight region.
     pub packed: bool,
     /// Selects the queue of a command.
     pub steering: SteeringPolicy,
-    /// Poison each response before its command, to detect a device that does not write it. Costs a cache line transfer.
+    /// True to poison each response before its command, to detect a device that does not write it. Costs a cache line
+    /// transfer.
     pub poison_status: bool,
-    /// Create an in-flight region, if the server supports it, so that the next server replays commands.
+    /// True to create an in-flight region, if the server supports it, so that the next server replays commands.
     pub inflight: bool,
     /// How long to retry to connect.
     pub connect_timeout: Duration,

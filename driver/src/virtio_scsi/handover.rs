@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard};
 use mqblk_core::lock::lock;
 use mqblk_memory::full_fence;
 
-/// An atomic flag. A model checker has an implementation of its own.
+/// An atomic flag. A model checker has its own implementation.
 pub trait AtomicFlag {
     /// Returns a flag that is not set.
     fn unset() -> Self;

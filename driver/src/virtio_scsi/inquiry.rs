@@ -1,5 +1,5 @@
-//! Properties of logical units: INQUIRY, vital product data, READ CAPACITY(16), MODE SENSE(6). Sources: SPC-4 sections 6.4 and
-//! 7.8; SBC-3 sections 5.16 and 6.6. All data may be truncated; what is there is parsed.
+//! Properties of logical units: INQUIRY, vital product data, READ CAPACITY(16), MODE SENSE(6). Sources: SPC-4 sections
+//! 6.4 and 7.8; SBC-3 sections 5.16 and 6.6. All data may be truncated; the available part is parsed.
 
 use mqblk_core::{BlockSize, ByteLen, Sector512};
 

@@ -49,7 +49,7 @@ pub struct ScsiBehaviour {
     pub queues: u16,
     /// Feature bits that are not offered.
     pub without_features: u64,
-    /// The configuration space is left to the VMM.
+    /// True if the configuration space is left to the VMM.
     pub no_config: bool,
     /// `sense_size` after a reset.
     pub sense_size: u32,

@@ -22,7 +22,7 @@ const LINES: usize = (COMMAND_STRIDE / LINE) as usize;
 /// The last 16 bytes of a line: four bytes behind the header, and the fixed part of the response.
 const LINE_END: usize = LINE as usize / size_of::<LineEnd>() - 1;
 const _: () = assert!(LINE - RESPONSE_OFFSET == RESPONSE_HEAD_BYTES && RESPONSE_HEAD_BYTES == 12);
-/// What lies there.
+/// The content of a line's end.
 type LineEnd = [u32; 4];
 /// A response that was not written: [`POISON`] in the response byte.
 const POISONED: LineEnd = [0, 0, 0, ((POISON as u32) << 24).to_le()];
@@ -38,7 +38,7 @@ pub struct ScsiCompletion {
     pub written: u32,
 }
 
-/// What the driver records of a command in flight.
+/// The driver's record of a command in flight.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CommandInFlight {
     /// The value given at submission.
@@ -155,7 +155,7 @@ impl ScsiQueue {
         Ok(())
     }
 
-    /// Looks for completions. Returns how many [`reap`](Self::reap) can reap.
+    /// Finds completions. Returns how many [`reap`](Self::reap) can reap.
     #[inline]
     pub(crate) fn poll(&mut self) -> Result<u16, DeviceError> {
         let found = self.ring.poll_used()?;

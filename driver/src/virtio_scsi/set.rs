@@ -104,12 +104,12 @@ impl CommandExchange {
     }
 }
 
-/// When a wait ends at the latest.
+/// The latest end of a wait.
 #[derive(Clone, Copy, Debug)]
 enum SleepLimit {
-    /// Never, but at once if there is nothing to wait for.
+    /// No limit; at once if there is nothing to wait for.
     None,
-    /// The same, and after this time, in milliseconds.
+    /// As `None`, and after this time, in milliseconds.
     Millis(Duration),
     /// After this time, exact to microseconds.
     Exact(Duration),
@@ -372,7 +372,7 @@ impl ScsiQueueSet {
         self.arm_and_sleep(count, SleepLimit::None)
     }
 
-    /// Does the same as [`wait`](Self::wait), for at most `limit`, exact to microseconds. Sleeps also if there is nothing to wait
+    /// As [`wait`](Self::wait), for at most `limit`, exact to microseconds. Sleeps also if there is nothing to wait
     /// for.
     ///
     /// # Errors
@@ -381,7 +381,7 @@ impl ScsiQueueSet {
         self.arm_and_sleep(count, SleepLimit::Exact(limit))
     }
 
-    /// Does the same as [`wait`](Self::wait), for at most `limit`, in milliseconds.
+    /// As [`wait`](Self::wait), for at most `limit`, in milliseconds.
     pub(crate) fn wait_timeout(&mut self, count: u16, limit: Duration) -> Result<(), DriverError> {
         self.arm_and_sleep(count, SleepLimit::Millis(limit))
     }

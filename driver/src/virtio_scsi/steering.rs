@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const COUNT_BITS: u32 = 32;
 const COUNT: u64 = (1 << COUNT_BITS) - 1;
 
-/// An atomic word. A model checker has an implementation of its own.
+/// An atomic word. A model checker has its own implementation.
 pub trait AtomicWord {
     /// Returns a word of zero.
     fn zero() -> Self;

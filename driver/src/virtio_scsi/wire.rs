@@ -132,9 +132,9 @@ pub enum TaskManagementFunction {
     NexusReset = 4,
     /// Resets the logical unit.
     LogicalUnitReset = 5,
-    /// Queries whether the command is present.
+    /// Queries the presence of the command.
     QueryTask = 6,
-    /// Queries whether any command of this initiator is present.
+    /// Queries the presence of any command of this initiator.
     QueryTaskSet = 7,
 }
 

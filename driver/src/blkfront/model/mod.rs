@@ -34,7 +34,7 @@ pub struct BlkbackBehaviour {
     pub ring_order: u8,
     /// Largest number of segments of an indirect request.
     pub max_indirect_segments: u16,
-    /// The disk is read-only.
+    /// True if the disk is read-only.
     pub read_only: bool,
     /// Keys with other values than usual. `None`: the key is not written.
     pub keys: Vec<(&'static str, Option<&'static str>)>,
@@ -239,7 +239,7 @@ impl ModelThread {
                 let path = self.vbd.backend_path();
                 let (domain, rest) = path.split_at(path.find("/backend/").expect("a backend's path"));
                 let error = format!("{domain}/error{rest}/error");
-                self.store.write(&error, "5 the model was told to").expect("an error's node");
+                self.store.write(&error, "5 injected by the model").expect("an error's node");
                 state = XenbusState::Closing;
             }
             BlkbackFault::StopBefore(at) if at == state => return,

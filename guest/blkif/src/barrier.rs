@@ -1,7 +1,7 @@
-//! Write barriers across all rings of a disk. A ring that takes a barrier off closes the gate. Every ring then takes the requests that it
-//! holds at that moment, which may be older than the barrier, and no more. It reports when all of them are completed and published. After
-//! the last report the barrier's own ring writes and flushes. When the barrier's response is published, the gate opens or the next barrier
-//! becomes active.
+//! Write barriers across all rings of a disk. A ring that takes a barrier off closes the gate. Every ring then takes
+//! only the requests that it holds at that moment, which may be older than the barrier. It reports when all of them are
+//! completed and published. After the last report the barrier's own ring writes and flushes. When the barrier's
+//! response is published, the gate opens or the next barrier becomes active.
 //!
 //! A request that a frontend puts on one ring before it puts a barrier on another is executed before the barrier; a request that it puts on
 //! any ring after the barrier's response is executed after it. Otherwise rings are not ordered. Barriers of several rings are executed one
@@ -33,11 +33,11 @@ pub enum BarrierAction {
 struct Member {
     id: u64,
     waker: Arc<dyn Wake>,
-    /// The ring is notified of the active barrier.
+    /// True if the ring is notified of the active barrier.
     notified: bool,
-    /// The ring has no requests left that come before the active barrier.
+    /// True if the ring has no requests left that come before the active barrier.
     drained: bool,
-    /// The ring is to be woken.
+    /// True if the ring must be woken.
     wake_pending: bool,
 }
 
@@ -161,7 +161,7 @@ impl BarrierSequence {
     }
 }
 
-/// How rings on several threads share a [`BarrierSequence`].
+/// Sharing of a [`BarrierSequence`] by rings on several threads.
 pub trait SharedSequence: Send + Sync {
     /// Creates the shared sequence.
     fn new(sequence: BarrierSequence) -> Self;
@@ -169,7 +169,7 @@ pub trait SharedSequence: Send + Sync {
     fn with_lock<R>(&self, change: impl FnOnce(&mut BarrierSequence) -> R) -> R;
     /// Returns true if a barrier is active, as last [set](Self::set_barrier_active).
     fn is_barrier_active(&self) -> bool;
-    /// Stores whether a barrier is active, for [`is_barrier_active`](Self::is_barrier_active).
+    /// Stores the result of [`is_barrier_active`](Self::is_barrier_active).
     fn set_barrier_active(&self, active: bool);
 
     /// Changes the sequence, and wakes the rings that the change affects.

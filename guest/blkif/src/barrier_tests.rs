@@ -1,5 +1,5 @@
-//! Model of rings that follow the gate, in every or in many interleavings: earlier requests are executed before a barrier, none runs
-//! concurrently with it, and every request completes, whichever rings open, close or sleep meanwhile.
+//! Model of rings that follow the gate, in every or in many interleavings: earlier requests are executed before a
+//! barrier, none runs concurrently with it, and every request completes, also if rings open, close or sleep meanwhile.
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -15,7 +15,7 @@ impl Wake for TestWaker {
     }
 }
 
-/// A request, identified by its position among all that were put on any ring.
+/// A request, identified by its position among all requests of all rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PutRequest {
     time: u32,
@@ -31,7 +31,7 @@ enum OwnBarrier {
     Completed,
 }
 
-/// A queue, reduced to what the gate affects.
+/// A queue, reduced to the gate's effects.
 struct RingModel {
     gate: Option<RingGate>,
     waker: Arc<TestWaker>,

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mqblk_core::MappingBudget;
 
-/// A host-wide budget of mapped pages. Xen tracks every mapping in a table of limited size (`gnttab_max_maptrack_frames`) that all
-/// backends of a domain share, and the process has a budget of mappings with all that guests cause: `gntdev` maps each page apart. When either is exhausted,
-/// requests use grant copy, which needs neither, so that one disk with many rings never makes another one fail.
+/// A host-wide budget of mapped pages. Xen tracks every mapping in a table of limited size
+/// (`gnttab_max_maptrack_frames`) that all backends of a domain share. The process has one budget for all mappings that
+/// guests cause, and `gntdev` maps each page apart. When either is exhausted, requests use grant copy, which needs
+/// neither. So one disk with many rings never makes another one fail.
 ///
 /// Accessed only when a page is mapped or unmapped, not by requests whose pages stay mapped.
 #[derive(Debug)]

@@ -1,11 +1,12 @@
 //! The Xen blkif device type: parses the requests of a ring and completes them. Independent of xenstore and of the source of grants and
 //! events. Source: Xen's `public/io/blkif.h`.
 //!
-//! `vbd` is a device and what its rings share; `queue` is one ring's queue, with its two directions in `pull` (of a `batch`) and `complete` (the usual
-//! request's in `single`), made of four parts: `ring_side` (ring, event channel, journal), `request_table`, `request_pages` (pages and their copies), `ring_barrier`;
-//! `parse` parses and validates requests; `page_pool` provides the pages of a request's data (`persistent`: the grants that stay mapped,
-//! `slot_ranges`: buffer pages, `budget`: the host's limit of mapped pages); `journal` records requests across a kill of the process;
-//! `barrier` orders the rings of a device.
+//! `vbd` is a device with the shared state of its rings; `queue` is one ring's queue, with its two directions in `pull`
+//! (of a `batch`) and `complete` (the usual request's in `single`), made of four parts: `ring_side` (ring, event
+//! channel, journal), `request_table`, `request_pages` (pages and their copies), `ring_barrier`; `parse` parses and
+//! validates requests; `page_pool` provides the pages of a request's data (`persistent`: the grants that stay mapped,
+//! `slot_ranges`: buffer pages, `budget`: the host's limit of mapped pages); `journal` records requests across a kill
+//! of the process; `barrier` orders the rings of a device.
 #![forbid(unsafe_code)]
 
 pub mod barrier;

@@ -8,7 +8,7 @@ use mqblk_ring::blkif::Abi;
 
 use crate::budget::GrantBudget;
 
-/// How a ring accesses its frontend's pages.
+/// A ring's access to its frontend's pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GrantMode {
     /// Persistent grants if both ends offer them, else grant copy.
@@ -26,7 +26,7 @@ impl GrantMode {
     /// The configuration values, in the order of [`GrantMode::from_word`].
     pub const WORDS: &'static [&'static str] = &["auto", "copy", "map", "persistent"];
 
-    /// Returns the mode that one of [`GrantMode::WORDS`] names.
+    /// Returns the mode of one of [`GrantMode::WORDS`].
     pub fn from_word(word: &str) -> GrantMode {
         match word {
             "copy" => GrantMode::Copy,
@@ -52,7 +52,7 @@ impl GrantMode {
     }
 }
 
-/// Which rings share a pool of mapped pages and buffer pages.
+/// The sharing of a pool of mapped pages and buffer pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PoolScope {
     /// Each ring has its own pool.
@@ -67,7 +67,7 @@ impl PoolScope {
     /// The configuration values, in the order of [`PoolScope::from_word`].
     pub const WORDS: &'static [&'static str] = &["per-ring", "shared"];
 
-    /// Returns the scope that one of [`PoolScope::WORDS`] names.
+    /// Returns the scope of one of [`PoolScope::WORDS`].
     pub fn from_word(word: &str) -> PoolScope {
         if word == "shared" { PoolScope::Shared } else { PoolScope::PerRing }
     }
@@ -108,7 +108,7 @@ pub struct VbdOptions {
     pub mode: GrantMode,
     /// The host's kernel tolerates that a transfer pins a mapped grant: see [`Limits::pins_memory`].
     pub pages_may_be_pinned: bool,
-    /// Which rings share a pool of pages.
+    /// The sharing of a pool of pages.
     pub pool: PoolScope,
     /// Host-wide budget of mapped pages.
     pub budget: Arc<GrantBudget>,
@@ -175,7 +175,7 @@ impl VbdOptions {
                     ResolvedGrantMode::Persistent
                 }
             }
-            // The kernel unmaps a pinned page only later, after the response, upon which Linux's blkfront disables the disk.
+            // The kernel unmaps a pinned page only after the response, and Linux's blkfront then disables the disk.
             GrantMode::Map if !pins => ResolvedGrantMode::Map,
             GrantMode::Auto | GrantMode::Copy | GrantMode::Map | GrantMode::Persistent => ResolvedGrantMode::Copy,
         }

@@ -67,7 +67,7 @@ impl RequestPage {
     }
 }
 
-/// What backs the pages of a request.
+/// Backing of the pages of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageBacking {
     /// The request has no data.

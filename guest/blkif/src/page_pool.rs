@@ -159,7 +159,7 @@ impl PagePool {
         read
     }
 
-    /// Returns true if [`reclaim`](Self::reclaim) may find something to release.
+    /// Returns true if [`reclaim`](Self::reclaim) may release pages or memory.
     #[inline]
     pub(crate) fn needs_reclaim(&self) -> bool {
         self.state.mode.is_persistent() || self.state.ranges.needs_trim()
@@ -191,7 +191,8 @@ impl PagePool {
         self.state.persistent.use_found(persistent, now);
     }
 
-    /// Prepares the pages of a request: maps them if the mode says so, else allocates buffer pages. `None` if no slots are free.
+    /// Prepares the pages of a request: maps them if the mode requires it, else allocates buffer pages. `None` if no
+    /// slots are free.
     #[inline(always)]
     pub(crate) fn prepare(
         &mut self,
@@ -374,7 +375,7 @@ impl PagePool {
             }
             PageBacking::Map(range) => {
                 let count = pages.len() as u16;
-                // A range whose unmap failed is not used again.
+                // A range whose unmap failed is not reused.
                 if self.unmap(self.state.ranges.first_slot(range), count, counters) {
                     self.state.ranges.mark_empty(range, count);
                     self.state.ranges.release(range);

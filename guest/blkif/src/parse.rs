@@ -45,7 +45,7 @@ pub(crate) enum ParsedRequest {
     Indirect(TransferType),
 }
 
-/// Parser of requests by what the device offers to its frontend.
+/// Parser of requests by the device's offered features.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestParser {
     block: BlockSize,

@@ -1,5 +1,5 @@
-//! The persistent grants of a ring: a hash table from grant to page slot, with use counts and times of last use. Pure: it decides which
-//! slot a grant gets; the caller maps and unmaps.
+//! The persistent grants of a ring: a hash table from grant to page slot, with use counts and times of last use. Pure:
+//! it chooses the slot of a grant; the caller maps and unmaps.
 
 use mqblk_memory::GrantRef;
 
@@ -53,8 +53,8 @@ impl PersistentGrants {
 
     #[inline]
     fn home_index(&self, gref: GrantRef) -> usize {
-        // A frontend's grants are consecutive: one product would place them at equal distances, which some multipliers make less than
-        // an entry. The high bits of a product are the well-mixed ones.
+        // A frontend's grants are consecutive: one product would place them at equal distances, less than an entry for
+        // some multipliers. The high bits of a product are well mixed.
         let mixed = u64::from(gref.0).wrapping_mul(self.multiplier);
         ((mixed ^ (mixed >> 32)).wrapping_mul(self.multiplier) >> self.shift) as usize
     }
@@ -70,7 +70,7 @@ impl PersistentGrants {
         self.probe(gref).0
     }
 
-    /// Returns the same index, and the entry there; 0 if it is free.
+    /// Returns the index of [`find_index`](Self::find_index), and the entry there; 0 if it is free.
     #[inline]
     fn probe(&self, gref: GrantRef) -> (usize, u64) {
         let mut index = self.home_index(gref);
@@ -154,8 +154,9 @@ impl PersistentGrants {
         self.free.push(slot.0);
     }
 
-    /// Selects the `most` least recently used grants, of those that no request uses and that `pick` accepts by their idle time in
-    /// milliseconds. Returns how many; they stay in the table. [`selected`](Self::selected) returns each.
+    /// Selects the `most` least recently used grants, of those that no request uses and that `pick` accepts by their
+    /// idle time in milliseconds. Returns their number; they stay in the table. [`selected`](Self::selected) returns
+    /// each.
     pub(crate) fn select_lru(&mut self, now: u32, most: usize, pick: impl Fn(u32) -> bool) -> usize {
         self.lru.clear();
         for (number, grant) in (0..).zip(&self.grants) {

@@ -19,7 +19,7 @@ pub(crate) enum PoolHandle {
     Own(Box<PagePool>),
     Shared {
         pool: SharedPool,
-        /// Grant access for this ring's copies. `None`: the pool has this ring's, for all mappings.
+        /// Grant access for this ring's copies. `None`: the pool uses this ring's for all mappings.
         copy_access: Option<Box<dyn GrantAccess>>,
     },
 }
@@ -134,7 +134,7 @@ impl PoolHandle {
         counters.copy_errors += copies.iter().filter(|copy| copy.status != GrantStatus::OKAY).count() as u64;
     }
 
-    /// Returns true if [`reclaim`](Self::reclaim) may find something to release.
+    /// Returns true if [`reclaim`](Self::reclaim) may release pages or memory.
     #[inline]
     pub(crate) fn needs_reclaim(&mut self) -> bool {
         self.with_pool(|pool| pool.needs_reclaim())

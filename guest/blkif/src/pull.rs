@@ -33,7 +33,7 @@ fn parse_segments(bytes: &[u8], pages: &mut [RequestPage]) {
 }
 
 impl<L: PooledContext> BlkifQueue<L> {
-    /// Takes one batch of at most `most` requests. Returns how many were taken, and true if more wait that may be taken.
+    /// Takes one batch of at most `most` requests. Returns the number of taken requests, and true if more may be taken.
     #[inline]
     pub(crate) fn pull_batch<I: Intake<BlkifToken, Buffer>>(
         &mut self,

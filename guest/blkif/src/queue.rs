@@ -33,7 +33,7 @@ pub struct BlkifQueue<L> {
     pub(crate) pages: RequestPages,
     pub(crate) barrier: RingBarrier,
     pub(crate) batch: Batch,
-    /// The pages' memory, and what else the queue takes of its worker.
+    /// The pages' memory, and the queue's other resources of its worker.
     pub(crate) share: MemoryShare,
     /// Counters of events, barriers and indirect requests; `pages` has those of grants.
     pub(crate) counters: GrantCounters,
@@ -135,7 +135,7 @@ impl<L: PooledContext> BlkifQueue<L> {
         context: &mut L,
         into: &mut I,
     ) -> Result<(), BlkifRingError> {
-        // Bound: a full ring and a few requests that arrive meanwhile; then other queues run.
+        // Bound: a full ring and a few later requests; then other queues run.
         for _ in 0..=self.ring.ring().size() as usize / BATCH {
             let (_, more) = self.pull_batch(context.pool(), into, usize::MAX)?;
             if !self.barrier.is_open() || (!more && self.ring.arm() == ArmResult::Sleepable) {
@@ -253,7 +253,7 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
         let result = if self.barrier.is_open() {
             self.ring.arm()
         } else {
-            // Requests wait until the barrier ends, when the gate wakes the queue. An event before that is of no use.
+            // Requests wait until the barrier ends, when the gate wakes the queue. An earlier event is useless.
             ArmResult::Sleepable
         };
         self.ring.set_armed(result == ArmResult::Sleepable);

@@ -21,7 +21,7 @@ fn coarse_now_ms() -> u32 {
 /// The pages of a ring's requests.
 pub(crate) struct RequestPages {
     pool: PoolHandle,
-    /// The disk accesses pages where they are mapped, and the pool is the ring's own.
+    /// True if the disk accesses pages where they are mapped, and the pool is the ring's own.
     finds_mapped: bool,
     arena: Arc<PageArena>,
     /// Time of the last batch in milliseconds.
@@ -181,7 +181,7 @@ impl RequestPages {
         self.read_copies.clear();
     }
 
-    /// Returns true if [`reclaim`](Self::reclaim) may find something to release.
+    /// Returns true if [`reclaim`](Self::reclaim) may release pages or memory.
     #[inline]
     pub(crate) fn needs_reclaim(&mut self) -> bool {
         self.pool.needs_reclaim()

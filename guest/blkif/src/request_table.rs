@@ -37,7 +37,7 @@ pub(crate) struct InflightRequest {
     pub(crate) operation: u8,
     pub(crate) step: RequestStep,
     pub(crate) barrier: bool,
-    /// It was [admitted in one step](crate::single), and ends so if it succeeds.
+    /// True if it was [admitted in one step](crate::single); it ends in one step if it succeeds.
     pub(crate) is_single: bool,
 }
 
@@ -117,7 +117,7 @@ impl RequestTable {
         at
     }
 
-    /// As [`insert`](Self::insert), of a request of one segment, with its page.
+    /// As [`insert`](Self::insert), for a request of one segment, with its page.
     #[inline(always)] // else it would travel through memory
     pub(crate) fn insert_single(&mut self, request: InflightRequest, page: RequestPage) -> u16 {
         let at = self.free.pop().expect("the caller has checked for a free entry");
@@ -126,7 +126,7 @@ impl RequestTable {
         at
     }
 
-    /// Returns a request, and the page that it has if it is of one segment.
+    /// Returns a request, and its page if it has one segment.
     #[inline(always)] // as above
     pub(crate) fn single(&self, at: u16) -> (&InflightRequest, &RequestPage) {
         let TableEntry { request, single_page: [page] } = &self.entries[usize::from(at)];

@@ -12,7 +12,7 @@ pub(crate) struct RingBarrier {
     gate: Option<RingGate>,
     /// Table index of the ring's barrier while it waits for earlier requests.
     waiting: Option<u16>,
-    /// The ring's barrier is completed, and its response not published.
+    /// True if the ring's barrier is completed, and its response not published.
     completed: bool,
 }
 
@@ -38,7 +38,7 @@ impl RingBarrier {
         usize::from(self.waiting.is_some())
     }
 
-    /// Queues the ring's barrier at table index `at`, which was just taken off the ring, behind those of other rings.
+    /// Queues the ring's barrier at table index `at`, which has been taken off the ring, behind those of other rings.
     #[cold]
     pub(crate) fn begin(&mut self, at: u16) {
         self.waiting = Some(at);
@@ -53,18 +53,18 @@ impl RingBarrier {
         self.gate.as_mut().map_or(BarrierAction::Nothing, |gate| gate.advance(in_flight))
     }
 
-    /// Takes the waiting barrier, which is to be submitted now.
+    /// Takes the waiting barrier, for its submission.
     pub(crate) fn take_waiting(&mut self) -> Option<u16> {
         self.waiting.take()
     }
 
-    /// Notes a completed request. `barrier`: the request is the ring's barrier.
+    /// Records a completed request. `barrier`: the request is the ring's barrier.
     #[inline]
     pub(crate) fn request_completed(&mut self, barrier: bool) {
         self.completed |= barrier;
     }
 
-    /// Ends the barrier if it is the one whose response was just published.
+    /// Ends the barrier if its response is the one published last.
     pub(crate) fn response_published(&mut self) {
         if std::mem::take(&mut self.completed)
             && let Some(gate) = &mut self.gate

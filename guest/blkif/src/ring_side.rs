@@ -1,5 +1,5 @@
-//! One ring as the queue sees it: the ring with its event channel, the journal that records its requests, and the requests that the
-//! previous backend process left.
+//! One ring as the queue sees it: the ring with its event channel, the journal of its requests, and the requests that
+//! the previous backend process left.
 
 use std::collections::VecDeque;
 
@@ -30,9 +30,9 @@ impl RingEntries {
 pub(crate) struct RingSide {
     ring: BackRing,
     channel: Box<dyn EventChannel>,
-    /// The event channel is masked.
+    /// True if the event channel is masked.
     masked: bool,
-    /// The last arm returned [`ArmResult::Sleepable`]: the worker does not poll the ring until an event.
+    /// True if the last arm returned [`ArmResult::Sleepable`]: the worker does not poll the ring until an event.
     armed: bool,
     journal: Option<Journal>,
     /// Requests that the previous backend process left without a response.
@@ -76,8 +76,8 @@ impl RingSide {
         Ok(self.replay.len() + self.ring.waiting()? as usize)
     }
 
-    /// Copies at most `most` entries off the ring, up to a barrier, and records them in the journal. Returns how many, and true if more
-    /// wait.
+    /// Copies at most `most` entries off the ring, up to a barrier, and records them in the journal. Returns their
+    /// number, and true if more wait.
     #[inline]
     pub(crate) fn fetch(&mut self, entries: &mut RingEntries, most: usize) -> Result<(usize, bool), BlkifRingError> {
         if !self.replay.is_empty() {
@@ -132,7 +132,7 @@ impl RingSide {
         self.unpublished_responses += 1;
     }
 
-    /// Publishes the responses on the ring, of which there is one at least.
+    /// Publishes the responses on the ring, at least one.
     #[inline]
     pub(crate) fn publish(&mut self) -> PublishResult {
         self.unpublished_responses = 0;
@@ -159,13 +159,13 @@ impl RingSide {
         self.ring.arm()
     }
 
-    /// Sets whether the worker waits for an event and does not poll the ring.
+    /// Records if the worker waits for an event and does not poll the ring.
     #[inline]
     pub(crate) fn set_armed(&mut self, armed: bool) {
         self.armed = armed;
     }
 
-    /// Takes the event that has come. The channel stays masked until the next [`arm`](Self::arm).
+    /// Takes the pending event. The channel stays masked until the next [`arm`](Self::arm).
     pub(crate) fn disarm(&mut self) {
         self.armed = false;
         self.masked = true;

@@ -1,6 +1,5 @@
-//! The usual request in one step each way: a read or write of one segment, in a page that is mapped persistently.
-//!
-//! Whatever is anything else, or finds something missing, takes the [way of all requests](crate::pull), from its beginning.
+//! The usual request in one step each way: a read or write of one segment, in a page that is mapped persistently. All
+//! other requests take [`pull`](crate::pull), from its beginning.
 
 use mqblk_core::{ByteLen, ByteOffset, DiskSlot, Intake, Op};
 use mqblk_memory::{Buffer, BufferPool, PooledContext};
@@ -91,7 +90,8 @@ impl<L: PooledContext> BlkifQueue<L> {
         into.admit(BlkifToken(at), DiskSlot::FIRST, op, start, len, Some(buffer));
     }
 
-    /// Puts the response to a usual request that has succeeded, whose buffer is released. Returns false, and does nothing, for any other request.
+    /// Puts the response to a successful usual request, whose buffer is released. Returns false, and does nothing, for
+    /// any other request.
     #[inline(always)] // it has one caller
     pub(crate) fn complete_single(&mut self, at: u16) -> bool {
         let (request, page) = self.requests.single(at);

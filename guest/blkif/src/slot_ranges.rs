@@ -25,7 +25,7 @@ pub(crate) struct SlotRanges {
     filled: Vec<u16>,
     /// Sum of `filled`.
     filled_pages: u32,
-    /// Minimum of free ranges since the last trim: as many at the bottom of the stack were not used since.
+    /// Minimum of free ranges since the last trim: this many at the bottom of the stack were unused since.
     min_free: usize,
 }
 

@@ -16,7 +16,7 @@ use crate::journal::{Journal, JournalSlot};
 use crate::options::{MAX_INDIRECT_SEGMENTS, PoolScope, VbdOptions};
 use crate::pool_handle::{PoolHandle, SharedPool};
 
-/// Everything that a queue needs of its ring.
+/// The parts of a queue's ring.
 pub struct RingParts {
     /// The ring, at the position where it is resumed.
     pub ring: BackRing,

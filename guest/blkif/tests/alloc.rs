@@ -31,8 +31,8 @@ struct NullGrants {
     calls: u64,
 }
 
-/// Grants of indirect pages whose segments are in ascending and in descending order of grants: in one of the two no mapped pages are adjacent. Which
-/// one depends on the order in which persistent grants were mapped.
+/// Grants of indirect pages whose segments are in ascending and in descending order of grants: in one of the two no
+/// mapped pages are adjacent, depending on the order in which persistent grants were mapped.
 const FORWARDS: u32 = 1001;
 const BACKWARDS: u32 = 1003;
 
@@ -108,7 +108,7 @@ enum Mix {
     All,
 }
 
-/// Sends `count` requests, as many at a time as the ring holds, and completes them.
+/// Sends `count` requests, a full ring at a time, and completes them.
 fn run(front: &mut Front, back: &mut TestBackend, mix: Mix, count: u64) {
     let mut segments = [segment(1, 0, 7); 11];
     let (mut sent, mut completed) = (0, 0);
@@ -155,7 +155,8 @@ fn allocations(mode: ResolvedGrantMode, requests: u64, smuggle: Option<u64>) -> 
     change.allocations + change.reallocations
 }
 
-/// One trial, on the main thread. The standard harness has a thread of its own beside the test, which allocates when a test has run for 60 s.
+/// One trial, on the main thread. The standard harness has a thread of its own beside the test, which allocates after a
+/// test has run for 60 s.
 fn main() -> std::process::ExitCode {
     let mut arguments = libtest_mimic::Arguments::from_args();
     arguments.test_threads = Some(1);

@@ -1,9 +1,10 @@
 //! Loom model of barriers between rings on several threads: every interleaving (with few preemptions) and every reordering that the memory
 //! model allows.
 //!
-//! The code under test is `barrier::BarrierGate`, which the rings of a disk share, with loom's mutex and atomics. The model shows that a
-//! barrier starts only when no request runs on any ring and all earlier requests are done, visibly to the barrier's own thread. A ring that
-//! sleeps although it has work is a deadlock, which loom reports. Models without parts of the synchronisation show that the check can fail.
+//! The code under test is `barrier::BarrierGate`, shared by the rings of a disk, with loom's mutex and atomics. The
+//! model shows that a barrier starts only when no request runs on any ring and all earlier requests are done, visibly
+//! to the barrier's own thread. A ring that sleeps although it has work is a deadlock, which loom reports. Models
+//! without parts of the synchronisation show that the check can fail.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;

@@ -1,5 +1,6 @@
-//! A ring's journal: records the requests that were taken off the ring and have no published response, in a file that outlives the process.
-//! Responses are out of order and overwrite the ring entries of requests, so the ring alone does not hold this information.
+//! A ring's journal: records the requests that are taken off the ring and have no published response, in a file that
+//! outlives the process. Responses are out of order and overwrite the ring entries of requests, so the ring alone does
+//! not hold this information.
 //!
 //! The journal survives a kill of the process at any store, not a loss of power: the next process that opens the file sees all stores.
 //! Writing it costs copies and stores, no system call.
@@ -23,7 +24,7 @@ const MAX_ENTRIES: u32 = 512;
 const WORD_BYTES: u64 = 8;
 const HEADER_BYTES: u64 = HEADER_WORDS as u64 * WORD_BYTES;
 
-/// Why a journal cannot be resumed. The ring is then resumed by its own content.
+/// Error of resuming a journal. The ring is then resumed by its own content.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// The file cannot be read.
@@ -76,7 +77,7 @@ pub enum JournalError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalSlot(u16);
 
-/// What a journal has recovered.
+/// The result of a recovery.
 #[derive(Debug)]
 pub struct Recovery {
     /// Position at which the ring is resumed.

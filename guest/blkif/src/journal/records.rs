@@ -5,8 +5,8 @@
 //!
 //! * CONSUMED: an entry whose request has a higher number is invalid: the ring still holds that request;
 //! * PUBLISHED: an entry whose response has this number or a lower one is invalid: that response is visible to the frontend;
-//! * PUBLISHING: equal to PUBLISHED, or the value that PUBLISHED gets in the publish in progress. The ring's index tells whether that
-//!   publish has taken effect: its one store publishes all responses of a batch at once.
+//! * PUBLISHING: equal to PUBLISHED, or the value that PUBLISHED gets in the publish in progress. The ring's index
+//!   shows if that publish has taken effect: its one store publishes all responses of a batch.
 //!
 //! All other entries are requests without a response. Each step is one store; an entry is filled only while it is invalid.
 //!
@@ -171,7 +171,7 @@ impl<W: JournalMemory> JournalRecords<W> {
         for (word, bytes) in words[2..].iter_mut().zip(raw.bytes().as_chunks::<8>().0) {
             *word = u64::from_ne_bytes(*bytes);
         }
-        // The number comes first: it makes the entry invalid, whatever else it holds.
+        // The number comes first: it makes the entry invalid with any other content.
         self.words.set_entry(slot, REQUEST_NUMBER, self.requests_recorded);
         compiler_fence(Ordering::Release);
         self.words.write_entry(slot, &words);

@@ -1,4 +1,4 @@
-//! What a command asks of its caller first.
+//! A command's first request to its caller.
 
 use mqblk_core::{ByteLen, ByteOffset, Op};
 

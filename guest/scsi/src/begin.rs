@@ -11,8 +11,8 @@ use crate::sense::{Sense, Status};
 use crate::transfer::Transfer;
 
 impl Nexus {
-    /// Begins a command. Returns what the caller must do first. `buffers` may be those of another command; their
-    /// contents are replaced.
+    /// Begins a command. Returns the caller's first action. `buffers` may be those of another command; their contents
+    /// are replaced.
     #[inline]
     pub fn begin<D: DataOut + ?Sized>(
         &self,

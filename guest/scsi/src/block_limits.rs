@@ -72,8 +72,8 @@ impl BlockLimits {
         }
     }
 
-    /// Returns true if unmapped blocks read as zeroes (LBPRZ): where the disk can write zeroes without data, UNMAP
-    /// does that. A discard alone does not define what is read afterwards.
+    /// Returns true if unmapped blocks read as zeroes (LBPRZ): where the disk can write zeroes without data, UNMAP does
+    /// that. A discard alone leaves the content undefined.
     pub(crate) fn unmapped_reads_zeroes(&self) -> bool {
         self.unmap.is_some() && self.max_write_zeroes.is_some()
     }

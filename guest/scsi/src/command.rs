@@ -16,7 +16,7 @@ pub trait DataOut {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Copies from offset `at` into private memory. Returns false, and copies nothing, if fewer bytes are there.
+    /// Copies from offset `at` into private memory. Returns false, and copies nothing, if there are fewer bytes.
     fn copy(&self, at: u64, into: &mut [u8]) -> bool;
 }
 
@@ -109,7 +109,7 @@ impl CommandCompletion {
     }
 }
 
-/// What a [`MultiStepCommand`](crate::MultiStepCommand) needs next. The caller lends it `scratch`, private memory of
+/// The next step of a [`MultiStepCommand`](crate::MultiStepCommand). The caller lends it `scratch`, private memory of
 /// [`MultiStepCommand::SCRATCH`](crate::MultiStepCommand::SCRATCH) bytes.
 #[derive(Debug)]
 pub enum NextStep {
@@ -138,7 +138,7 @@ pub enum NextStep {
         /// Length.
         len: ByteLen,
     },
-    /// Wait: the waker that the command was given is woken when the step is to be retried.
+    /// Wait: the command's waker is woken when the step must be retried.
     Wait,
     /// Complete the command; data-in bytes, if any, are in [`CommandBuffers::data_in`].
     Complete(CommandCompletion),

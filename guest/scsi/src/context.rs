@@ -75,7 +75,7 @@ impl CommandContext<'_> {
         Ok(CommandAction::Complete(CommandCompletion::good(0)))
     }
 
-    /// Makes completed writes durable; `transferred` is what the command itself transferred.
+    /// Makes completed writes durable; `transferred` is the command's own count.
     pub(crate) fn flush(transferred: u64) -> CommandAction {
         CommandAction::Disk { op: Op::Flush, start: ByteOffset(0), len: ByteLen::ZERO, transferred }
     }
@@ -97,7 +97,7 @@ impl CommandContext<'_> {
         if found == 0 {
             return Ok(());
         }
-        // The most significant bit of the field, not the first one that is set.
+        // The most significant bit of the field, not the first set one.
         let bit = 7 - mask.leading_zeros() as u8;
         Err(Sense::invalid_cdb_field(at as u16, (mask != 0xff).then_some(bit)).into())
     }

@@ -1,12 +1,11 @@
-//! SCSI block commands: parses a command descriptor block for a logical unit and returns the disk requests, or the
-//! status and sense data, that it leads to. The crate knows no transport and does no I/O: commands come in as bytes,
-//! requests to the disk go out as [`CommandAction`]s, and the caller passes outcomes back in. Sources: SAM-5, SPC-4,
-//! SBC-3 (T10).
+//! SCSI block commands: parses a command descriptor block for a logical unit and returns the resulting disk requests,
+//! or status and sense data. The crate knows no transport and does no I/O: commands come in as bytes, requests to the
+//! disk go out as [`CommandAction`]s, and the caller passes outcomes back in. Sources: SAM-5, SPC-4, SBC-3 (T10).
 //!
-//! `logical_unit` is a logical unit with its I_T_L nexuses, `target` the responses for LUNs without one, `sense` status and sense data,
-//! `command` the interface to the caller and `action` what a command asks of it first. A command begins in `begin`: by `transfer` if it is a
-//! usual READ or WRITE, else by its row (`opcode`) of `opcode_table` and a handler of `commands`. `unit_state` moves with an initiator that
-//! is migrated.
+//! `logical_unit` is a logical unit with its I_T_L nexuses, `target` the responses for LUNs without one, `sense` status
+//! and sense data, `command` the interface to the caller and `action` a command's first request to it. A command begins
+//! in `begin`: in `transfer` if it is a usual READ or WRITE, else by its row (`opcode`) of `opcode_table` and a handler
+//! of `commands`. `unit_state` moves with a migrating initiator.
 #![forbid(unsafe_code)]
 
 mod action;

@@ -20,9 +20,9 @@ pub(crate) use reserve_out::{AwaitReserveOut, RelayWaker};
 pub(crate) use verify::{Verify, VerifyMode};
 pub(crate) use write_same::WriteSame;
 
-/// A multi-step command, between two of its steps. Dropping it releases its range lock. Where commands are replayed
-/// after a crash, drop it when its completion is visible to the guest, and not before: a command that saw what this
-/// one wrote could otherwise complete first, and be undone when this one is replayed.
+/// A multi-step command, between two of its steps. Dropping it releases its range lock. If commands are replayed after
+/// a crash, drop it only when its completion is visible to the guest. Otherwise a command that saw this one's data
+/// could complete first, and be undone by the replay of this one.
 #[derive(Debug)]
 pub struct MultiStepCommand {
     kind: MultiStepKind,
@@ -39,7 +39,7 @@ pub(crate) enum MultiStepKind {
     PersistentReserveOut(AwaitReserveOut),
 }
 
-/// What the caller lends to a step.
+/// The caller's memory for a step.
 pub(crate) struct StepContext<'a> {
     pub(crate) scratch: &'a mut [u8],
     pub(crate) data_out: &'a dyn DataOut,
@@ -60,7 +60,7 @@ impl MultiStepCommand {
         matches!(&self.kind, MultiStepKind::CompareAndWrite(compare) if compare.has_compared())
     }
 
-    /// Returns true if the command has yet to request its range lock: nothing has been read or written.
+    /// Returns true if the command has not requested its range lock yet: nothing has been read or written.
     pub fn is_before_range_lock(&self) -> bool {
         match &self.kind {
             MultiStepKind::CompareAndWrite(compare) => compare.is_new(),

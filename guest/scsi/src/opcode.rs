@@ -1,4 +1,4 @@
-//! What is known of a command before it is executed.
+//! Static properties of a command.
 
 use crate::block_limits::BlockLimits;
 use crate::context::{BeginResult, CommandContext};
@@ -25,8 +25,8 @@ pub(crate) enum MediumState {
 pub(crate) struct OpcodeRow {
     /// SERVICE ACTION, if the operation code has several commands.
     pub(crate) service_action: Option<u16>,
-    /// CDB usage data: the operation code, the service action in its place, and a one for every other bit that is
-    /// evaluated. Its length is that of the CDB. Source: SPC-4 section 6.34.3.
+    /// CDB usage data: the operation code, the service action in its place, and a one for every other evaluated bit.
+    /// Its length is the CDB's. Source: SPC-4 section 6.34.3.
     pub(crate) cdb_usage: &'static [u8],
     pub(crate) access: AccessClass,
     pub(crate) medium: MediumState,

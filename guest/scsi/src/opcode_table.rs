@@ -1,6 +1,6 @@
-//! The supported commands, one row each. A row gives the length of the command, the bits that are evaluated, its
-//! class under a reservation of another nexus, the state of the medium that it needs, and its handler. Dispatch,
-//! reservations and REPORT SUPPORTED OPERATION CODES all read the same rows.
+//! The supported commands, one row each. A row has the length of the command, its evaluated bits, its class under a
+//! reservation of another nexus, the required state of the medium, and its handler. Dispatch, reservations and REPORT
+//! SUPPORTED OPERATION CODES read the same rows.
 
 use crate::block_limits::BlockLimits;
 use crate::cdb::Cdb;
@@ -55,8 +55,8 @@ macro_rules! persistent_out {
 use AccessClass::{Always, Read, Status, Write};
 use MediumState::{Any, Ready, Writable};
 
-/// All commands, by operation code and service action. Those that are [`Always`] allowed although reservations affect
-/// them (RESERVE, PERSISTENT RESERVE OUT, START STOP UNIT, ...) check reservations in their handlers.
+/// All commands, by operation code and service action. Commands that are [`Always`] allowed although reservations
+/// affect them (RESERVE, PERSISTENT RESERVE OUT, START STOP UNIT, ...) check reservations in their handlers.
 #[rustfmt::skip]
 pub(crate) static OPCODE_TABLE: &[OpcodeRow] = &[
     row(&[0x00, 0, 0, 0, 0, NACA], Status, Ready, power::test_unit_ready),

@@ -44,7 +44,7 @@ impl LockEntry {
 }
 
 impl LockQueue {
-    /// Grants all locks that no earlier one overlaps any more. Returns their wakers.
+    /// Grants all locks that no longer overlap an earlier one. Returns their wakers.
     fn grant(&mut self) -> Vec<Arc<dyn Wake>> {
         let mut wake = Vec::new();
         for index in 0..self.entries.len() {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     proptest! {
-        /// Model: a lock is granted if it overlaps none that came before and has not been dropped.
+        /// Model: a lock is granted if it overlaps no earlier lock that has not been dropped.
         #[test]
         fn any_history(steps in proptest::collection::vec((any::<bool>(), 0u64..6, 0u64..4), 0..60)) {
             let sections = RangeLocks::new();

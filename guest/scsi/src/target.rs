@@ -1,5 +1,5 @@
-//! Commands that a target handles whatever its LUN: REPORT LUNS, and commands to a LUN without a logical unit.
-//! Sources: SPC-4 sections 6.33 and 6.4.2, SAM-5 sections 4.7 and 5.13.
+//! Commands that a target handles for any LUN: REPORT LUNS, and commands to a LUN without a logical unit. Sources:
+//! SPC-4 sections 6.33 and 6.4.2, SAM-5 sections 4.7 and 5.13.
 
 use crate::action::CommandAction;
 use crate::cdb::Cdb;
@@ -17,7 +17,7 @@ const REPORT_LUNS: u8 = 0xa0;
 /// PERIPHERAL QUALIFIER 011b, device type 1Fh: no logical unit can be here.
 const NO_DEVICE: u8 = 0x7f;
 
-/// Begins a command for a LUN of a target. `nexus` is that of the logical unit at the LUN, if there is one; `luns`
+/// Begins a command for a LUN of a target. `nexus` is the one of the logical unit at the LUN, if there is one; `luns`
 /// are all LUNs of the target (below 16384), in any order.
 #[inline]
 pub fn begin<D: DataOut + ?Sized>(
@@ -33,7 +33,7 @@ pub fn begin<D: DataOut + ?Sized>(
     }
 }
 
-/// Begins a command that needs no logical unit. If the LUN has one, only REPORT LUNS gets here.
+/// Begins a command that needs no logical unit. If the LUN has one, only for REPORT LUNS.
 #[cold]
 fn begin_without_unit(
     nexus: Option<&Nexus>,

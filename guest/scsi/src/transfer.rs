@@ -1,4 +1,4 @@
-//! READ and WRITE of 10 and 16 bytes, which most commands are: checked at once, without the table of commands.
+//! READ and WRITE of 10 and 16 bytes, the most frequent commands: checked at once, without the table of commands.
 
 use mqblk_core::{BlockSize, ByteLen, ByteOffset, Op};
 
@@ -18,15 +18,15 @@ pub struct Transfer {
     pub len: ByteLen,
 }
 
-/// What holds for the READ and WRITE commands of a nexus at a moment.
+/// The rules for READ and WRITE commands of a nexus at a moment.
 #[derive(Clone, Copy, Debug)]
 pub struct TransferRules {
-    /// Bits that a read has not, of its first 8 bytes as a little-endian number. All of them, and so also bits of its operation code, where a
-    /// read needs more than to be valid.
+    /// Bits that must be 0 in the first 8 bytes of a read, as a little-endian number. All bits, and so also bits of its
+    /// operation code, if valid reads may fail.
     not_in_reads: u64,
-    /// The same of a write.
+    /// Bits that must be 0 in a write, as in `not_in_reads`.
     not_in_writes: u64,
-    /// Every write must be durable before it completes.
+    /// True if every write must be durable before it completes.
     fua: bool,
     /// Most blocks of a command.
     max_blocks: u32,
@@ -41,7 +41,7 @@ const PROTECT: u64 = 0xe0 << 8;
 const FUA: u64 = 0x08 << 8;
 
 impl TransferRules {
-    /// Those of no logical unit: no command begins.
+    /// The rules without a logical unit: no command begins.
     pub const NONE: TransferRules = TransferRules {
         not_in_reads: u64::MAX,
         not_in_writes: u64::MAX,
@@ -71,7 +71,7 @@ impl TransferRules {
         if low & barred | naca != 0 {
             return None;
         }
-        // Of 0 blocks there are more than of any number.
+        // A count of 0 wraps to the largest number.
         if count.wrapping_sub(1) >= self.max_blocks || lba.checked_add(count.into())? > self.blocks {
             return None;
         }
@@ -93,8 +93,8 @@ fn first_words(cdb: &[u8]) -> Option<[u64; 2]> {
 }
 
 impl Nexus {
-    /// Begins a READ or WRITE of 10 or 16 bytes, as [`begin`](Self::begin) does in more steps. Returns `None`, and has done nothing, for all
-    /// other commands and for every error.
+    /// Begins a READ or WRITE of 10 or 16 bytes, as [`begin`](Self::begin) does in more steps. Does nothing and returns
+    /// `None` for all other commands and for every error.
     #[inline]
     pub(crate) fn begin_transfer(&self, command: &Command<'_>, data_out: u64) -> Option<Transfer> {
         // A transport's CDB field is longer than these commands; a shorter one goes through the table.
@@ -103,7 +103,7 @@ impl Nexus {
         (transfer.len.0 <= most).then_some(transfer)
     }
 
-    /// Returns what holds for the transfers of this nexus at this moment: looked up once for several commands that came together.
+    /// Returns the current rules for transfers of this nexus: looked up once for several commands that came together.
     #[inline]
     pub fn transfer_rules(&self) -> TransferRules {
         let flags = self.unit().flags();

@@ -1,5 +1,5 @@
-//! Unit attention conditions of one nexus: what happened to the logical unit since the initiator's last command.
-//! Source: SAM-5 section 5.14, codes from SPC-4 annex F.
+//! Unit attention conditions of one nexus: changes of the logical unit since the initiator's last command. Source:
+//! SAM-5 section 5.14, codes from SPC-4 annex F.
 //!
 //! The queue is one 64-bit word with 4 bits for each condition, in the order of reporting. There are fewer than 16
 //! conditions and none is queued twice, so all fit; an empty queue is 0, so the data path checks it with one plain
@@ -132,7 +132,7 @@ impl PendingAttentions {
     }
 }
 
-/// Unit attentions that one nexus has not been told of yet.
+/// Unit attentions that are not yet reported to one nexus.
 #[derive(Debug, Default)]
 pub struct UnitAttentionQueue {
     word: AtomicU64,
@@ -170,7 +170,7 @@ impl UnitAttentionQueue {
         self.change(|_| PendingAttentions(0));
     }
 
-    /// Removes all resets: as its initiator sees it, the logical unit was not reset.
+    /// Removes all resets: the logical unit was not reset for its initiator.
     pub fn clear_resets(&self) {
         self.change(|pending| PendingAttentions::collect(pending.iter().filter(|held| !held.is_reset())));
     }
@@ -186,8 +186,8 @@ impl UnitAttentionQueue {
         self.change(|_| PendingAttentions(pending.0));
     }
 
-    /// Removes the unit attention that this sense data, returned by [`peek`](Self::peek), has reported: another may
-    /// have come before it since.
+    /// Removes the unit attention that this sense data, returned by [`peek`](Self::peek), has reported. Another one may
+    /// precede it meanwhile.
     pub fn clear_reported(&self, sense: Sense) {
         if let Some(kind) = UnitAttention::ALL.into_iter().find(|kind| kind.sense() == sense) {
             self.clear(kind);
@@ -232,14 +232,14 @@ mod tests {
             (&[], &[]),
             (&[CapacityChanged, CapacityChanged], &[CapacityChanged]),
             (&[ReportedLunsChanged, ModeParametersChanged], &[ReportedLunsChanged, ModeParametersChanged]),
-            // A reset comes first, however late it is raised.
+            // A reset comes first, also if it is raised late.
             (&[CapacityChanged, NexusLoss], &[NexusLoss, CapacityChanged]),
             (&[CapacityChanged, BusDeviceReset], &[BusDeviceReset, CapacityChanged]),
             // The stronger reset covers the weaker one, in either order.
             (&[NexusLoss, BusDeviceReset], &[BusDeviceReset]),
             (&[BusDeviceReset, NexusLoss], &[BusDeviceReset]),
             (&[PowerOn, NexusLoss, BusDeviceReset], &[PowerOn]),
-            // POWER ON voids everything before it, not what comes after.
+            // POWER ON voids everything before it, not later conditions.
             (&[NexusLoss, CapacityChanged, PowerOn, ReportedLunsChanged], &[PowerOn, ReportedLunsChanged]),
             (&[PowerOn, CapacityChanged], &[PowerOn, CapacityChanged]),
         ];

@@ -1,5 +1,5 @@
-//! State of a logical unit that an initiator relies on, for the process that serves it next while the initiator
-//! continues: a guest that is migrated.
+//! State of a logical unit that an initiator relies on, for the next process that serves it while the initiator
+//! continues: for a migrating guest.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::unit_attention::UnitAttention;
 /// Timeout for making reservations durable.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A logical unit as one nexus sees it: what identifies it, and what the initiator has changed.
+/// A logical unit as one nexus sees it: its identity, and the initiator's changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct UnitState {
@@ -32,9 +32,9 @@ pub struct UnitState {
     pub block_bytes: u32,
     /// Size of the logical unit in bytes.
     pub size_bytes: u64,
-    /// The disk is read-only.
+    /// True if the disk is read-only.
     pub read_only: bool,
-    /// Name of the initiator port, which registrations are stored by.
+    /// Name of the initiator port, by which registrations are stored.
     pub initiator: String,
     /// Caching mode page, WCE = 0.
     pub write_through: bool,
@@ -100,11 +100,11 @@ impl Nexus {
         }
     }
 
-    /// Validates `state`: it must be of this logical unit, which must be able to have it. A larger logical unit will
-    /// do; the initiator is notified.
+    /// Validates `state`: it must belong to this logical unit, and be possible for it. A larger logical unit is
+    /// accepted; the initiator is notified.
     ///
     /// # Errors
-    /// If it is not: the field, what was found, what was expected.
+    /// If it is invalid: the field, the found and the expected value.
     pub fn validate_state(self: &Arc<Nexus>, state: UnitState) -> Result<ValidatedUnitState, String> {
         let own = self.state();
         let wrong = |field: &str, found: &dyn std::fmt::Debug, expected: &dyn std::fmt::Debug, key: &str| {
@@ -158,7 +158,7 @@ impl ValidatedUnitState {
     /// Applies the state. Blocks until reservations with APTPL are on stable storage.
     ///
     /// # Errors
-    /// If they are not; the state is applied nevertheless.
+    /// If they cannot be made durable; the state is applied nevertheless.
     pub fn apply(self) -> Result<(), String> {
         const CARRIED: u8 = flag::WRITE_THROUGH | flag::SOFTWARE_PROTECTED | flag::DESCRIPTOR_SENSE | flag::STOPPED;
         let ValidatedUnitState { nexus, flags, mut attentions, reservations, has_grown } = self;

@@ -63,7 +63,7 @@ proptest! {
         }
     }
 
-    /// READ and WRITE have a fast path if their CDB comes in a larger field: both paths must agree.
+    /// READ and WRITE have a fast path if their CDB is in a larger field: both paths must agree.
     #[test]
     fn fast_path_and_table_agree(
         opcode in proptest::sample::select(&[0x28u8, 0x2a, 0x88, 0x8a][..]),

@@ -1,5 +1,5 @@
-//! State that moves with an initiator that is migrated: reservations of all types, flags, unit attentions; and states
-//! that are rejected.
+//! State that moves with a migrating initiator: reservations of all types, flags, unit attentions; and states that are
+//! rejected.
 
 mod nexuses;
 mod rig;
@@ -52,7 +52,7 @@ fn registrations_and_reservations_of_all_kinds() {
                 vec![Vec::<u8>::new(); NAMES.len()],
                 "no unit attention without a change"
             );
-            // Only what persists through power loss is saved in the store there.
+            // Only the state that persists through power loss is saved in the store there.
             let kept = there.memory.0.lock().expect("whole").clone();
             assert_eq!(kept.is_some(), persist != 0);
             if let Some(kept) = kept {

@@ -36,7 +36,7 @@ fn headers_and_block_descriptors() {
     // Truncated to the allocation length; the length field has the full length.
     assert_eq!(rig.reads(&[0x1a, 0, 8, 0, 4, 0], 4), [31, 0, 0x10, 8]);
     assert_eq!(rig.run(&[0x1a, 0, 8, 0, 5, 0], &[], 4), RunResult::Overrun);
-    // More blocks than the short descriptor can say; write protected.
+    // More blocks than fit the short descriptor; write protected.
     let rig = Rig::of(Geometry { read_only: true, ..geometry() }, limits());
     rig.unit.set_size(ByteLen(1 << 50));
     rig.expect(&[0; 6], UnitAttention::CapacityChanged.sense());

@@ -98,8 +98,8 @@ fn write_same() {
     let rig = Rig::new();
     let block: Vec<u8> = (0..512).map(|at| at as u8 ^ 0x33).collect();
     let zero = [0; 512];
-    // Zeroes need no data on the way to the disk.
-    // Command, data, how much of it counts, and the request with its LBA and blocks.
+    // Zeroes need no data on the way to the disk. Command, data, its used length, and the request with its LBA and
+    // blocks.
     type Case<'a> = (&'a [u8], &'a [u8], usize, Op, u64, u64);
     let cases: &[Case<'_>] = &[
         (&ten(0x41, 0, 3, 5), &zero, 512, ZEROED, 3, 5),

@@ -1,5 +1,5 @@
-//! Random reservation commands from several nexuses, against a model that is written from the standard's sentences
-//! and shares nothing with the code: one array of keys, one reservation, one holder.
+//! Random reservation commands from several nexuses, against a model that is written from the standard's sentences and
+//! shares no code: one array of keys, one reservation, one holder.
 
 mod nexuses;
 

@@ -1,5 +1,4 @@
-//! Persistent reservations that persist through power loss: what is stored and when, and files that are not what was
-//! stored.
+//! Persistent reservations that persist through power loss: the stored content, the time of storing, and damaged files.
 
 mod nexuses;
 
@@ -103,7 +102,7 @@ fn replayed_by_another_process() {
     }
 }
 
-/// Only a command that was in flight may conflict with its own change.
+/// Only a command in flight may conflict with its own change.
 #[test]
 fn other_conflicts_remain() {
     let rig = reserved(5);

@@ -201,7 +201,7 @@ fn preempt_table() {
         (1, 2, 12, 10, 1, &[12, 13], Some((12, 1)), [GONE, GONE, &[], &[]]),
         (1, 2, 12, 10, 3, &[12, 13], Some((12, 3)), [GONE, GONE, &[], OTHER]),
         (5, 2, 12, 10, 7, &[12, 13], Some((0, 7)), [GONE, GONE, &[], OTHER]),
-        // Another key than the holder's: registrations only, whatever the type.
+        // Another key than the holder's: registrations only, for any type.
         (1, 2, 12, 13, 0x3f, &[10, 10, 12], Some((10, 1)), [&[], &[], &[], GONE]),
         (6, 0, 10, 12, 0, &[10, 10, 13], Some((10, 6)), [&[], &[], GONE, &[]]),
         (1, 2, 12, 12, 1, &[10, 10, 13], Some((10, 1)), [&[], &[], &[], &[]]),

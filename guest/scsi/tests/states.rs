@@ -1,5 +1,5 @@
-//! State of a logical unit between commands: unit attentions, being stopped, reservations. SAM-5 section 5.14, SPC-4
-//! section 5.12, SBC-3 clause 5.
+//! State of a logical unit between commands: unit attentions, a stop, reservations. SAM-5 section 5.14, SPC-4 section
+//! 5.12, SBC-3 clause 5.
 
 mod rig;
 
@@ -243,7 +243,7 @@ fn persistent_reserve_in_and_out() {
     assert_eq!(status(&rig, &rig.nexus, &out(1, 1)), CommandCompletion::RESERVATION_CONFLICT, "the wrong key");
     // Without a store APTPL is rejected.
     rig.expect_with(&out(0, 0), &keys(7, 8, 1), in_parameters(20, 0));
-    // A nexus that leaves and comes back has its registration.
+    // A nexus that leaves and returns has its registration.
     let gone = rig.other("vm1");
     rig.run_on(&gone, &out(0, 0), &keys(0, 9, 0), 0);
     drop(gone);

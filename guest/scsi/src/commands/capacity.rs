@@ -42,7 +42,7 @@ pub(crate) fn get_lba_status(cmd: &mut CommandContext<'_>) -> BeginResult {
     let start = cmd.cdb.u64(2);
     let left = cmd.unit.block_count().checked_sub(start).filter(|left| *left > 0).ok_or(Sense::LBA_OUT_OF_RANGE)?;
     let data_in = &mut cmd.buffers.data_in;
-    // Parameter data length: what follows it.
+    // Parameter data length: the bytes that follow it.
     data_in.extend([0, 0, 0, 20, 0, 0, 0, 0]);
     data_in.extend(start.to_be_bytes());
     data_in.extend(u32::try_from(left).unwrap_or(u32::MAX).to_be_bytes());

@@ -1,4 +1,4 @@
-//! Command handlers, by family. A handler validates the fields of its command; checks that all commands share run
+//! Command handlers, by family. A handler validates the fields of its command; checks common to all commands run
 //! before.
 
 pub(crate) mod capacity;

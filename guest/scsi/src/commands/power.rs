@@ -10,8 +10,8 @@ pub(crate) fn test_unit_ready(cmd: &mut CommandContext<'_>) -> BeginResult {
     cmd.good()
 }
 
-/// REQUEST SENSE returns the pending unit attention, which this reports, or that the logical unit is stopped. Source:
-/// SPC-4 section 6.39.
+/// REQUEST SENSE returns the pending unit attention, which it thereby reports, or that the logical unit is stopped.
+/// Source: SPC-4 section 6.39.
 pub(crate) fn request_sense(cmd: &mut CommandContext<'_>) -> BeginResult {
     let stopped = cmd.unit.flags() & flag::STOPPED != 0;
     let otherwise = if stopped { Sense::INITIALIZING_COMMAND_REQUIRED } else { Sense::NONE };
@@ -37,7 +37,7 @@ pub(crate) fn start_stop(cmd: &mut CommandContext<'_>) -> BeginResult {
     cmd.check_zero(4, 0xf0)?;
     cmd.check_zero(4, 0x02)?;
     cmd.unit.set_flags(flag::STOPPED, !start);
-    // Without NO_FLUSH a stop writes back what is cached.
+    // Without NO_FLUSH a stop writes back the cache.
     if start || cmd.cdb.has(4, 0x04) { cmd.good() } else { Ok(CommandContext::flush(0)) }
 }
 

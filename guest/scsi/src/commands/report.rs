@@ -7,7 +7,7 @@ use crate::sense::Sense;
 /// A command timeouts descriptor without values. Source: SPC-4 section 6.34.4.
 const NO_TIMEOUTS: [u8; 12] = [0, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// `rows` are those of the operation code that the command names, `table` has all.
+/// `rows` are those of the command's operation code, `table` has all.
 pub(crate) fn operation_codes(
     cmd: &mut CommandContext<'_>,
     rows: &'static [OpcodeRow],

@@ -12,7 +12,7 @@ pub(crate) const PROTECT: u8 = 0xe0;
 /// Force unit access.
 pub(crate) const FUA: u8 = 0x08;
 
-/// Blocks that a command addresses.
+/// The blocks of a command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     pub(crate) lba: u64,
@@ -80,7 +80,7 @@ pub(crate) fn read_6(cmd: &mut CommandContext<'_>) -> BeginResult {
     read(cmd, extent_6(cmd))
 }
 
-// FUA of a read needs nothing: the disk returns the data written last.
+// FUA of a read has no effect: the disk returns the data written last.
 pub(crate) fn read_10(cmd: &mut CommandContext<'_>) -> BeginResult {
     cmd.check_zero(1, PROTECT)?;
     read(cmd, cmd.extent_10())
@@ -116,7 +116,7 @@ pub(crate) fn write_16(cmd: &mut CommandContext<'_>) -> BeginResult {
 }
 
 /// Flushes the whole cache, which covers any range. The command completes when the data is durable even if IMMED is
-/// set, so that nothing is left to do without a command.
+/// set, so that no work is left without a command.
 fn synchronize(cmd: &CommandContext<'_>, extent: Extent) -> BeginResult {
     cmd.range(extent.lba, extent.count.into())?;
     Ok(CommandContext::flush(0))

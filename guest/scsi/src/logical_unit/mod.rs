@@ -27,8 +27,8 @@ pub struct Identity {
     pub revision: String,
     /// Unit serial number, at most 64 characters.
     pub serial: String,
-    /// Name that the designators of VPD page 83h are made of. It is the same for the logical unit wherever and
-    /// whenever it is served, and different from any other logical unit's.
+    /// Name from which the designators of VPD page 83h are made. It must be constant for the logical unit at any server
+    /// and time, and different from any other logical unit's.
     pub name: String,
 }
 
@@ -41,7 +41,8 @@ pub struct LogicalUnitOptions {
     pub limits: Limits,
     /// Identification data.
     pub identity: Identity,
-    /// Writes may complete before they are durable (WCE of the caching mode page). An initiator can change this.
+    /// True if writes may complete before they are durable (WCE of the caching mode page). An initiator can change
+    /// this.
     pub writeback: bool,
     /// Its reservations: [`Reservations::new`], or those that [`Reservations::restore`] read back.
     pub reservations: Arc<Reservations>,
@@ -97,8 +98,7 @@ impl LogicalUnit {
     }
 
     /// Returns the nexus of an initiator port through a target port (by its relative identifier, 1 and up). The same
-    /// name returns the same nexus; a new nexus keeps the registration that its name had. Raises POWER ON on the
-    /// nexus.
+    /// name returns the same nexus; a new nexus keeps the registration of its name. Raises POWER ON on the nexus.
     ///
     /// # Errors
     /// If the name is empty or too long, or its address is that of another name.
@@ -168,8 +168,7 @@ impl LogicalUnit {
         self.raise_attention(UnitAttention::BusDeviceReset);
     }
 
-    /// Ends the replay of commands that a previous process had in flight: each has been executed again or never will
-    /// be.
+    /// Ends the replay of commands that a previous process had in flight: each has been executed again, or will not be.
     pub fn end_replay(&self) {
         self.reservations.end_replay();
     }

@@ -45,7 +45,8 @@ impl Nexus {
         self.reservation.name()
     }
 
-    /// Sets where the nexus's commands are aborted. Without a task set PREEMPT AND ABORT works like PREEMPT.
+    /// Sets the task set through which the nexus's commands are aborted. Without a task set PREEMPT AND ABORT works
+    /// like PREEMPT.
     pub fn set_task_set(&self, tasks: Option<Arc<dyn TaskSet>>) {
         *lock(&self.task_set) = tasks;
     }
@@ -61,15 +62,15 @@ impl Nexus {
         self.raise_attention(UnitAttention::NexusLoss);
     }
 
-    /// Handles a reset of the initiator, such as a guest reboot. A logical unit that no other initiator uses is reset
-    /// (a guest that stopped it must be able to boot from it); of a shared one only the nexus is lost.
+    /// Handles a reset of the initiator, for example a guest's reboot. A logical unit that no other initiator uses is
+    /// reset (a guest that stopped it must be able to boot from it); of a shared one only the nexus is lost.
     pub fn initiator_reset(&self) {
         if self.unit.has_other_initiators(&self.name().initiator) { self.nexus_lost() } else { self.unit.reset() }
     }
 
     /// Lets an initiator continue that was served before, without noticing: the logical unit was neither switched on
-    /// nor reset. A command that it had in flight may have been executed; a unit attention as its status would deny
-    /// that. `elsewhere`: another process served it, so no unit attention of this process is news to it.
+    /// nor reset. A command that it had in flight may have been executed, and a unit attention as its status would deny
+    /// that. `elsewhere`: another process served it, so no unit attention of this process is new to it.
     pub fn initiator_resumed(&self, elsewhere: bool) {
         if elsewhere { self.attentions.clear_all() } else { self.attentions.clear_resets() }
     }

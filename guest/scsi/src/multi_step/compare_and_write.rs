@@ -16,7 +16,7 @@ pub(crate) struct CompareAndWrite {
     fua: bool,
     locks: Arc<RangeLocks>,
     state: ComparePhase,
-    /// It compared equal in a previous process: the write may have happened, entirely or in part.
+    /// True if it compared equal in a previous process: the write may have happened, entirely or in part.
     has_compared_before: bool,
     /// The data to compare with, then the data to write: copied once, when the lock is granted.
     data: Vec<u8>,

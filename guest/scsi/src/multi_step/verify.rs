@@ -6,10 +6,10 @@ use super::{ChunkCursor, StepContext};
 use crate::command::{CommandCompletion, NextStep};
 use crate::sense::Sense;
 
-/// What the medium is compared with (BYTCHK).
+/// The data to compare with the medium (BYTCHK).
 #[derive(Debug)]
 pub(crate) enum VerifyMode {
-    /// Nothing: reading it is enough.
+    /// None: reading the medium is enough.
     Readable,
     /// The data-out buffer, block by block.
     Blocks,

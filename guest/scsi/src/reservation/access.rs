@@ -72,7 +72,7 @@ impl ReservationType {
 pub enum AccessClass {
     /// Allowed under any reservation.
     Always,
-    /// Reports whether the logical unit is ready.
+    /// Reports if the logical unit is ready.
     Status,
     /// Reads the medium, or parameters that the holder may be changing.
     Read,

@@ -1,9 +1,9 @@
-//! The PERSISTENT RESERVE OUT commands that were executed last, for a process that is killed between a command's
-//! execution and its completion. The next process replays the command, which then meets its own change: REGISTER with
-//! the old key, CLEAR, PREEMPT and REGISTER AND MOVE would end with RESERVATION CONFLICT, although no other nexus
-//! interfered.
+//! The PERSISTENT RESERVE OUT commands that were executed last, for the case that a process is killed between a
+//! command's execution and its completion. The next process replays the command, which then meets its own change:
+//! REGISTER with the old key, CLEAR, PREEMPT and REGISTER AND MOVE would end with RESERVATION CONFLICT, although no
+//! other nexus interfered.
 //!
-//! The list is stored together with the state, so it names exactly the commands whose changes the state has.
+//! The list is stored together with the state, so it has exactly the commands whose changes the state has.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ pub(super) struct ExecutedCommand {
     pub nexus: NexusName,
     /// Digest of the CDB and the parameter list.
     pub digest: u64,
-    /// A previous process executed it, and may not have completed it.
+    /// True if a previous process executed it, and may not have completed it.
     pub by_previous_process: bool,
 }
 
@@ -52,7 +52,7 @@ impl ExecutedCommands {
         self.commands.iter_mut().find(is).is_some_and(|command| std::mem::take(&mut command.by_previous_process))
     }
 
-    /// Ends the replay: commands of a previous process have been replayed or never will be.
+    /// Ends the replay: commands of a previous process have been replayed, or will not be.
     pub(super) fn end_replay(&mut self) {
         self.commands.iter_mut().for_each(|command| command.by_previous_process = false);
     }

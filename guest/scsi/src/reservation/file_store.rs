@@ -106,7 +106,7 @@ fn replace_file(path: &Path, state: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     let temporary = PathBuf::from(temporary);
-    // One may be left from a crash. A new file follows no symbolic link that somebody else has put there.
+    // One may be left from a crash. A new file follows no symbolic link of another user.
     match fs::remove_file(&temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -1,11 +1,11 @@
-//! Reservations: which nexuses may use a logical unit. RESERVE and RELEASE of SPC-2, persistent reservations of SPC-4
-//! (section 5.12).
+//! Reservations of a logical unit by nexuses. RESERVE and RELEASE of SPC-2, persistent reservations of SPC-4 (section
+//! 5.12).
 //!
-//! [`Reservations`] belongs to a logical unit; each nexus has a [`ReservationHandle`]. The access rights of a nexus
-//! are computed on each change and stored in one byte of its own, so that READ and WRITE cost one relaxed load.
-//! `state` implements the standard, without locks; `reserve_out` and `reserve_in` are PERSISTENT RESERVE OUT and IN;
-//! `stored` is the state as text, which a [`ReservationStore`] holds if APTPL is set; `snapshot` is the state that
-//! moves with a guest that is migrated, and `executed` helps the process after one that was killed.
+//! [`Reservations`] belongs to a logical unit; each nexus has a [`ReservationHandle`]. The access rights of a nexus are
+//! computed on each change and stored in one byte of its own, so that READ and WRITE cost one relaxed load. `state`
+//! implements the standard, without locks; `reserve_out` and `reserve_in` are PERSISTENT RESERVE OUT and IN; `stored`
+//! is the state as text, which a [`ReservationStore`] holds if APTPL is set; `snapshot` moves with a migrating guest,
+//! and `executed` serves the process after a killed one.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -78,7 +78,7 @@ pub enum ReservationError {
 }
 
 impl ReservationError {
-    /// Returns the command's completion; `None` for [`ReservationError::Overrun`], which is up to the transport.
+    /// Returns the command's completion; `None` for [`ReservationError::Overrun`], which the transport completes.
     pub const fn completion(self) -> Option<CommandCompletion> {
         match self {
             ReservationError::Conflict => {
@@ -151,7 +151,7 @@ impl fmt::Debug for Reservations {
 }
 
 impl Inner {
-    /// Applies the effects of a change: the rights first, so that no unit attention comes before the change holds.
+    /// Applies the effects of a change: the rights first, so that no unit attention precedes the change.
     fn apply_effects(&self, effects: &Effects) {
         for entry in &self.nexuses {
             entry.rights.store(self.state.rights(&entry.name).0, Ordering::Relaxed);
@@ -186,8 +186,8 @@ impl Reservations {
     /// Restores reservations from a store.
     ///
     /// # Errors
-    /// If the text is not what was saved. It must not be replaced by an empty state then: the disk's users rely on
-    /// their reservations.
+    /// If the text is not a saved state. It must then not be replaced by an empty state: the disk's users rely on their
+    /// reservations.
     pub fn restore(saved: &[u8], store: Option<Arc<dyn ReservationStore>>) -> Result<Arc<Reservations>, RestoreError> {
         Ok(Reservations::with_state(stored::decode(saved)?, store))
     }
@@ -196,8 +196,7 @@ impl Reservations {
         Arc::new(Reservations { store, inner: Mutex::new(Inner { state, nexuses: Vec::new() }) })
     }
 
-    /// Adds a nexus, with the registration that its name has. Unit attentions about reservations are raised in
-    /// `attentions`.
+    /// Adds a nexus, with the registration of its name. Unit attentions about reservations are raised in `attentions`.
     ///
     /// # Errors
     /// If the name or its address is in use, or the name is invalid.
@@ -350,8 +349,8 @@ impl ReservationHandle {
         inner.state.executed.add(name, digest);
         inner.apply_effects(&effects);
         let state = &inner.state;
-        // Under the lock, so that states are saved in order. Also if nothing has changed: an earlier change may not
-        // be saved yet, or failed to be and this is a retry.
+        // Under the lock, so that states are saved in order. Also if nothing has changed: an earlier change may not be
+        // saved yet, or this is a retry after a failure.
         let saved =
             store.filter(|_| persisted || state.aptpl).map(|store| store.save(stored::encode(state), Arc::clone(done)));
         Ok(ReserveOutResult { saved, abort: effects.aborted, transferred })

@@ -1,5 +1,5 @@
 //! Snapshot of all reservations of a logical unit, for the process that serves it next while its initiators continue:
-//! what a [`ReservationStore`](super::ReservationStore) holds, and the state that would end with a power loss.
+//! the content of a [`ReservationStore`](super::ReservationStore), and the state that would end with a power loss.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -96,7 +96,7 @@ impl Reservations {
             }
         }
         drop(inner);
-        // A guest that is migrated has nothing in flight.
+        // A migrating guest has nothing in flight.
         let executed = ExecutedCommands::default();
         let state =
             ReservationState { generation, aptpl, registrations, reservation, reserve_holder: reserved, executed };

@@ -44,7 +44,7 @@ pub(super) struct ReservationState {
 pub(super) struct Effects {
     /// Unit attentions for other nexuses.
     pub attentions: Vec<(NexusName, UnitAttention)>,
-    /// Other nexuses whose commands are to be aborted.
+    /// Other nexuses whose commands must be aborted.
     pub aborted: Vec<NexusName>,
 }
 

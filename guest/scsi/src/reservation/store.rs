@@ -9,7 +9,7 @@ use mqblk_core::Wake;
 pub trait ReservationStore: Send + Sync {
     /// Saves a state, which replaces all earlier ones. Must not block: workers call it while they hold a lock. The
     /// ticket is resolved, and wakes `done`, when the state is on stable storage. States are saved in order; one that
-    /// is superseded before it was written need not be written, and counts as saved when the later one is.
+    /// is superseded before its write need not be written, and counts as saved with the later one.
     fn save(&self, state: Vec<u8>, done: Arc<dyn Wake>) -> Arc<Ticket>;
 }
 

@@ -1,5 +1,5 @@
-//! COMPARE AND WRITE and ORWRITE in flight together, their steps in any order: no update is lost, and none is left
-//! waiting.
+//! COMPARE AND WRITE and ORWRITE in flight together, their steps in any order: no update is lost, and none waits for
+//! ever.
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};

@@ -179,7 +179,7 @@ fn event(random: &mut SmallRng, rig: &mut Rig) {
     }
 }
 
-/// Returns how the disk fails, and at which request of a command.
+/// Returns the disk's failure, and the number of the failing request of a command.
 fn fault(random: &mut SmallRng) -> (u32, Outcome) {
     let outcome = [Outcome::Failed(Errno(5)), Outcome::Aborted, Outcome::NoSpace][random.random_range(0..3)];
     (random.random_range(0..3), outcome)

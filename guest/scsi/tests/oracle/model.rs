@@ -1,7 +1,7 @@
-//! Model of a logical unit, written from the standards' text: a flat byte array that shares nothing with the code
-//! under test but the types of its results.
+//! Model of a logical unit, written from the standards' text: a flat byte array that shares only the types of its
+//! results with the code under test.
 //!
-//! A command with several errors may fail with any of them; one without must succeed, exactly.
+//! A command with several errors may fail with any of them; one without errors must succeed, exactly.
 
 use mqblk_core::{Op, Outcome};
 use mqblk_scsi::{CommandCompletion, Status};
@@ -34,7 +34,7 @@ pub(crate) fn failure(ended: &Ended) -> Option<Failure> {
     Some(failure)
 }
 
-/// Limits of the logical unit from VPD pages and READ CAPACITY, which its commands are validated against.
+/// Limits of the logical unit from VPD pages and READ CAPACITY, used to validate its commands.
 #[derive(Clone, Debug)]
 pub(crate) struct ReportedLimits {
     pub block: usize,
@@ -184,8 +184,8 @@ impl Model {
         }
     }
 
-    /// Same for a command with a failed disk request: it must report the failure and leave all other blocks
-    /// unchanged. `left` is the content of the disk.
+    /// As [`check`](Self::check), for a command with a failed disk request: it must report the failure and leave all
+    /// other blocks unchanged. `left` is the content of the disk.
     pub(crate) fn check_failed(
         &mut self,
         input: &CommandInput<'_>,
@@ -336,7 +336,7 @@ impl Model {
         }
     }
 
-    /// REGISTER AND IGNORE EXISTING KEY, RESERVE and RELEASE; other service actions have a model of their own.
+    /// REGISTER AND IGNORE EXISTING KEY, RESERVE and RELEASE; other service actions have their own model.
     fn persist(&mut self, nexus: usize, action: u8, kind: u8, key: u64) {
         let ends = match action {
             6 => {

@@ -243,7 +243,7 @@ impl Rig {
         }
     }
 
-    /// Runs a command that succeeds and transfers this much of `out`.
+    /// Runs a command that succeeds and transfers `transferred` bytes of `out`.
     pub(crate) fn writes(&self, cdb: &[u8], out: &[u8], transferred: usize) {
         let expected = RunResult::Ended { ending: CommandCompletion::good(transferred as u64), data: Vec::new() };
         assert_eq!(self.run(cdb, out, 0), expected, "{cdb:02x?}");

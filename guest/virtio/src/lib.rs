@@ -1,4 +1,4 @@
-//! Common parts of all virtio device types: how a transport sees a device and its queues.
+//! Common parts of all virtio device types: a device and its queues as a transport sees them.
 #![forbid(unsafe_code)]
 
 pub mod features;
@@ -11,11 +11,11 @@ pub use mqblk_memory::PooledContext as GuestContext;
 use mqblk_memory::{Buffer, DirtyLog, GuestMemory, MemoryShare};
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingLog, RingState};
 
-/// The resources that a queue runs with.
+/// The resources of a running queue.
 pub struct QueueResources {
     /// The ring, resolved.
     pub ring: DeviceRing,
-    /// The guest's memory, and what else the queue takes of its worker.
+    /// The guest's memory, and the queue's other resources of its worker.
     pub share: MemoryShare,
     /// Calls the guest. `None`: the guest does not want calls.
     pub call: Option<Box<dyn Call>>,
@@ -42,7 +42,8 @@ pub fn read_config_space(space: &[u8], offset: u32, into: &mut [u8]) {
     into[..len].copy_from_slice(&space[start..start + len]);
 }
 
-/// Applies a checked migration state to the device. An error means that the state is applied, but not saved where it outlives the process.
+/// Applies a checked migration state to the device. An error means that the state is applied, but not saved beyond the
+/// process.
 pub type ApplyState = Box<dyn FnOnce() -> Result<(), String>>;
 
 /// A virtio device as a transport sees it: feature bits, configuration space, queues.
@@ -67,26 +68,26 @@ pub trait VirtioDevice<L: GuestContext>: Send + Sync + 'static {
     /// When a byte is not writable or the value is not allowed; the reason, for the log.
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), String>;
 
-    /// Resets all that a driver negotiates and configures.
+    /// Resets all negotiated and configured state.
     fn reset(&self);
 
-    /// A driver starts to use the device. `resumed`: it used the device before and is not aware that the process or the connection is a new
-    /// one. Called before the first queue is created.
+    /// Called when a driver starts to use the device. `resumed`: it used the device before and does not know that the
+    /// process or the connection is new. Called before the first queue is created.
     fn driver_started(&self, _resumed: bool) {}
 
-    /// A queue was stopped in an orderly way. If it starts again before a [`reset`](Self::reset), the driver continues with the device as
-    /// it was.
+    /// Called when a queue was stopped in an orderly way. If it starts again before a [`reset`](Self::reset), the
+    /// driver continues with the unchanged device.
     fn queue_stopped(&self) {}
 
-    /// These queues have requests to replay: the transport found them in the in-flight region of an earlier process. Empty: the driver
-    /// starts afresh. Called before the first queue is created.
+    /// Announces the queues with requests to replay, which the transport found in the in-flight region of an earlier
+    /// process. Empty: the driver starts afresh. Called before the first queue is created.
     fn expect_replay(&self, _queues: &[u16]) {}
 
-    /// Those of the queues to replay that have not started by now are not expected soon: stop waiting for them.
+    /// Stops waiting for queues to replay that have not started: they are not expected soon.
     fn end_replay_wait(&self) {}
 
     /// Returns the driver's configuration that it does not repeat when the device is resumed, as bits for
-    /// [`restore_config_bits`](Self::restore_config_bits); 0 for none. The bits are kept where they outlive the process.
+    /// [`restore_config_bits`](Self::restore_config_bits); 0 for none. The bits are kept beyond the process.
     fn config_bits(&self) -> u64 {
         0
     }
@@ -94,19 +95,20 @@ pub trait VirtioDevice<L: GuestContext>: Send + Sync + 'static {
     /// Restores the last [`config_bits`](Self::config_bits) of a resumed device, after a [`reset`](Self::reset). Any bits may come.
     fn restore_config_bits(&self, _configured: u64) {}
 
-    /// Returns the device type, as the migration state of a guest names it.
+    /// Returns the device type in a guest's migration state.
     fn device_type(&self) -> &'static str;
 
-    /// Returns the migration state: all that the driver relies on and that neither the guest's memory nor the features carry. JSON, as
-    /// [`state`] writes it. No queue runs.
+    /// Returns the migration state: all state that the driver relies on and that neither the guest's memory nor the
+    /// features have. JSON, as [`state`] writes it. No queue runs.
     fn save_state(&self) -> String;
 
-    /// Checks the [`save_state`](Self::save_state) of another process, without changing the device. The returned [`ApplyState`] applies it.
-    /// From then on the driver is a resumed one: setting features and a [`driver_started`](Self::driver_started) with `resumed` do not
-    /// change the state; a [`reset`](Self::reset) does. No queue runs.
+    /// Checks the [`save_state`](Self::save_state) of another process, without changing the device. The returned
+    /// [`ApplyState`] applies it. From then on the driver is resumed: setting features and a
+    /// [`driver_started`](Self::driver_started) with `resumed` do not change the state; a [`reset`](Self::reset) does.
+    /// No queue runs.
     ///
     /// # Errors
-    /// When it is not a valid state, or not one that this device can have: names the field, the value found and the value expected.
+    /// When it is invalid, or impossible for this device: the field, the found and the expected value.
     fn load_state(self: &Arc<Self>, state: &str) -> Result<ApplyState, String>;
 
     /// Returns the number of virtqueues.
@@ -135,8 +137,8 @@ pub trait VirtioQueue<L: GuestContext>: GuestQueue<Context = L, Position = RingS
     /// As [`MemoryShare::relocate`]: the queue keeps the old table and ring.
     fn relocate(&mut self, context: &mut L, ring: MappedRing, memory: Arc<GuestMemory>) -> Result<(), String>;
 
-    /// Abandons a request without completing it: releases its buffer and what its token holds of the context. The next process that serves
-    /// the ring replays it.
+    /// Abandons a request without completing it: releases its buffer and its token's resources of the context. The next
+    /// process that serves the ring replays it.
     fn abandon(&mut self, context: &mut L, token: Self::Token, buffer: Option<Buffer>);
 
     /// Starts, changes or ends dirty logging: of writes to the ring in `ring`, and of writes of requests, also of those in flight, in `log`.

@@ -1,7 +1,7 @@
 //! A device's migration state as JSON text. It is untrusted when it is read.
 //!
-//! Unknown fields are refused: the guest may rely on what they say. A newer version omits fields at their default, so that a guest can
-//! migrate back to an older version.
+//! Unknown fields are refused: the guest may rely on them. A newer version omits fields at their default, so that a
+//! guest can migrate back to an older version.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -15,11 +15,11 @@ pub fn write<T: Serialize>(state: &T) -> String {
 /// Parses a state.
 ///
 /// # Errors
-/// When it is not JSON of that structure: names the field, the value found and the value expected.
+/// When it is not JSON of that structure: the field, the found and the expected value.
 pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let mut from = serde_json::Deserializer::from_str(text);
     let read = serde_path_to_error::deserialize(&mut from).map_err(|error| match error.path().to_string() {
-        // The whole text, or a place before which it ends.
+        // The whole text, or a truncated one.
         path if path == "." || path == "?" => error.into_inner().to_string(),
         path => format!("{path}: {}", error.into_inner()),
     })?;

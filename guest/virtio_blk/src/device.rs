@@ -35,7 +35,7 @@ pub struct VirtioBlk {
     /// The current mode, read by the queues for each write. Written when a driver changes it.
     writeback: AtomicBool,
     negotiated: AtomicU64,
-    /// A resumed driver has chosen its mode before: setting features does not change it. True until a queue starts.
+    /// True if a resumed driver has chosen its mode before: setting features does not change it. Until a queue starts.
     resumed: AtomicBool,
 }
 
@@ -48,8 +48,8 @@ impl VirtioBlk {
         VirtioBlk { geometry, size, limits, options, writeback, negotiated, resumed }
     }
 
-    /// Sets a new disk size: the configuration space reports it, and later requests are checked against it. The driver reads it when it
-    /// gets a configuration change notification.
+    /// Sets a new disk size: the configuration space reports it, and later requests are checked against it. The driver
+    /// reads it after a configuration change notification.
     pub fn set_size(&self, size: ByteLen) {
         self.size.store(size.0, Ordering::Relaxed);
     }
@@ -65,12 +65,13 @@ impl VirtioBlk {
         self.resumed.store(true, Ordering::Relaxed);
     }
 
-    /// Returns SEG_MAX, at most 126. Header and status take two descriptors; 126 is what fits a ring of 128, QEMU's default.
+    /// Returns SEG_MAX, at most 126. Header and status take two descriptors; 126 fits a ring of 128, QEMU's default.
     fn seg_max(&self) -> u32 {
         u32::from(self.options.queue_size.clamp(3, 128) - 2).min(self.limits.max_segments)
     }
 
-    /// Returns what the driver may use for a request's data. One that has not accepted SEG_MAX or SIZE_MAX (firmware) does not know them.
+    /// Returns the driver's limits for a request's data. A driver that has not accepted SEG_MAX or SIZE_MAX (firmware)
+    /// does not know them.
     pub(crate) fn segment_limits(&self) -> SegmentLimits {
         let negotiated = self.negotiated.load(Ordering::Relaxed);
         let accepted = |feature| negotiated & feature != 0;
@@ -78,7 +79,7 @@ impl VirtioBlk {
         SegmentLimits::new(seg_max, accepted(features::SIZE_MAX).then_some(SIZE_MAX))
     }
 
-    /// The driver has accepted these features.
+    /// Records the features that the driver has accepted.
     pub(crate) fn negotiate(&self, accepted: u64) {
         self.negotiated.store(accepted, Ordering::Relaxed);
         let is_new_driver = !self.resumed.load(Ordering::Relaxed);
@@ -87,14 +88,14 @@ impl VirtioBlk {
         }
     }
 
-    /// Forgets what a driver has negotiated and set.
+    /// Forgets a driver's negotiated features and settings.
     pub(crate) fn forget_driver(&self) {
         self.negotiated.store(0, Ordering::Relaxed);
         self.set_writeback(self.options.writeback);
         self.resumed.store(false, Ordering::Relaxed);
     }
 
-    /// A queue starts: a driver that sets features from here on is a new one.
+    /// Called when a queue starts: a driver that sets features from here on is new.
     pub(crate) fn queue_starts(&self) {
         self.resumed.store(false, Ordering::Relaxed);
     }

@@ -1,7 +1,8 @@
 //! The virtio-blk device type. Source: virtio 1.3 section 5.2, "Block Device".
 //!
-//! `device` has the device's state, `virtio_device` shows it to a transport, `config` is its configuration space, `queue` a request queue over a ring, `request` the
-//! parser from descriptor chain to request, `state` the migration state.
+//! `device` has the device's state, `virtio_device` shows it to a transport, `config` is its configuration space,
+//! `queue` a request queue over a ring, `request` the parser from descriptor chain to request, `state` the migration
+//! state.
 #![forbid(unsafe_code)]
 
 mod config;

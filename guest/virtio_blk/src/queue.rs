@@ -16,13 +16,13 @@ use crate::device::VirtioBlk;
 use crate::request::{BlkStatus, ParsedRequest, Ranges, RequestChain, Transfer, TransferRules};
 use crate::segment_limits::SegmentLimits;
 
-/// State of an admitted request that its completion needs.
+/// State of an admitted request for its completion.
 #[derive(Debug)]
 pub struct BlkToken {
     head: u16,
     /// Bytes written to the guest if the request succeeds: the status byte at least.
     written: NonZeroU32,
-    /// Holds the status byte, if the disk request carries no buffer.
+    /// Buffer of the status byte, if the disk request has no buffer.
     buffer: Option<Buffer>,
 }
 
@@ -34,7 +34,7 @@ pub struct BlkQueue<L> {
     call: Option<Box<dyn Call>>,
     ranges: Ranges,
     limits: SegmentLimits,
-    /// The batch that is being pulled; reused.
+    /// The current batch; reused.
     batch: ChainBatch,
     _context: PhantomData<fn(L)>,
 }

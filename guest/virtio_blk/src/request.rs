@@ -42,7 +42,7 @@ impl ChainHeader for Header {
     }
 }
 
-/// A read or write of one segment, in a chain of header, data and status: what most requests are.
+/// A read or write of one segment, in a chain of header, data and status: the most frequent request.
 pub(crate) struct Transfer {
     pub op: Op,
     pub start: ByteOffset,
@@ -53,7 +53,7 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
-    /// Reads a chain. `None` if it is anything else, or wrong in any way: [`RequestChain`] finds out, from another reading of its bytes.
+    /// Reads a chain. `None` for any other or invalid chain: [`RequestChain`] then reads it again.
     #[inline(always)] // else it would travel through memory
     pub(crate) fn read(
         ring: &impl UsualChains,
@@ -83,7 +83,7 @@ impl Transfer {
     }
 }
 
-/// What holds for all transfers of a queue.
+/// The rules for all transfers of a queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransferRules<'a> {
     pub(crate) device: &'a VirtioBlk,
@@ -91,7 +91,7 @@ pub(crate) struct TransferRules<'a> {
 }
 
 impl TransferRules<'_> {
-    /// Returns the operation of a write. It is one of two constants: one made of its parts has unused bytes, which would be carried along.
+    /// Returns the operation of a write. One of two constants: a value composed of its parts would carry unused bytes.
     #[inline]
     fn write(&self) -> Op {
         if self.device.is_write_through() { Op::Write { fua: true } } else { Op::Write { fua: false } }
@@ -111,7 +111,7 @@ pub(crate) struct RequestChain {
     /// Bytes of data for the device to write.
     data_in: u64,
     limits: SegmentLimits,
-    /// A data address is not mapped, or there are too many segments.
+    /// True if a data address is not mapped, or there are too many segments.
     bad_request: bool,
     has_status: bool,
 }
@@ -174,7 +174,7 @@ impl RequestChain {
         lease: LeaseId,
         head: &ChainHead,
     ) -> Result<(), VirtqueueError> {
-        // The last writable byte is the status, so the last writable segment is kept until the next one comes.
+        // The last writable byte is the status, so the last writable segment is kept until the next one.
         let mut last: Option<ChainSegment> = None;
         let walked = ring.walk(pool, lease, head, |pool, segment| {
             if !segment.writable {

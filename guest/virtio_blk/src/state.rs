@@ -33,7 +33,7 @@ pub(crate) fn save(device: &VirtioBlk) -> String {
     state::write(&current_state(device))
 }
 
-/// Checks a migration state. A larger disk is accepted: the guest finds the blocks that it knows, and a resize reports the rest.
+/// Checks a migration state. A larger disk is accepted: the guest finds its blocks, and a resize reports the rest.
 pub(crate) fn load(device: &Arc<VirtioBlk>, text: &str) -> Result<ApplyState, String> {
     let (found, own) = (state::read::<BlkState>(text)?, current_state(device));
     if found.block_bytes != own.block_bytes {

@@ -1,4 +1,4 @@
-//! The device as a transport sees it.
+//! The device for a transport.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ impl<L: GuestContext> VirtioDevice<L> for VirtioBlk {
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), String> {
         let mut current = vec![0; bytes.len()];
         VirtioDevice::<L>::read_config(self, offset, &mut current);
-        // Applied only if all bytes are valid: what is refused leaves no trace in the in-flight region.
+        // Applied only if all bytes are valid: a refused write leaves no trace in the in-flight region.
         let mut writeback = None;
         for (at, (new, old)) in (offset..).zip(bytes.iter().zip(&current)) {
             if at == WRITEBACK_OFFSET {

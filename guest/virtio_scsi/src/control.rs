@@ -40,7 +40,7 @@ impl PendingTmf {
     }
 }
 
-/// What a function does after its commands have been aborted.
+/// The action of a function after its commands have been aborted.
 enum FollowUp {
     Nothing,
     /// CLEAR TASK SET: raises COMMANDS CLEARED BY ANOTHER INITIATOR for other initiators.
@@ -49,7 +49,7 @@ enum FollowUp {
     ResetNexuses(Vec<Arc<Nexus>>),
 }
 
-/// How a request is handled.
+/// The handling of a request.
 enum TmfPlan {
     Respond(u8),
     Submit(TmfScope, TmfAction, FollowUp),
@@ -204,7 +204,7 @@ impl ControlQueue {
         }
     }
 
-    /// I_T NEXUS RESET: the nexus is the initiator's with a target, whatever the LUN.
+    /// I_T NEXUS RESET: the nexus is the initiator's with a target, for any LUN.
     fn plan_nexus_reset(&self, lun: [u8; 8], action: TmfAction) -> TmfPlan {
         let (LunField::Lun(crate::LunAddress { target, .. }) | LunField::InvalidLun(target)) = LunField::decode(lun)
         else {

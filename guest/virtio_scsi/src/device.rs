@@ -38,11 +38,11 @@ pub struct VirtioScsi {
     pub(crate) negotiated: AtomicU64,
     sense_size: AtomicU32,
     cdb_size: AtomicU32,
-    /// Since the last reset no queue has stopped, and no driver has resumed.
+    /// True if no queue has stopped and no driver has resumed since the last reset.
     pub(crate) unused_since_reset: AtomicBool,
-    /// A queue has started since the process did.
+    /// True if a queue has started since the process did.
     pub(crate) has_started: AtomicBool,
-    /// No queue had started at the last reset.
+    /// True if no queue had started at the last reset.
     pub(crate) reset_before_start: AtomicBool,
     lun_map: Mutex<Arc<LunMap>>,
     /// Generation of `lun_map`, read without its lock.
@@ -171,13 +171,14 @@ impl VirtioScsi {
         &self.events
     }
 
-    /// Records that the driver continues with unchanged logical units and that their unit attentions are news to it:
-    /// a queue that it used before and that starts later does not clear them.
+    /// Records that the driver continues with unchanged logical units and that their unit attentions are new to it: a
+    /// queue that it used before and that starts later does not clear them.
     pub(crate) fn driver_resumed(&self) {
         self.unused_since_reset.store(false, Ordering::Relaxed);
     }
 
-    /// Clears the unit attentions that would tell a driver of a restart: the guest has not rebooted, the process that served it before has ended.
+    /// Clears the unit attentions that would report a restart to the driver: the guest has not rebooted, the process
+    /// that served it before has ended.
     pub(crate) fn resume_initiator(&self) {
         if self.unused_since_reset.swap(false, Ordering::Relaxed) {
             let elsewhere = self.reset_before_start.load(Ordering::Relaxed);

@@ -75,7 +75,7 @@ fn encode(event: u32, lun: [u8; 8], reason: u32) -> [u8; EVENT_BYTES] {
 
 #[derive(Default)]
 struct EventState {
-    /// A driver uses the event queue, which may be stopped temporarily.
+    /// True if a driver uses the event queue, which may be stopped temporarily.
     has_driver: bool,
     /// Waker of the event queue while it is running.
     queue: Option<Arc<dyn Wake>>,
@@ -92,7 +92,7 @@ impl Events {
         lock(&self.0)
     }
 
-    /// Queues an event. Dropped if no driver uses the event queue: one that comes later scans.
+    /// Queues an event. Dropped if no driver uses the event queue: a later one scans.
     pub(crate) fn post(&self, event: ScsiEvent) {
         let mut waiting = self.lock();
         if !waiting.has_driver {
@@ -161,7 +161,7 @@ impl Events {
         let mut waiting = self.lock();
         match waiting.events.pop_front() {
             Some(event) => {
-                // The lost events came after all that are queued.
+                // The lost events are later than all queued ones.
                 let missed = waiting.events.is_empty() && std::mem::take(&mut waiting.missed);
                 Some(event.bytes(missed))
             }
@@ -195,7 +195,7 @@ impl EventQueue {
         }
     }
 
-    /// Returns how many buffers were used.
+    /// Delivers events. Returns the number of used buffers.
     fn try_deliver(&mut self, pool: &mut BufferPool, mut given: impl FnMut()) -> Result<usize, &'static str> {
         let mut taken = 0;
         while self.events.has_pending()

@@ -1,10 +1,11 @@
 //! The virtio-scsi device: a controller whose logical units are hot-plugged. Source: virtio 1.3 section 5.6, "SCSI
 //! Host Device".
 //!
-//! `device` is the controller and `virtio_device` what a transport sees of it, `config` its configuration space, `lun_map` its logical units,
-//! `request_chain` the parser from descriptor chain to command, `request_queue` a request queue and `token` its commands in flight, `control`
-//! the control queue, `task_management` the path of task management functions to the request queues, `events` the event queue, `queue` one of
-//! the three for the transport. `replay_gate` is the order of commands after a crash, `state` moves with a guest that is migrated.
+//! `device` is the controller and `virtio_device` its transport interface, `config` its configuration space, `lun_map`
+//! its logical units, `request_chain` the parser from descriptor chain to command, `request_queue` a request queue and
+//! `token` its commands in flight, `control` the control queue, `task_management` the path of task management functions
+//! to the request queues, `events` the event queue, `queue` one of the three for the transport. `replay_gate` is the
+//! order of commands after a crash, `state` moves with a migrating guest.
 //!
 //! `mqblk-scsi` implements the commands. This crate knows no storage: a logical unit is a nexus and the engine's slot
 //! of its disk.

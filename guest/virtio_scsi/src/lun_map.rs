@@ -114,7 +114,7 @@ impl LunMap {
         self.targets.get(usize::from(target)).filter(|target| !target.luns.is_empty())
     }
 
-    /// Returns target, slot and transfer rules of the logical unit that a `lun` field, as a little-endian number, names.
+    /// Returns target, slot and transfer rules of the logical unit of a `lun` field, as a little-endian number.
     #[inline]
     pub(crate) fn transfer_rules(&self, field: u64) -> Option<(u8, DiskSlot, TransferRules)> {
         let LunField::Lun(LunAddress { target, lun }) = LunField::decode(field.to_le_bytes()) else { return None };

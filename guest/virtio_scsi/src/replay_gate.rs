@@ -1,6 +1,6 @@
-//! Order of multi-step commands after a crash: a COMPARE AND WRITE that had compared equal goes before all that have
-//! not compared yet, on all queues. Its blocks may or may not hold its data; another command that compared them first
-//! would find the old content, succeed too, and be overwritten.
+//! Order of multi-step commands after a crash: a COMPARE AND WRITE that had compared equal precedes all that have not
+//! compared yet, on all queues. Its blocks may or may not hold its data; another command that compared them first could
+//! find the old content, succeed too, and be overwritten.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use mqblk_core::lock::lock;
 /// Holds back commands that compare until those that had compared before a crash have requested their range locks.
 #[derive(Default)]
 pub(crate) struct ReplayGate {
-    /// Queues that were served before the crash and are not yet.
+    /// Queues that were served before the crash and are not served yet.
     queues: Mutex<Vec<u16>>,
     /// Number of those queues, plus commands on the others that had compared and have not requested their range locks
     /// again.
@@ -18,7 +18,7 @@ pub(crate) struct ReplayGate {
 }
 
 impl ReplayGate {
-    /// Starts waiting for these queues, which were served before; for nothing if there are none.
+    /// Starts waiting for these queues, which were served before. Does not wait if there are none.
     pub(crate) fn begin(&self, queues: Vec<u16>) {
         let mut held = lock(&self.queues);
         self.remaining.store(queues.len(), Ordering::SeqCst);
@@ -31,8 +31,8 @@ impl ReplayGate {
         self.remaining.load(Ordering::SeqCst) > 0
     }
 
-    /// Records that a queue is served again, with this many commands that had compared. Returns true if that was the
-    /// last thing waited for.
+    /// Records that a queue is served again, with this many commands that had compared. Returns true if nothing else is
+    /// waited for.
     pub(crate) fn queue_started(&self, index: u16, compared: usize) -> bool {
         let mut held = lock(&self.queues);
         let Some(at) = held.iter().position(|queue| *queue == index) else { return false };
@@ -47,7 +47,7 @@ impl ReplayGate {
         self.remaining.fetch_update(Ordering::SeqCst, Ordering::SeqCst, decrement) == Ok(1)
     }
 
-    /// Stops waiting. Returns true if something was still waited for.
+    /// Stops waiting. Returns true if it was waiting.
     pub(crate) fn cancel(&self) -> bool {
         let mut held = lock(&self.queues);
         held.clear();

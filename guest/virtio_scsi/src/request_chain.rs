@@ -8,7 +8,7 @@ use mqblk_ring::virtqueue::{
 
 use crate::config::{DriverSizes, REQUEST_BYTES, RESPONSE_BYTES};
 
-/// Maximum number of data segments of one command: that of one vectored transfer of the host (UIO_MAXIOV).
+/// Maximum number of data segments of one command: the host's limit of one vectored transfer (UIO_MAXIOV).
 const MAX_SEGMENTS: u16 = 1024;
 
 /// Length of the request header with the CDB size that a driver finds after a reset.
@@ -28,18 +28,17 @@ enum ResponsePlace {
     Address(GuestAddress),
     /// It has several segments.
     Segments(Buffer),
-    /// The place of the status of the command's data buffer.
+    /// The status of the command's data buffer.
     BesideData(Buffer),
 }
 
 impl ResponseBuffer {
-    /// Returns the response buffer of a command whose data buffer has a place for it.
+    /// Returns the response buffer of a command whose data buffer has a status.
     pub(crate) fn beside_data(pool: &BufferPool, data: Buffer) -> ResponseBuffer {
         ResponseBuffer { capacity: pool.status_len(&data), place: ResponsePlace::BesideData(data) }
     }
 
-    /// Writes the response, cut to its capacity, and releases the buffer. Bytes that are not mapped any more are
-    /// dropped.
+    /// Writes the response, cut to its capacity, and releases the buffer. Bytes that are no longer mapped are dropped.
     pub(crate) fn write(self, pool: &mut BufferPool, lease: LeaseId, bytes: &[u8]) {
         let bytes = &bytes[..bytes.len().min(self.capacity as usize)];
         match self.place {
@@ -78,7 +77,7 @@ impl ResponseBuffer {
     }
 }
 
-/// Where a header is. It is read last: its four numbers would need registers while the other segments are read.
+/// Address of a header. It is read last: its four numbers would need registers while the other segments are read.
 struct HeaderAddress(GuestAddress);
 
 impl ChainHeader for HeaderAddress {
@@ -90,19 +89,20 @@ impl ChainHeader for HeaderAddress {
     }
 }
 
-/// A chain of header, response and one data segment, with what of its header a READ or WRITE needs: what most commands have.
+/// A chain of header, response and one data segment, the form of most commands, with the fields of its header for a
+/// READ or WRITE.
 pub(crate) struct TransferChain {
     /// The `lun` field, as a little-endian number.
     pub lun: u64,
     pub id: u64,
-    /// As much of the CDB as these commands have, as little-endian numbers.
+    /// The first 16 bytes of the CDB, as little-endian numbers.
     pub cdb: [u64; 2],
     pub data: ChainSegment,
     pub response: ChainSegment,
 }
 
 impl TransferChain {
-    /// Reads a chain. `None` if it is anything else, or wrong in any way: [`RequestChain`] finds out, from another reading of its bytes.
+    /// Reads a chain. `None` for any other or invalid chain: [`RequestChain`] then reads it again.
     #[inline(always)] // else it would travel through memory
     pub(crate) fn read(
         ring: &impl UsualChains,
@@ -113,7 +113,7 @@ impl TransferChain {
         let (HeaderAddress(header), [second, third]) = ring.three_segments(access, head)?;
         // Data that the device writes comes after the response, data that it reads before.
         let (response, data) = if second.writable {
-            // A shorter response goes on in the third segment.
+            // A shorter response continues in the third segment.
             if second.len != u32::from(response_len) {
                 return None;
             }
@@ -145,7 +145,8 @@ pub(crate) struct RequestChain {
     pub data_in: u64,
     /// Response buffer.
     pub response: ResponseBuffer,
-    /// An address is not mapped, there are too many segments, or data in both directions (INOUT is not offered).
+    /// True if an address is not mapped, there are too many segments, or data in both directions (INOUT is not
+    /// offered).
     pub fault: bool,
 }
 
@@ -166,7 +167,7 @@ impl RequestChain {
     /// Walks the chain once: fills `header` first; the first `response_len` writable bytes are the response buffer.
     ///
     /// # Errors
-    /// If the ring is broken; the request is to be released.
+    /// If the ring is broken; the caller must release the request.
     #[inline]
     pub(crate) fn read(
         &mut self,

@@ -1,5 +1,5 @@
-//! State that moves with a guest that is migrated: sizes that its driver chose, undelivered events, and the state of
-//! each logical unit.
+//! State that moves with a migrating guest: sizes chosen by its driver, undelivered events, and the state of each
+//! logical unit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ struct ScsiState {
 struct PendingEvents {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     waiting: Vec<ScsiEvent>,
-    /// More events were lost.
+    /// True if more events were lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     missed: bool,
 }
@@ -54,7 +54,7 @@ pub(crate) fn save(device: &VirtioScsi) -> String {
     })
 }
 
-/// Logical units that the state does not list are left alone: the operator decides whether they belong there.
+/// Logical units that the state does not list are unchanged: the operator decides about them.
 pub(crate) fn load(device: &Arc<VirtioScsi>, text: &str) -> Result<ApplyState, String> {
     let ScsiState { sense_size, cdb_size, events, units } = state::read(text)?;
     let sizes = device.config().validate_sizes(DriverSizes { sense: sense_size, cdb: cdb_size })?;

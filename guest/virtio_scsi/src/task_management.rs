@@ -1,6 +1,6 @@
-//! Path of task management functions to the request queues. Each request queue that is running processes a function
-//! on its own worker: it aborts the commands that match, and reports when their completions are visible to the
-//! driver. The function is done with the last report, which wakes its sender.
+//! Path of task management functions to the request queues. Each running request queue processes a function on its own
+//! worker: it aborts matching commands, and reports when their completions are visible to the driver. The function is
+//! done with the last report, which wakes its sender.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use mqblk_core::lock::lock;
 use mqblk_core::{DiskSlot, Wake};
 
-/// Commands that a task management function applies to.
+/// The commands of a task management function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TmfScope {
     /// The command with this identifier, of the logical unit.
@@ -24,22 +24,22 @@ pub(crate) enum TmfScope {
     Target(u8),
 }
 
-/// What a task management function does with commands that match.
+/// The action of a task management function on matching commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TmfAction {
     /// Aborts them; they complete with this response code.
     Abort(u8),
-    /// Queries whether there are any.
+    /// Queries their existence.
     Query,
 }
 
 /// A task management function.
 pub(crate) struct TaskManagement {
-    /// Commands that it applies to.
+    /// Its commands.
     pub scope: TmfScope,
-    /// What it does with them.
+    /// Its action.
     pub action: TmfAction,
-    /// A command matched.
+    /// True if a command matched.
     matched: AtomicBool,
     /// Number of queues that have not reported, plus one for the sender while it submits.
     pending: AtomicUsize,

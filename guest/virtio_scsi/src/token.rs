@@ -6,7 +6,7 @@ use mqblk_memory::{Buffer, BufferPool};
 use crate::request_chain::ResponseBuffer;
 use crate::task_management::TaskManagement;
 
-/// Token of a command: what its completion needs.
+/// Token of a command, with the data for its completion.
 #[derive(Debug)]
 pub struct ScsiToken(pub(crate) TokenKind);
 
@@ -16,8 +16,8 @@ pub(crate) enum TokenKind {
     Command(CommandState),
 }
 
-/// State of a READ or WRITE that transfers the whole of its buffer, which has the place of its response too: what most commands are. The rest is
-/// [known](CommandState::of_transfer) from the buffer.
+/// State of a READ or WRITE that transfers its whole buffer, which also has its response: the most frequent command.
+/// The rest is [derived](CommandState::of_transfer) from the buffer.
 #[derive(Debug)]
 pub(crate) struct TransferState {
     /// The driver's identifier of the command.
@@ -46,9 +46,9 @@ pub(crate) struct CommandState {
     /// Task management functions that match it, one bit each.
     pub(crate) abort_marks: u16,
     pub(crate) target: u8,
-    /// The command has a data-in buffer.
+    /// True if the command has a data-in buffer.
     pub(crate) has_data_in: bool,
-    /// The queue has further state of it: see [`request_queue`](mod@crate::request_queue).
+    /// True if the queue has further state of it: see [`request_queue`](mod@crate::request_queue).
     pub(crate) is_multi_step: bool,
     /// Operation of the disk request.
     pub(crate) op: Op,
@@ -63,7 +63,7 @@ impl ScsiToken {
         }
     }
 
-    /// Marks the command as matched by the task management function in this place.
+    /// Marks the command as matched by the task management function at this index.
     pub(crate) fn mark(&mut self, at: usize) {
         let (TokenKind::Transfer(TransferState { abort_marks, .. })
         | TokenKind::Command(CommandState { abort_marks, .. })) = &mut self.0;

@@ -1,4 +1,4 @@
-//! The controller as a transport sees it.
+//! The controller for a transport.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -44,7 +44,7 @@ impl<C: GuestContext> VirtioDevice<C> for VirtioScsi {
 
     fn driver_started(&self, resumed: bool) {
         if resumed {
-            // Before any queue starts: one that the driver has not used yet may be the first.
+            // Before any queue starts: the first one may be unused by the driver so far.
             self.resume_initiator();
         } else {
             for unit in self.lun_map().iter() {

@@ -49,7 +49,7 @@ pub(crate) struct RequestQueue {
     pub(crate) multi_step: MultiStepCommands,
     tmf_mailbox: Arc<TmfMailbox>,
     active_tmfs: [Option<ActiveTmf>; MAX_ACTIVE_TMFS],
-    /// Number of those in use.
+    /// Number of active functions.
     active_tmf_count: usize,
 }
 
@@ -124,7 +124,7 @@ impl RequestQueue {
         }
     }
 
-    /// Pulls one batch. Returns how many requests were taken, and true if more are waiting.
+    /// Pulls one batch. Returns the number of taken requests, and true if more are waiting.
     #[inline]
     fn try_pull<I: Intake<ScsiToken, Buffer>>(
         &mut self,
@@ -237,7 +237,7 @@ impl RequestQueue {
             }
             CommandAction::Overrun => {
                 pool.release(data);
-                // Nothing is transferred, and nothing is left over: only the response is written.
+                // Nothing is transferred, and there is no residual: only the response is written.
                 let token = CommandState { has_data_in: false, ..token };
                 self.complete(pool, token, b::VIRTIO_SCSI_S_OVERRUN, &CommandCompletion::good(data_in + data_out));
                 into.completed_locally(false);
@@ -418,7 +418,7 @@ impl RequestQueue {
         }
     }
 
-    /// All responses so far are visible: reports task management functions with no commands left.
+    /// Called when all responses so far are visible: reports task management functions without commands left.
     #[inline]
     pub(crate) fn published(&mut self) {
         self.multi_step.published();
@@ -462,13 +462,13 @@ impl RequestQueue {
         Ok(())
     }
 
-    /// Pulls all requests from the ring: a command that was there before a task management function is subject to it.
+    /// Pulls all requests from the ring: a command that precedes a task management function is subject to it.
     fn pull_all<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
         into: &mut I,
     ) -> Result<(), VirtqueueError> {
-        // A driver cannot have more outstanding than the ring's size, so this ends even if the driver adds more.
+        // A driver cannot have more outstanding than the ring's size, so this ends even if the driver adds requests.
         let mut left = usize::from(self.ring.device.size());
         while left > 0 && self.try_pull(pool, into)?.1 && into.room() > 0 {
             left = left.saturating_sub(MAX_BATCH);

@@ -43,7 +43,7 @@ struct BounceSlot {
 /// A blocked command, between two steps.
 struct BlockedCommand {
     token: CommandState,
-    /// The step that found no private memory, with the bytes it writes; `None`: the command itself waits.
+    /// The step that found no private memory, with its bytes to write; `None`: the command itself waits.
     step: Option<(NextStep, Vec<u8>)>,
 }
 
@@ -53,7 +53,8 @@ pub(crate) struct MultiStepCommands {
     /// Scratch memory lent to a step.
     scratch: Vec<u8>,
     bounce_pool: Option<BouncePool>,
-    /// States of the commands in flight, by the heads of their chains. Not in their tokens, which all commands would pay for.
+    /// States of the commands in flight, by the heads of their chains. Not in their tokens, which would grow for all
+    /// commands.
     states: HashMap<u16, MultiStepState>,
     blocked: VecDeque<BlockedCommand>,
     /// Commands that have ended, with their range locks, until their responses are visible: see [`end`](Self::end).
@@ -61,9 +62,9 @@ pub(crate) struct MultiStepCommands {
 }
 
 impl MultiStepCommands {
-    /// Ends a command and releases its data. The range lock is kept until its response is [visible](Self::published):
-    /// a command that saw what this one wrote, and completed first, would be undone if the process died then and this
-    /// one was replayed.
+    /// Ends a command and releases its data. The range lock is kept until its response is [visible](Self::published): a
+    /// command that saw this one's data and completed first would be undone if the process died and this one was
+    /// replayed.
     fn end(&mut self, pool: &mut BufferPool, token: &mut CommandState) {
         let Some(MultiStepState { command, data, .. }) = self.take_state(token) else { return };
         if let Some(data) = data {
@@ -85,7 +86,7 @@ impl MultiStepCommands {
         self.state(token).is_some_and(|state| state.command.is_before_range_lock())
     }
 
-    /// Releases ended commands: all responses so far are visible.
+    /// Releases ended commands, when all responses so far are visible.
     #[inline]
     pub(crate) fn published(&mut self) {
         if !self.ended.is_empty() {
@@ -240,7 +241,7 @@ impl RequestQueue {
         self.issue_step(pool, token, next, None, into);
     }
 
-    /// Starts one step. `filled`: the bytes to write, if the scratch memory does not hold them any more.
+    /// Starts one step. `filled`: the bytes to write, if the scratch memory no longer holds them.
     fn issue_step<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,

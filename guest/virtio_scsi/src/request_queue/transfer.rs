@@ -1,4 +1,5 @@
-//! READ and WRITE commands of the usual layout, which are admitted in one step: most commands. Anything else takes the way of all commands.
+//! READ and WRITE commands of the usual layout, which are admitted in one step: the most frequent ones. All others take
+//! the general path.
 
 use mqblk_core::{DiskSlot, Intake, Op};
 use mqblk_memory::{Buffer, LeaseAccess};
@@ -11,9 +12,9 @@ use crate::lun_map::LunMap;
 use crate::request_chain::TransferChain;
 use crate::token::{ScsiToken, TokenKind, TransferState};
 
-/// The logical unit that was looked up last: most commands go to the same one.
+/// The logical unit of the last lookup: most commands go to the same one.
 struct KnownUnit {
-    /// A field of zeroes names none.
+    /// Zeroes: none.
     field: u64,
     target: u8,
     slot: DiskSlot,
@@ -56,7 +57,7 @@ fn admit_transfer<I: Intake<ScsiToken, Buffer>>(
     Some(())
 }
 
-/// Admits READ and WRITE commands of the usual layout, up to the first chain that is anything else. Returns how many.
+/// Admits READ and WRITE commands of the usual layout, up to the first other chain. Returns their number.
 #[inline]
 pub(crate) fn admit_transfers<I: Intake<ScsiToken, Buffer>>(
     ring: &impl UsualChains,

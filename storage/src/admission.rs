@@ -1,4 +1,4 @@
-//! Checks that every backend makes before it starts a request, so that the same request has the same outcome everywhere.
+//! Checks of every backend before it starts a request, so that a request has the same outcome everywhere.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,8 +14,8 @@ pub(crate) const INVALID: Outcome = Outcome::Failed(Errno::INVAL);
 /// The kernel's EFAULT: the outcome of a request whose guest memory was lost.
 pub(crate) const FAULT: Outcome = Outcome::Failed(Errno::FAULT);
 
-/// The maximum data transfer that backends report. It is the kernel's own bound for one system call (`MAX_RW_COUNT`, just below 2 GiB)
-/// rounded down to a power of two; longer requests work too.
+/// The maximum data transfer that backends report. It is the kernel's bound for one system call (`MAX_RW_COUNT`, just
+/// below 2 GiB) rounded down to a power of two; longer requests work too.
 pub(crate) const MAX_TRANSFER: ByteLen = ByteLen(1 << 30);
 
 /// Returns the outcome of a request that is invalid for a disk of this geometry, or that is a no-op. `None`: proceed.

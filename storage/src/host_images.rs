@@ -1,4 +1,4 @@
-//! Images of the host: which files can be one, and with which flags they are opened.
+//! Images of the host: valid file types, and the flags of opening.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
@@ -22,7 +22,7 @@ impl ImageOpener for HostImages {
 /// Returns the flags of open(2) for an image of this type, besides those of reading and writing.
 ///
 /// # Errors
-/// If a file of this type is no image.
+/// If a file of this type cannot be an image.
 pub fn image_flags(what: FileType, access: ImageAccess) -> Result<i32, ImageOpenError> {
     if !what.is_file() && !what.is_block_device() {
         return Err(ImageOpenError::NotAnImage(file_type_name(what).to_owned()));

@@ -1,4 +1,4 @@
-//! The keys that several backends have.
+//! Keys of several backends.
 
 use mqblk_core::settings::Key;
 
@@ -27,7 +27,7 @@ pub(crate) static DISCARD: Key = Key::words("discard", &["unmap", "ignore"])
     .default("unmap")
     .about("whether discarded space is given back to the host: unmap, or ignore", "");
 
-/// `lock` of an image that may be open at two hosts.
+/// `lock` of an image that may be open on two hosts.
 pub(crate) static LOCK: Key =
     Key::words("lock", &["exclusive", "shared-migration", "off"]).placeholder("MODE").default("exclusive").about(
         "what keeps a second writer out: exclusive, shared-migration (held while queues run), or off",
@@ -36,6 +36,6 @@ pub(crate) static LOCK: Key =
          [the image's exclusive lock](storage/rbd.md#one-writer).",
     );
 
-/// `threads` of a disk that has threads of its own.
+/// `threads` of a disk with its own threads.
 pub(crate) static THREADS: Key =
     Key::number("threads", 1, 64).default("8").about("requests that are with the image at once", "");

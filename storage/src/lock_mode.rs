@@ -1,4 +1,4 @@
-//! `lock=`: what keeps a second writer out.
+//! `lock=`: exclusion of a second writer.
 
 use mqblk_core::settings::{SettingError, Settings};
 

@@ -1,4 +1,4 @@
-//! Who is told what happens to a disk's storage, and what is counted of it.
+//! Notifications and statistics of a disk's storage.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -8,11 +8,12 @@ use mqblk_core::counters::ConnectionCounters;
 use mqblk_core::lock::lock;
 use mqblk_core::{ConnectionStats, DiskObserver};
 
-/// A disk's observer, what it was told, and the statistics of its connections. Kept by backends that have something to say:
-/// [`Disk::observe`](mqblk_core::Disk::observe) calls [`set`](Self::set), [`Disk::connections`](mqblk_core::Disk::connections)
-/// [`stats`](Self::stats).
+/// A disk's observer, its state, and the statistics of its connections. For backends with notifications:
+/// [`Disk::observe`](mqblk_core::Disk::observe) calls [`set`](Self::set),
+/// [`Disk::connections`](mqblk_core::Disk::connections) [`stats`](Self::stats).
 ///
-/// A disk has a connection for each channel. It is lost with the first that is lost, and restored when one is made and no other is lost.
+/// A disk has a connection for each channel. The disk's connection counts as lost with the first loss, and as restored
+/// when one is made and no other is lost.
 #[derive(Default)]
 pub struct Observers(Mutex<ObservedState>);
 
@@ -21,7 +22,7 @@ struct ObservedState {
     observer: Option<Arc<dyn DiskObserver>>,
     /// Connections that are lost.
     lost: usize,
-    /// Why the first of them was, and when, until it is restored.
+    /// Reason and time of the first loss, until it is restored.
     why: Option<(String, Instant)>,
     /// Without the bytes of `traffic`.
     counters: ConnectionCounters,
@@ -68,7 +69,7 @@ impl Observers {
         lock(&self.0)
     }
 
-    /// Sets the observer, and tells it at once if a connection is lost.
+    /// Sets the observer, and notifies it at once if a connection is lost.
     pub fn set(&self, observer: Arc<dyn DiskObserver>) {
         let mut state = self.lock();
         if let Some((why, _)) = &state.why {
@@ -77,7 +78,7 @@ impl Observers {
         state.observer = Some(observer);
     }
 
-    /// The storage may have another size.
+    /// Reports that the storage may have another size.
     pub fn size_changed(&self) {
         if let Some(observer) = &self.lock().observer {
             observer.size_changed();
@@ -105,14 +106,14 @@ impl Observers {
         change(&mut self.lock().counters);
     }
 
-    /// Counts a connection that was lost, or an attempt to connect that failed, as `change` says.
+    /// Counts a lost connection or a failed attempt to connect by `change`.
     pub fn failure(&self, why: &str, change: impl FnOnce(&mut ConnectionCounters)) {
         let mut state = self.lock();
         state.last_failure = Some(why.to_owned());
         change(&mut state.counters);
     }
 
-    /// Counts an error of the storage's own.
+    /// Counts an error of the storage.
     pub fn error(&self, what: &str) {
         let mut state = self.lock();
         state.last_error = Some(what.to_owned());
@@ -132,7 +133,7 @@ impl Observers {
         }
     }
 
-    /// A connection is lost, until the value is dropped.
+    /// Records a lost connection, until the value is dropped.
     #[must_use = "the connection counts as lost until this is dropped"]
     pub fn connection_lost(self: &Arc<Self>, why: &str) -> LostConnection {
         let mut state = self.lock();
@@ -147,7 +148,7 @@ impl Observers {
         LostConnection(Arc::clone(self))
     }
 
-    /// A connection was made, and no longer counts as lost.
+    /// Records a new connection, which no longer counts as lost.
     pub fn connection_made(&self) {
         let mut state = self.lock();
         if state.lost == 0
@@ -179,7 +180,7 @@ impl Drop for LostConnection {
 pub(crate) mod tests {
     use super::*;
 
-    /// Writes down what it is told.
+    /// Records its notifications.
     #[derive(Debug, Default)]
     pub(crate) struct Log(Mutex<Vec<String>>);
 

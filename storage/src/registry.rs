@@ -1,4 +1,4 @@
-//! The storage backends that a user can name: one line each.
+//! The storage backends for users: one line each.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use mqblk_uring::UringContext;
 
 use crate::host_images::HostImages;
 
-/// Opens a disk and takes the backend's keys out of the settings. Other keys stay. Files are opened by the image opener only.
+/// Opens a disk and removes the backend's keys from the settings. Other keys stay. Only the image opener opens files.
 type Opener = fn(&mut Settings, &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError>;
 
-/// A backend: its name, opener and keys, and the schemes of `path` that choose it.
+/// A backend: its name, opener and keys, and its schemes of `path`.
 type Backend = (&'static str, Opener, &'static [&'static Key], &'static [&'static str]);
 
 #[rustfmt::skip] // one line each, below its feature
@@ -49,21 +49,21 @@ const UNIT_TEST_BACKENDS: &[(&str, Opener)] = &[];
 /// The names of the backends that exist for tests.
 pub const TEST_KINDS: &[&str] = &["blocking", "fault"];
 
-/// Returns the names of the backends that a user is offered.
+/// Returns the names of the backends for users.
 pub fn backend_names() -> impl ExactSizeIterator<Item = &'static str> {
     BACKENDS.iter().map(|(kind, ..)| *kind)
 }
 
-/// Returns the backends that a user is offered, each with its keys.
+/// Returns the backends for users, each with its keys.
 pub fn backend_keys() -> impl ExactSizeIterator<Item = (&'static str, &'static [&'static Key])> {
     BACKENDS.iter().map(|(name, _, keys, _)| (*name, *keys))
 }
 
-/// Returns the backend that a `path` chooses by its scheme; `None` if it is a path of the file system. A file whose name looks like a URI is
-/// given as `./NAME`.
+/// Returns the backend of a `path` by its scheme; `None` if it is a path of the file system. A file whose name looks
+/// like a URI is given as `./NAME`.
 ///
 /// # Errors
-/// Returns what was found and what is expected, when no backend has the scheme.
+/// When no backend has the scheme: the found and the expected value.
 pub fn backend_of_path(path: &str) -> Result<Option<&'static str>, (String, String)> {
     let Some((scheme, rest)) = path.split_once(':') else { return Ok(None) };
     let is_scheme = scheme.starts_with(|first: char| first.is_ascii_alphabetic())
@@ -81,7 +81,7 @@ pub fn backend_of_path(path: &str) -> Result<Option<&'static str>, (String, Stri
     }
 }
 
-/// Opens the disk that `settings` describe with the backend `kind`, and files with the rights of this process.
+/// Opens the disk of `settings` with the backend `kind`, and files with the rights of this process.
 ///
 /// # Errors
 /// As [`open_with`].
@@ -90,8 +90,8 @@ pub fn open(kind: &str, settings: &mut Settings) -> Result<Arc<dyn Disk<UringCon
     open_with(kind, settings, &opener)
 }
 
-/// Opens the disk that `settings` describe with the backend `kind`, and files by `opener`, now and later. The backend's own keys are taken
-/// out of `settings`; the remaining ones are for others, or unknown.
+/// Opens the disk of `settings` with the backend `kind`, and files by `opener`, now and later. Removes the backend's
+/// own keys from `settings`; the remaining ones belong to others, or are unknown.
 ///
 /// # Errors
 /// When there is no such backend, a setting does not fit, or the host refuses.

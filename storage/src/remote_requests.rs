@@ -1,4 +1,5 @@
-//! The requests of a channel that other threads carry out: they go out as [`RemoteIo`]s and come back through the worker's port.
+//! The requests of a channel that other threads execute: they leave as [`RemoteIo`]s and return through the worker's
+//! port.
 
 use mqblk_core::{ByteLen, ByteOffset, Completion, Geometry, Op, Outcome, Request, Tag};
 use mqblk_memory::Buffer;
@@ -9,9 +10,9 @@ use crate::admission;
 /// Most requests in a channel.
 pub(crate) const MAX_INFLIGHT: usize = 1024;
 
-/// A request that is handed out, without its buffer.
+/// A request handed out, without its buffer.
 pub(crate) struct RemoteRequest {
-    /// Below [`MAX_INFLIGHT`]; no other request has it until this one has come back.
+    /// Below [`MAX_INFLIGHT`]; no other request has it until this one has returned.
     pub(crate) index: u32,
     pub(crate) op: Op,
     pub(crate) start: ByteOffset,
@@ -19,11 +20,11 @@ pub(crate) struct RemoteRequest {
     pub(crate) tag: Tag,
 }
 
-/// What must be known of a request to complete it.
+/// A submitted request's data for its completion.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Submitted {
     tag: Tag,
-    /// Bytes that are reported when it succeeds.
+    /// Bytes reported on success.
     pub(crate) transferred: ByteLen,
     pub(crate) op: Op,
 }
@@ -55,8 +56,8 @@ impl RemoteRequests {
         }
     }
 
-    /// Takes what there is room for from `batch`, on a disk of `size` bytes: hands each request to `hand_out`, or completes one that is not to
-    /// be carried out. Returns how many were taken.
+    /// Takes requests from `batch`, as far as there is room, on a disk of `size` bytes: passes each request to
+    /// `hand_out`, or completes one that must not be executed. Returns the number of taken requests.
     pub(crate) fn submit(
         &mut self,
         context: &mut UringContext,
@@ -110,7 +111,7 @@ impl RemoteRequests {
         }
     }
 
-    /// Returns the outcome of a request that is not to be carried out.
+    /// Returns the outcome of a request that must not be executed.
     fn refusal(&self, context: &UringContext, request: &Request<Buffer>) -> Option<Outcome> {
         if let Some(outcome) = admission::check_request(&self.geometry, request) {
             return Some(outcome);
@@ -124,7 +125,7 @@ impl RemoteRequests {
         }
     }
 
-    /// Collects what has come back; `outcome` says what a result means. Returns how many there were.
+    /// Collects returned requests; `outcome` maps results. Returns their number.
     pub(crate) fn reap(
         &mut self,
         context: &mut UringContext,

@@ -1,4 +1,4 @@
-//! A worker's channel to blocking storage: queues requests for the threads, and collects what they complete.
+//! A worker's channel to blocking storage: queues requests for the threads, and collects their completions.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(super) struct BlockingChannel {
     number: u64,
     size: Arc<DiskSize>,
     requests: RemoteRequests,
-    /// The batch that is being made; kept for its capacity.
+    /// The batch in preparation; kept for its capacity.
     batch: Vec<QueuedRequest>,
 }
 
@@ -63,7 +63,7 @@ impl DiskChannel<UringContext> for BlockingChannel {
     }
 
     fn cancel(&mut self, _context: &mut UringContext, tags: &[Tag], _completions: &mut Vec<Completion<Buffer>>) {
-        // They come back through the port, like all others.
+        // Cancelled requests return through the port, like all others.
         self.queue.cancel(self.number, tags);
     }
 

@@ -1,15 +1,15 @@
-//! A disk on any storage whose calls block: a few threads make the calls, the workers do not.
+//! A disk on any storage whose calls block: a few threads make the calls instead of the workers.
 //!
-//! Implement [`BlockingStorage`] and give it to [`open`]. Requests wait in one queue for all workers; each thread takes one, calls the storage
-//! with a buffer of its own, and completes it. The data is copied between that buffer and guest memory once. What that costs against the
-//! worker's own ring: a copy, and two wakeups of a thread where no other request keeps it busy.
+//! Implement [`BlockingStorage`] and give it to [`open`]. Requests wait in one queue for all workers; each thread takes
+//! one, calls the storage with its own buffer, and completes it. The data is copied once between that buffer and guest
+//! memory. Cost against the worker's own ring: a copy, and two wakeups of a thread unless other requests keep it busy.
 //!
 //! | contract | how it is kept |
 //! |---|---|
 //! | no method of a channel blocks on storage | requests are only queued; the queue's lock is never held during a call |
 //! | back-pressure | a channel takes at most 1024 requests, and no more than the worker's in-flight table has room for |
-//! | cancellation | a request that no thread has taken ends at once; one that a thread has ends as it does |
-//! | drain | a thread completes what it has, however long the call takes; guest memory stays mapped until then |
+//! | cancellation | a request that no thread has taken ends at once; one that a thread has taken ends with its call |
+//! | drain | a thread completes its request, however long the call takes; guest memory stays mapped until then |
 //! | flush | covers every write that was completed before the flush was submitted: each was returned from `write_at` |
 //!
 //! [`plain_file`] is the example: `storage=blocking`, a file by plain system calls, for tests.
@@ -31,25 +31,25 @@ use pool::ThreadPool;
 
 pub use plain_file::open as open_plain_file;
 
-/// Longest range that is zeroed by one request, to bound the time that it takes a thread: zeroes may have to be written.
+/// Longest range that is zeroed by one request, to bound the time of a thread: zeroes may have to be written.
 const MAX_ZEROES: ByteLen = ByteLen(32 << 20);
 
 /// Storage whose calls may block. Called by several threads at once; ranges lie on the disk and are aligned to its logical blocks.
 pub trait BlockingStorage: Send + Sync + 'static {
-    /// Returns how large the storage is now.
+    /// Returns the current size of the storage.
     ///
     /// # Errors
-    /// When it does not say.
+    /// When it does not report it.
     fn size(&self) -> io::Result<ByteLen>;
 
-    /// Fills `bytes`, all of it.
+    /// Fills all of `bytes`.
     ///
     /// # Errors
-    /// When a byte cannot be read. The errno goes to the guest interface: `Unsupported`, `StorageFull` and `ReadOnlyFilesystem` have outcomes
-    /// of their own.
+    /// When a byte cannot be read. The errno goes to the guest interface: `Unsupported`, `StorageFull` and
+    /// `ReadOnlyFilesystem` have their own outcomes.
     fn read_at(&self, bytes: &mut [u8], at: ByteOffset) -> io::Result<()>;
 
-    /// Writes `bytes`, all of it. It need not be durable before [`flush`](Self::flush).
+    /// Writes all of `bytes`. The data need not be durable before [`flush`](Self::flush).
     ///
     /// # Errors
     /// When a byte cannot be written.
@@ -58,10 +58,10 @@ pub trait BlockingStorage: Send + Sync + 'static {
     /// Makes durable all writes that have returned.
     ///
     /// # Errors
-    /// When the storage cannot promise it.
+    /// When the storage cannot guarantee it.
     fn flush(&self) -> io::Result<()>;
 
-    /// Forgets the content of a range. Called only if [`BlockingOptions::discard`] says that it works.
+    /// Forgets the content of a range. Called only with [`BlockingOptions::discard`].
     ///
     /// # Errors
     /// When it cannot be discarded.
@@ -69,7 +69,7 @@ pub trait BlockingStorage: Send + Sync + 'static {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Zeroes a range. `may_unmap`: its space may be released. By default zeroes are written.
+    /// Zeroes a range. `may_unmap`: its space may be released. The default implementation writes zeroes.
     ///
     /// # Errors
     /// When a byte cannot be zeroed.
@@ -84,7 +84,7 @@ pub trait BlockingStorage: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Gives the storage another size. What a larger one has more reads as zeroes. Called by control threads.
+    /// Resizes the storage. The added part of a larger one reads as zeroes. Called by control threads.
     ///
     /// # Errors
     /// When it cannot have that size.
@@ -93,7 +93,7 @@ pub trait BlockingStorage: Send + Sync + 'static {
     }
 }
 
-/// The threads of a disk whose calls may block, for a backend that has other properties than [`open`] gives a disk.
+/// The threads of a disk whose calls may block, for a backend whose properties differ from those of [`open`].
 pub(crate) struct BlockingThreads(ThreadPool);
 
 impl BlockingThreads {
@@ -114,16 +114,16 @@ impl BlockingThreads {
     }
 }
 
-/// How a disk on blocking storage looks.
+/// Options of a disk on blocking storage.
 #[derive(Clone, Debug)]
 pub struct BlockingOptions {
-    /// Threads that call the storage, at least 1: how many requests it works on at once.
+    /// Threads that call the storage, at least 1: its concurrent requests.
     pub threads: u32,
-    /// The geometry. Its size is asked of the storage.
+    /// The geometry. The storage's size replaces its size.
     pub geometry: Geometry,
-    /// What discard can do; `None`: nothing.
+    /// Limits of discard; `None`: not supported.
     pub discard: Option<DiscardLimits>,
-    /// Data that was written can be lost before a flush.
+    /// True if written data can be lost before a flush.
     pub volatile_cache: bool,
     /// The settings in force, for `--print-config`, without `threads`.
     pub resolved: Vec<(&'static str, String)>,
@@ -132,7 +132,7 @@ pub struct BlockingOptions {
 /// Opens a disk on `storage` and starts its threads.
 ///
 /// # Errors
-/// When the storage does not say how large it is, or the host refuses a thread.
+/// When the storage does not report its size, or the host refuses a thread.
 pub fn open(
     storage: Box<dyn BlockingStorage>,
     options: BlockingOptions,

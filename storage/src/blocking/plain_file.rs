@@ -1,7 +1,7 @@
 //! `storage=blocking`: a file by plain system calls on threads. For tests, and the example of a backend on blocking storage.
 //!
-//! It is not offered to users: io_uring calls file systems that cannot wait asynchronously from threads of the kernel's own, which costs less
-//! than this does.
+//! It is not offered to users: for file systems that cannot wait asynchronously, io_uring uses the kernel's own
+//! threads, which cost less.
 //!
 //! | setting | default | meaning |
 //! |---|---|---|
@@ -25,7 +25,7 @@ use super::{BlockingOptions, BlockingStorage};
 use crate::admission;
 use crate::keys::{PATH, READONLY, THREADS};
 
-/// Longest range that is discarded at once.
+/// Longest range of one discard.
 const MAX_DISCARD: ByteLen = ByteLen(1 << 30);
 
 /// Opens a file.

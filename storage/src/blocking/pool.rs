@@ -1,4 +1,4 @@
-//! The threads that call the storage, and the queue that they take requests from.
+//! The threads that call the storage, and their queue of requests.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,9 +19,9 @@ use super::BlockingStorage;
 
 /// Most bytes of a call to the storage, and size of a thread's buffer; longer requests take several calls.
 const BOUNCE_LEN: usize = 1 << 20;
-/// Alignment of a thread's buffer in bytes: that of a page, which is enough for direct I/O on any storage.
+/// Alignment of a thread's buffer in bytes: a page, enough for direct I/O on any storage.
 const BOUNCE_ALIGN: usize = 4096;
-/// How long a disk that is closed waits for a call that hangs. Its thread ends when the call returns.
+/// Longest wait of a closing disk for a call that hangs. Its thread ends when the call returns.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 const EIO: i32 = 5;
@@ -69,7 +69,7 @@ impl RequestQueue {
         self.channels.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Queues a batch and wakes as many threads as it needs.
+    /// Queues a batch and wakes the threads that it needs.
     pub(super) fn submit(&self, batch: &mut Vec<QueuedRequest>) {
         let count = batch.len();
         let mut state = self.lock();
@@ -79,7 +79,7 @@ impl RequestQueue {
         (0..wake).for_each(|_| self.available.notify_one());
     }
 
-    /// Ends the requests of a channel that no thread has taken and whose tags, which are in order, are chosen.
+    /// Ends a channel's requests of these tags, which are in order, that no thread has taken.
     pub(super) fn cancel(&self, channel: u64, tags: &[Tag]) {
         let mut cancelled = Vec::new();
         let mut state = self.lock();
@@ -94,7 +94,7 @@ impl RequestQueue {
         cancelled.into_iter().for_each(|request| request.io.complete(-ECANCELED));
     }
 
-    /// The next request; `None` when the queue is closed and empty.
+    /// Returns the next request; `None` when the queue is closed and empty.
     fn take(&self) -> Option<QueuedRequest> {
         let mut state = self.lock();
         loop {
@@ -216,7 +216,7 @@ fn transfer(storage: &dyn BlockingStorage, request: &QueuedRequest, bounce: &mut
     Ok(())
 }
 
-/// The errno that says what an error is.
+/// Returns the errno of an error.
 fn errno(error: &io::Error) -> i32 {
     match (error.raw_os_error(), error.kind()) {
         (Some(errno), _) if errno > 0 => errno,

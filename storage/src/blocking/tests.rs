@@ -60,7 +60,7 @@ struct Gate {
 #[derive(Default)]
 struct GateState {
     closed: bool,
-    /// Calls that wait at the gate, and the most there ever were.
+    /// Calls that wait at the gate, and their maximum.
     waiting: usize,
     most: usize,
     calls: usize,
@@ -143,7 +143,7 @@ fn requests_that_no_thread_has_are_cancelled_at_once() {
             gate.wait_for(3);
             (0..40).collect()
         }
-        // Those that were not cancelled succeed from here on.
+        // Requests that were not cancelled succeed from here on.
         5 => {
             gate.set_closed(false);
             vec![]
@@ -185,7 +185,7 @@ fn errors_and_panics_fail_the_request_and_nothing_else() {
     worker.close();
 }
 
-/// A worker that ends while a thread has a request waits for it: the thread finds the guest's memory as it was.
+/// A worker that ends while a thread has a request waits for it: the thread finds the guest's memory unchanged.
 #[test]
 fn a_worker_that_ends_waits_for_the_threads() {
     let (gate, disk) = gated(1);

@@ -61,7 +61,7 @@ pub fn some_of_many(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>) 
         let (when, share) = (random.random_range(0..4), random.random_range(0.1..=1.0));
         let cancelled = RefCell::new(HashSet::new());
         let results = worker.run_and_cancel(&requests, |turn| {
-            // In two steps, the second of which repeats some of the first.
+            // In two steps; the second repeats some of the first.
             if turn != when && turn != when + 1 {
                 return vec![];
             }

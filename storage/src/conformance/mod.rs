@@ -29,7 +29,7 @@ pub use worker::{TestRequest, TestResult, TestWorker};
 pub struct TestTarget<'a> {
     /// The backend's name in the registry.
     pub kind: &'a str,
-    /// Its settings, without `readonly`. The disk must have between 2 and 64 MiB; what is on it is lost.
+    /// Its settings, without `readonly`. The disk must have between 2 and 64 MiB; its content is lost.
     pub settings: &'a [(&'a str, &'a str)],
     /// True if a read returns the written data.
     pub keeps_data: bool,

@@ -40,7 +40,7 @@ fn ranges(size: u64, block: u64) -> Vec<(u64, u64, Outcome)> {
     ]
 }
 
-/// Returns a request on a range; data requests carry one block of memory, whatever the range is.
+/// Returns a request on a range; data requests have one block of memory for any range.
 fn request(op: Op, start: u64, len: u64, block: u64) -> TestRequest {
     let segments = op.has_data().then(|| vec![(0, block as u32)]);
     TestRequest { op, start, len, segments }

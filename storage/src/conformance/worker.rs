@@ -124,8 +124,8 @@ impl TestWorker {
         self.run_and_cancel(requests, |_| vec![])
     }
 
-    /// Like [`run`](Self::run); before each turn of the ring the requests are cancelled whose indices `cancel` returns, given the turn's
-    /// number.
+    /// Like [`run`](Self::run); before each turn of the ring, the requests whose indices `cancel` returns for the
+    /// turn's number are cancelled.
     ///
     /// # Panics
     /// As [`run`](Self::run).
@@ -248,7 +248,7 @@ impl TestWorker {
         assert_eq!(self.channel.outstanding(), 0);
         self.channel.close(&mut self.context);
         drop(self.channel);
-        // What the channel had in flight without a request, such as a receive from its server, is cancelled.
+        // Operations of the channel without a request, for example a receive from its server, are cancelled.
         let deadline = Instant::now() + RUN_TIMEOUT;
         while self.context.busy() > 0 && Instant::now() < deadline {
             self.context.turn(Wait::AtMost(Duration::from_millis(1)));

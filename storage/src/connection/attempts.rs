@@ -1,4 +1,4 @@
-//! The thread that connects, and what it shares with the worker.
+//! The thread that connects, and its state shared with the worker.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,11 +12,11 @@ use mqblk_uring::RemoteWaker;
 
 use super::{ConnectionOptions, Connector};
 
-/// Result of the attempts since it was last asked for.
+/// Result of the attempts since the last query.
 pub(super) enum AttemptResult<S> {
     /// Nothing new.
     Pending,
-    /// The last one has failed, for this reason. Others follow.
+    /// The last one has failed, for this reason. More follow.
     Failed(String),
     Connected(S),
 }
@@ -29,7 +29,7 @@ struct Shared<S> {
 struct AttemptState<S> {
     session: Option<S>,
     error: Option<String>,
-    /// Nobody wants a session any more.
+    /// True if no session is wanted any more.
     abandoned: bool,
 }
 
@@ -43,7 +43,7 @@ impl<S> Shared<S> {
 pub(super) struct Attempts<S>(Arc<Shared<S>>);
 
 impl<S: Send + 'static> Attempts<S> {
-    /// Starts the first one after a pause. The waker is used after each.
+    /// Starts the first one after a pause. Each one ends with a use of the waker.
     pub(super) fn start<C>(
         connector: &Arc<C>,
         options: ConnectionOptions,
@@ -115,7 +115,7 @@ fn connect<C: Connector>(
     }
 }
 
-/// By which a channel, or a thread that works for it, says that its connection is lost.
+/// The handle with which a channel, or its thread, reports the loss of its connection.
 #[derive(Clone, Debug)]
 pub struct ConnectionHandle(Arc<Connection>);
 
@@ -132,7 +132,8 @@ impl ConnectionHandle {
         ConnectionHandle(Arc::new(Connection { lost: AtomicBool::new(false), why: Mutex::default(), waker }))
     }
 
-    /// The connection is lost: nothing more is submitted to the channel, and it is closed when all it has outstanding has ended.
+    /// Reports the loss: nothing more is submitted to the channel, and it is closed when its outstanding requests have
+    /// ended.
     pub fn lost(&self, why: &str) {
         let mut first = lock(&self.0.why);
         if !self.0.lost.load(Ordering::Relaxed) {
@@ -143,7 +144,7 @@ impl ConnectionHandle {
         self.0.waker.wake();
     }
 
-    /// Why it is lost, if it is.
+    /// Returns the reason if it is lost.
     #[inline]
     pub(super) fn lost_because(&self) -> Option<String> {
         let lost = self.0.lost.load(Ordering::Acquire);

@@ -1,18 +1,19 @@
-//! A channel that has to connect first, and again whenever its connection is lost, while the worker goes on.
+//! A channel that connects first, and again after each loss of its connection, while the worker continues.
 //!
-//! [`ConnectingChannel`] wraps the channel of a backend. A thread of its own calls [`Connector::connect`], which may take its time; when it
-//! has a session it wakes the worker, and [`Connector::open`] makes the inner channel of it.
+//! [`ConnectingChannel`] wraps the channel of a backend. A thread of its own calls [`Connector::connect`], which may
+//! block; with a session it wakes the worker, and [`Connector::open`] makes the inner channel from it.
 //!
 //! | state | requests that are submitted |
 //! |---|---|
-//! | a first attempt to connect is under way | wait |
-//! | an attempt has failed, others follow | wait or fail: [`WhileDisconnected`] |
+//! | a first attempt to connect is running | wait |
+//! | an attempt has failed, more follow | wait or fail: [`WhileDisconnected`] |
 //! | connected | go to the inner channel |
 //! | lost, the inner channel has requests outstanding | wait until it has returned them |
 //!
-//! Requests that a lost connection leaves unfinished wait here, and are the first on the next connection. Others wait in front of the channel,
-//! in the worker's plug, as for a full ring: nothing is taken. So they are cancelled there, and when another daemon takes the queue over they
-//! are its requests. With [`WhileDisconnected::FailAfter`] they wait here, too, because somebody has to see when their time is over.
+//! Requests that a lost connection leaves unfinished wait here, and are the first on the next connection. Others wait
+//! in front of the channel, in the worker's plug, as for a full ring: nothing is taken. So they are cancelled there,
+//! and a daemon that takes the queue over also takes them. With [`WhileDisconnected::FailAfter`] they wait here too,
+//! because the channel must fail them in time.
 
 mod attempts;
 
@@ -34,28 +35,28 @@ const NOT_CONNECTED: Outcome = Outcome::Failed(Errno(107));
 
 /// The channel of a connection.
 pub trait SessionChannel: DiskChannel<UringContext> {
-    /// Returns requests that are unfinished because the connection is lost, as they were submitted: those that the kernel has released. The
-    /// others are returned by a later call, after a completion. What a request has done may be done again. A channel that ends all its
+    /// Returns requests, as submitted, that the lost connection left unfinished and the kernel has released. A later
+    /// call, after a completion, returns the others. A request's effects may be repeated. A channel that ends all its
     /// requests with an error instead need not do anything.
     fn take_unfinished(&mut self, _requests: &mut Vec<Request<Buffer>>) {}
 }
 
-/// How a backend connects.
+/// A backend's way to connect.
 pub trait Connector: Send + Sync + 'static {
     /// A connection, between [`connect`](Self::connect) and [`open`](Self::open).
     type Session: Send + 'static;
 
-    /// Connects. Called on a thread of its own and may block; it should give up at some time, so that what went wrong is reported.
+    /// Connects. Called on its own thread and may block; it should give up at some time, so that the reason is
+    /// reported.
     ///
     /// # Errors
     /// When it cannot connect now. It is called again after a pause.
     fn connect(&self) -> io::Result<Self::Session>;
 
-    /// Makes the channel of a session. Called on the worker's thread: must not block. The channel says by `connection` when the connection is
-    /// lost, and then returns all that it has outstanding, or ends it.
+    /// Makes the channel of a session. Called on the worker's thread: must not block. The channel reports the loss of
+    /// its connection by `connection`, and then returns or ends all its outstanding requests.
     ///
-    /// # Errors
-    /// When the host refuses a resource. It is treated as a failed attempt.
+    /// # Errors When the host refuses a resource. Counts as a failed attempt.
     fn open(
         self: Arc<Self>,
         session: Self::Session,
@@ -64,21 +65,21 @@ pub trait Connector: Send + Sync + 'static {
     ) -> Result<Box<dyn SessionChannel>, DiskError>;
 }
 
-/// What happens to requests that are submitted while there is no connection and an attempt to connect has failed.
+/// Handling of requests submitted without a connection after a failed attempt to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhileDisconnected {
     /// They wait. The age of the oldest one is shown by `stat` and logged (`--hang-warning-s`).
     Wait,
-    /// They fail, which the disk's error policy (`on-error`) sees.
+    /// They fail; the disk's error policy (`on-error`) applies.
     Fail,
-    /// They wait for so long since the connection was lost, then they fail until there is one.
+    /// They wait until this long after the loss of the connection, then they fail until there is one.
     FailAfter(Duration),
 }
 
-/// How a channel connects.
+/// Options of a channel's connection.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionOptions {
-    /// What requests do meanwhile.
+    /// Handling of requests meanwhile.
     pub while_disconnected: WhileDisconnected,
     /// Pause after a failed attempt. It doubles each time, up to `longest_pause`.
     pub first_pause: Duration,
@@ -87,7 +88,7 @@ pub struct ConnectionOptions {
 }
 
 impl ConnectionOptions {
-    /// Returns the pause that follows one that brought no connection; after none it is the first.
+    /// Returns the pause after one without a connection; the first one after none.
     fn pause_after(&self, pause: Duration) -> Duration {
         (pause * 2).clamp(self.first_pause, self.longest_pause)
     }
@@ -106,7 +107,7 @@ impl Default for ConnectionOptions {
 /// Most requests that wait for a connection in the channel.
 const MAX_WAITING: usize = 256;
 
-/// The inner channel, or the way to the next one.
+/// The inner channel, or the progress to the next one.
 enum State<S> {
     /// A thread tries to connect. `failed`: an attempt has failed.
     Connecting {
@@ -116,7 +117,8 @@ enum State<S> {
     Connected {
         inner: Box<dyn SessionChannel>,
         connection: ConnectionHandle,
-        /// A request was completed. Else it does not count: the next attempt waits, and requests have waited since the one before.
+        /// True if a request was completed. Otherwise the connection does not count: the next attempt waits, and
+        /// requests have waited since the previous one.
         counts: bool,
     },
     /// The connection is lost; the inner channel has requests outstanding.
@@ -136,7 +138,7 @@ pub struct ConnectingChannel<C: Connector> {
     state: State<C::Session>,
     /// While the connection is lost.
     lost: Option<LostConnection>,
-    /// Since when there is no connection that counts.
+    /// Time since which there is no connection that counts.
     disconnected: Option<Instant>,
     /// Pause before the next attempt.
     pause: Duration,
@@ -175,7 +177,7 @@ impl<C: Connector> ConnectingChannel<C> {
         })
     }
 
-    /// Looks what has become of the connection. Called after everything that can change it.
+    /// Handles changes of the connection. Called after each possible change.
     fn advance(&mut self, context: &mut UringContext) {
         match &mut self.state {
             State::Connecting { attempts, failed } => match attempts.result() {
@@ -233,7 +235,7 @@ impl<C: Connector> ConnectingChannel<C> {
         }
     }
 
-    /// Closes the inner channel of a lost connection as soon as it has returned its requests, and connects again.
+    /// Closes the inner channel of a lost connection when it has returned its requests, and connects again.
     fn end(&mut self, context: &mut UringContext) {
         if let State::Ending { inner } = &mut self.state {
             let waited = self.waiting.len();
@@ -247,7 +249,7 @@ impl<C: Connector> ConnectingChannel<C> {
         }
     }
 
-    /// Submits what waits here, if there is a connection.
+    /// Submits the requests that wait here, if there is a connection.
     fn submit_waiting(&mut self, context: &mut UringContext, completions: &mut Vec<Completion<Buffer>>) {
         if let State::Connected { inner, .. } = &mut self.state
             && !self.waiting.is_empty()
@@ -256,7 +258,7 @@ impl<C: Connector> ConnectingChannel<C> {
         }
     }
 
-    /// Takes requests of a batch to wait here, if somebody has to see when their time is over. Returns how many.
+    /// Takes requests of a batch to wait here if they must fail in time. Returns their number.
     fn keep(&mut self, batch: &mut Vec<Request<Buffer>>) -> usize {
         let keeps = matches!(self.options.while_disconnected, WhileDisconnected::FailAfter(_));
         let room = if keeps { MAX_WAITING.saturating_sub(self.waiting.len()) } else { 0 };
@@ -277,7 +279,7 @@ impl<C: Connector> ConnectingChannel<C> {
         }
     }
 
-    /// Fails requests of a batch, and those that wait here, if their time is over. Returns how many of the batch.
+    /// Fails requests of a batch, and those that wait here, if their time is over. Returns the number of the batch's.
     fn fail_late(&mut self, batch: &mut Vec<Request<Buffer>>, completions: &mut Vec<Completion<Buffer>>) -> usize {
         if self.fails_at().is_none_or(|at| Instant::now() < at) {
             return 0;
@@ -340,7 +342,7 @@ impl<C: Connector> DiskChannel<UringContext> for ConnectingChannel<C> {
     }
 
     fn reap(&mut self, context: &mut UringContext, completions: &mut Vec<Completion<Buffer>>) -> usize {
-        // What woke the worker does not matter: everything is checked.
+        // The reason for the wakeup does not matter: everything is checked.
         while context.next(self.client).is_some() {}
         let before = completions.len();
         let reaped = self.inner_mut().map_or(0, |inner| inner.reap(context, completions));
@@ -382,7 +384,7 @@ impl<C: Connector> DiskChannel<UringContext> for ConnectingChannel<C> {
         if matches!(self.state, State::Connected { .. }) {
             self.observers.count(|counters| counters.connected -= 1);
         }
-        // A thread that connects is told to stop, and not waited for.
+        // A thread that connects is notified to stop, and not waited for.
         self.state = State::Closed;
         self.lost = None;
         context.remove_client(self.client);

@@ -1,5 +1,5 @@
-//! A disk behind a socket, for tests: the smallest backend that connects, and that sends and receives on the worker's ring. Its server is a
-//! thread with a RAM disk, which can be told to end connections.
+//! A disk behind a socket, for tests: the smallest backend that connects, and that sends and receives on the worker's
+//! ring. Its server is a thread with a RAM disk, which can end connections on command.
 //!
 //! A request is 32 bytes: op, fua or may_unmap, 6 bytes of nothing, cookie, start, length; the data of a write follows. A reply is 16 bytes:
 //! errno, 4 bytes of nothing, cookie; the data of a read follows.
@@ -26,13 +26,13 @@ use crate::observers::Observers;
 const REQUEST: usize = 32;
 const REPLY: usize = 16;
 const MAX_INFLIGHT: usize = 64;
-/// EIO: how requests end whose connection is lost.
+/// EIO: the outcome of requests whose connection is lost.
 const LOST: Outcome = Outcome::Failed(Errno(5));
 /// Cookies of the two operations that a channel has in flight.
 const SEND: u64 = 0;
 const RECEIVE: u64 = 1;
 
-/// Opens `path`, a socket; `size` as the server has it.
+/// Opens `path`, a socket; `size` is the server's.
 pub(crate) fn open(
     settings: &mut Settings,
     _: &Arc<dyn ImageOpener>,
@@ -50,7 +50,7 @@ struct RemoteDisk {
     observers: Arc<Observers>,
 }
 
-/// Where the server is.
+/// Address of the server.
 struct RemoteServer {
     path: PathBuf,
     geometry: Geometry,
@@ -139,7 +139,7 @@ impl Connector for RemoteServer {
     }
 }
 
-/// What the bytes that come are.
+/// Content of the bytes being received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Receiving {
     Header,
@@ -161,14 +161,14 @@ struct RemoteChannel {
     headers: Option<BouncePool>,
     /// `None` while it is being sent.
     send_header: Option<Buffer>,
-    /// By the cookie that the server is given.
+    /// By the cookie sent to the server.
     requests: Vec<Option<Pending>>,
-    /// Requests to send, the first of which is being sent.
+    /// Requests to send; the first is being sent.
     to_send: VecDeque<usize>,
-    /// Bytes of the first one that were sent.
+    /// Sent bytes of the first one.
     sent: u64,
     receiving: Receiving,
-    /// Bytes that have come of what is being received.
+    /// Received bytes of the current part.
     received: u64,
     lost: bool,
 }
@@ -190,7 +190,7 @@ impl RemoteChannel {
         header
     }
 
-    /// Sends the first request that waits, or goes on with it.
+    /// Sends the first waiting request, or continues with it.
     fn send(&mut self, context: &mut UringContext) {
         let Some(index) = self.to_send.front().copied() else { return };
         let (Some(socket), Some(header)) = (&self.socket, self.send_header.take()) else { return };
@@ -261,7 +261,7 @@ impl RemoteChannel {
         }
         self.received += done.result as u64;
         let Some(header) = done.header else { return };
-        // The data first, then the header of the next reply, of which there may be a part.
+        // The data first, then the header of the next reply, which may be partial.
         if let Receiving::Data(index) = self.receiving {
             let len = self.requests[index].as_ref().map_or(0, |pending| pending.request.len.0);
             if self.received < len {
@@ -303,7 +303,7 @@ impl RemoteChannel {
         }
     }
 
-    /// Ends all requests as soon as their buffers are back, and the connection with them.
+    /// Ends all requests when their buffers are back, and the connection with them.
     fn lose(&mut self, context: &mut UringContext, why: &str) {
         self.lost = true;
         self.connection.lost(why);
@@ -314,7 +314,7 @@ impl RemoteChannel {
     }
 }
 
-/// A server may have executed what it has not answered: requests end with an error.
+/// A server may have executed requests that it has not answered: they end with an error.
 impl SessionChannel for RemoteChannel {}
 
 impl DiskChannel<UringContext> for RemoteChannel {
@@ -371,7 +371,7 @@ impl DiskChannel<UringContext> for RemoteChannel {
     }
 
     fn close(&mut self, context: &mut UringContext) {
-        // With the receive that waits for the server.
+        // Including the receive that waits for the server.
         context.remove_client(self.client);
         if let Some(socket) = self.socket.take() {
             context.unregister_file(socket);
@@ -409,7 +409,7 @@ impl TestServer {
         server
     }
 
-    /// Until the client or the limit ends the connection.
+    /// Serves until the client or the limit ends the connection.
     fn serve(&self, mut stream: UnixStream) -> Option<()> {
         let mut data = Vec::new();
         for number in 1.. {

@@ -18,19 +18,19 @@ fn long() -> Duration {
 }
 const DONE: Outcome = Outcome::Done(ByteLen::ZERO);
 
-/// What the test and the backend share.
+/// State shared by the test and the backend.
 #[derive(Default)]
 struct Server {
     /// Handle of the last connection.
     connection: Mutex<Option<ConnectionHandle>>,
-    /// Requests outstanding are ended by the next reap.
+    /// True if the next reap ends outstanding requests.
     answers: AtomicBool,
     /// Channels that are open.
     open: AtomicU32,
-    /// Sessions that were not used.
+    /// Unused sessions.
     dropped: AtomicU32,
     refuses_channels: AtomicBool,
-    /// Requests of a lost connection are returned, else ended.
+    /// True if requests of a lost connection are returned, false if they are ended.
     returns_unfinished: AtomicBool,
 }
 
@@ -42,7 +42,7 @@ impl Drop for Session {
     }
 }
 
-/// Each attempt takes until the test says how it ends.
+/// Each attempt lasts until the test sets its result.
 struct TestConnector {
     server: Arc<Server>,
     attempts: Mutex<Receiver<io::Result<()>>>,
@@ -143,7 +143,7 @@ fn fixture(while_disconnected: WhileDisconnected) -> Fixture {
 }
 
 impl Fixture {
-    /// Adds requests to those that wait. Returns how many the channel takes.
+    /// Adds requests to the waiting ones. Returns the number that the channel takes.
     fn submit(&mut self, count: u16) -> usize {
         self.waiting.extend((0..count).map(|at| Request {
             start: ByteOffset(0),
@@ -155,7 +155,7 @@ impl Fixture {
         self.channel.submit(&mut self.context, &mut self.waiting, &mut self.completions)
     }
 
-    /// Sleeps as a worker does, and reaps when the ring has brought something, until `done`.
+    /// Sleeps as a worker does, and reaps after completions, until `done`.
     fn run_until(&mut self, done: impl Fn(&mut Fixture) -> bool) {
         let end = Instant::now() + long();
         while !done(self) {
@@ -174,7 +174,7 @@ impl Fixture {
         self.completions.drain(..).map(|completion| completion.outcome).collect()
     }
 
-    /// Returns how many connections there are, were made and were lost, how many attempts failed, and how many requests are repeated.
+    /// Returns the numbers of open, made and lost connections, failed attempts, and repeated requests.
     fn counted(&self) -> [u64; 5] {
         let ConnectionCounters { connected, made, lost, failed_attempts, repeated, .. } =
             self.observers.stats().counters;
@@ -254,7 +254,7 @@ fn a_lost_connection_is_replaced_when_its_requests_have_ended() {
     f.run_until(|f| f.submit(0) == 1);
     assert_eq!(f.log.take(), ["restored"]);
     assert_eq!((f.counted(), f.observers.stats().unreachable), ([1, 2, 1, 0, 0], None));
-    // Lost again, with nothing to be ended.
+    // Lost again, without outstanding requests.
     f.channel.reap(&mut f.context, &mut f.completions);
     f.lose();
     f.run_until(|f| f.server.open.load(Ordering::SeqCst) == 0);
@@ -359,7 +359,8 @@ fn a_disk_behind_a_socket_conforms() {
     assert!(server.connections.load(Ordering::Relaxed) >= 10);
 }
 
-/// A server that ends connections: requests succeed or fail, those that succeeded have happened, and the next ones find a new connection.
+/// A server that ends connections: requests succeed or fail, successful ones have had their effect, and the next ones
+/// find a new connection.
 #[test]
 fn a_disk_whose_server_ends_connections() {
     const BLOCKS: u64 = 16;
@@ -373,7 +374,7 @@ fn a_disk_whose_server_ends_connections() {
     disk.observe(log.clone());
     let mut worker = TestWorker::new(disk.as_ref(), 16, FixedBufferUse::Off);
     let (len, done, lost) = (64 << 10, Outcome::Done(ByteLen(64 << 10)), Outcome::Failed(Errno(5)));
-    // Before each round, what each block may hold.
+    // The possible content of each block before each round.
     let mut may_hold = vec![vec![0_u8]; BLOCKS as usize];
     let (mut succeeded, mut failed) = (0, 0);
     for round in 1..40_u8 {

@@ -1,4 +1,4 @@
-//! A channel that lets some requests fail, tears some, and delays completions.
+//! A channel that fails some requests, tears some, and delays completions.
 
 use std::io;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::connection::{ConnectionHandle, SessionChannel};
 const TORN_SLOTS: u32 = 64;
 const TORN_LEN: ByteLen = ByteLen(256 << 10);
 const TORN: Outcome = Outcome::Failed(Errno(5)); // EIO
-/// The outcome of requests that are submitted after the connection was lost.
+/// The outcome of requests submitted after the loss of the connection.
 const LOST: Outcome = Outcome::Failed(Errno(107)); // ENOTCONN
 /// Retry interval of requests that an idle inner channel refused.
 const STALL: Duration = Duration::from_millis(1);
@@ -108,8 +108,8 @@ impl FaultChannel {
         None
     }
 
-    /// Replaces a request by one for its first part, if it is to be torn. A request of one block, or longer than a slot, or without a free
-    /// slot, stays whole.
+    /// Replaces a request by one for its first part, if it must be torn. A request of one block, or longer than a slot,
+    /// or without a free slot, stays whole.
     fn tear(&mut self, context: &mut UringContext, mut request: Request<Buffer>) -> Request<Buffer> {
         let block = u64::from(self.block.bytes());
         let blocks = request.len.0 / block;
@@ -127,7 +127,7 @@ impl FaultChannel {
         };
         let read = request.op == Op::Read;
         if !read {
-            // Of lost memory zeroes are copied: this storage tears writes anyway.
+            // Lost memory is copied as zeroes: this storage tears writes anyway.
             let _ = context.buffers.copy_range(&whole, 0, &slice, 0, part);
         }
         self.torn.push(TornRequest { tag: request.tag, slot, buffer: whole, read, torn_len: part });
@@ -136,7 +136,7 @@ impl FaultChannel {
         request
     }
 
-    /// Restores the own buffer of a torn request and makes it a failure.
+    /// Restores the original buffer of a torn request and makes it a failure.
     fn untear(&mut self, context: &mut UringContext, completion: Completion<Buffer>) -> Completion<Buffer> {
         let Some(at) = self.torn.iter().position(|torn| torn.tag == completion.tag) else { return completion };
         let torn = self.torn.swap_remove(at);
@@ -211,7 +211,7 @@ impl FaultChannel {
     }
 }
 
-/// Requests of a lost connection end as the inner disk says.
+/// Requests of a lost connection end with the inner disk's outcome.
 impl SessionChannel for FaultChannel {}
 
 impl DiskChannel<UringContext> for FaultChannel {
@@ -249,8 +249,8 @@ impl DiskChannel<UringContext> for FaultChannel {
         completions.len() - before
     }
 
-    /// Aborts delayed requests at once, although the inner disk has executed them: a slow disk that is cancelled in time does the same.
-    /// Requests in the inner channel are cancelled there.
+    /// Aborts delayed requests at once, although the inner disk has executed them, like a slow disk that is cancelled
+    /// in time. Requests in the inner channel are cancelled there.
     fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], completions: &mut Vec<Completion<Buffer>>) {
         let is_cancelled = |tag: Tag| tags.binary_search(&tag).is_ok();
         let aborted = |tag, buffer| Completion { outcome: Outcome::Aborted, tag, buffer };

@@ -29,7 +29,7 @@ use plan::FaultPlan;
 static INNER: Key =
     Key::text("inner", "STORAGE", "a backend").required().about("the storage that faults are put on", "");
 
-/// Opens the disk that settings describe with a backend.
+/// Opens a disk of a backend from its settings.
 type OpenInner = fn(&str, &mut Settings, &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError>;
 
 /// Opens the inner disk, whose backend is one of `backends`, by `open_inner`, and wraps it with faults.
@@ -61,7 +61,7 @@ struct FaultDisk {
     shared: Arc<SharedFaults>,
 }
 
-/// What channels that connect need of the disk.
+/// The disk's state for channels that connect.
 struct SharedFaults {
     plan: Arc<FaultPlan>,
     inner: Arc<dyn Disk<UringContext>>,
@@ -94,7 +94,7 @@ impl Connector for SharedFaults {
         if self.attempts.fetch_add(1, Ordering::Relaxed) < self.plan.connect_fails {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
-        // The storage may be another one by now.
+        // The storage may be another one now.
         if self.inner.found_size().is_ok_and(|found| found != self.inner.geometry().size) {
             self.observers.size_changed();
         }

@@ -7,7 +7,7 @@ use mqblk_core::settings::{Key, SettingError, Settings, parse_size};
 use mqblk_core::{ByteLen, ByteOffset, Op, Outcome, Request};
 use rustix::io::Errno;
 
-/// The errors that settings can name. Others are given by number.
+/// The named errors of settings. Others are given by number.
 const ERRNO_NAMES: [(&str, Errno); 12] = [
     ("EIO", Errno::IO),
     ("ENOSPC", Errno::NOSPC),
@@ -34,13 +34,13 @@ static FAIL_ZEROES: Key = rule("fail-zeroes");
 static FAIL_FLUSH: Key = Key::text("fail-flush", "ERRNO", FLUSH_SYNTAX);
 static RULES: [&Key; 5] = [&FAIL_READ, &FAIL_WRITE, &FAIL_DISCARD, &FAIL_ZEROES, &FAIL_FLUSH];
 
-/// Microseconds added to each request; a random time up to this is added too, so that requests complete in another order; how long a flush
-/// takes that no channel makes (when the disk is closed).
+/// Microseconds added to each request; a random time up to this is added too, so that requests complete in another
+/// order; the duration of a flush without a channel (when the disk is closed).
 static LATENCY: Key = micros("fault-latency-us");
 static JITTER: Key = micros("fault-jitter-us");
 static SYNC: Key = micros("fault-sync-us");
-/// How long a channel takes to connect; attempts that fail at first; requests after which its connection is lost (those submitted with the last
-/// one fail with ENOTCONN); what requests do after an attempt has failed.
+/// Time of a channel to connect; attempts that fail at first; requests after which its connection is lost (those
+/// submitted with the last one fail with ENOTCONN); handling of requests after a failed attempt.
 static CONNECT: Key = micros("fault-connect-us");
 static CONNECT_FAILS: Key = Key::number("fault-connect-fails", 0, u64::MAX).default("0");
 static LOST_AFTER: Key = Key::number("fault-lost-after", 0, u64::MAX).default("0");
@@ -49,7 +49,7 @@ static DISCONNECTED: Key = Key::words("fault-disconnected", &["wait", "fail"]).d
 static TORN: Key = Key::number("fault-torn", 0, 100).default("0");
 /// Completions are delayed until this many are available, or nothing else is in flight, and then delivered in random order.
 static REORDER: Key = Key::number("fault-reorder", 0, 4096).default("0");
-/// Of the random streams: each channel that is opened gets its own.
+/// Seed of the random streams: each opened channel gets its own stream.
 static SEED: Key = Key::number("fault-seed", 0, u64::MAX).default("0");
 
 const fn rule(name: &'static str) -> Key {
@@ -70,15 +70,15 @@ pub(super) struct FaultPlan {
     pub(super) jitter: Duration,
     pub(super) reorder: usize,
     pub(super) seed: u64,
-    /// How long a flush takes that no channel makes.
+    /// Duration of a flush without a channel.
     pub(super) sync: Duration,
-    /// How long a connection takes.
+    /// Duration of connecting.
     pub(super) connect: Duration,
     /// Attempts to connect that fail at first.
     pub(super) connect_fails: u64,
     /// Requests after which a connection is lost; 0: never.
     pub(super) lost_after: u64,
-    /// Requests fail while there is no connection.
+    /// True if requests fail while there is no connection.
     pub(super) fails_disconnected: bool,
 }
 
@@ -94,7 +94,7 @@ pub(super) struct FaultRule {
 }
 
 impl FaultRule {
-    /// Returns the outcome of a request that this rule lets fail.
+    /// Returns the outcome of a request that this rule fails.
     pub(super) fn outcome_for<B>(&self, request: &Request<B>) -> Option<Outcome> {
         let key = match request.op {
             Op::Read => FAIL_READ.name,

@@ -50,7 +50,7 @@ fn delayed_requests_complete_when_they_are_cancelled() {
     worker.close();
 }
 
-/// Over a disk with a latency of its own.
+/// Over a disk with its own latency.
 #[test]
 fn requests_that_the_inner_disk_aborts_are_not_delayed() {
     let settings = [("inner", "null"), ("size", "2M"), ("latency-us", "50000000"), ("fault-latency-us", "50000000")];
@@ -207,7 +207,7 @@ fn channels_that_connect_conform() {
     run(&trial(&settings, 6));
 }
 
-/// Each request is carried out or fails because of the connection, and the disk connects again and again.
+/// Each request is executed or fails because of the connection, and the disk reconnects each time.
 #[test]
 fn a_connection_is_lost_and_restored() {
     let settings = [
@@ -235,7 +235,7 @@ fn a_connection_is_lost_and_restored() {
             }
         }
     }
-    // 5 and 2 of 7 are carried out, and 3 are submitted with the last of them.
+    // 5 and 2 of 7 are executed, and 3 are submitted with the last of them.
     assert_eq!((succeeded, failed), (98, 42));
     assert!(worker.run(&requests).iter().all(|result| result.outcome == done(4096)), "it is connected again");
     worker.close();

@@ -25,9 +25,9 @@ const BOUNCE_LEN: ByteLen = ByteLen(128 << 10);
 /// Slots of zeroes, for hosts that cannot zero without data. They are never written, so they use no memory.
 const ZERO_SLOTS: u32 = 8;
 const ZERO_LEN: ByteLen = ByteLen(1 << 20);
-/// Direct transfers are submitted to the kernel in groups of this many: storage starts on them while the rest of the batch is prepared. At
-/// depth 32 on a virtio disk 4 gave 65 800 IOPS where a whole batch at once gave 55 000 and single ones 64 500 (medians of 7 interleaved
-/// runs; 3.7, 4.1 and 4.7 us of CPU per I/O).
+/// Direct transfers are submitted to the kernel in groups of this many: storage starts on them while the rest of the
+/// batch is prepared. At depth 32 on a virtio disk 4 gave 65 800 IOPS, a whole batch at once 55 000 and single ones 64
+/// 500 (medians of 7 interleaved runs; 3.7, 4.1 and 4.7 us of CPU per I/O).
 const SUBMIT_BATCH: usize = 4;
 /// Retry interval while other channels fill the context.
 const STALL_RETRY: Duration = Duration::from_millis(1);
@@ -40,22 +40,22 @@ pub(crate) struct FileChannel {
     pub(super) ring: RingFile,
     pub(super) client: ClientId,
     pub(super) inline: InlineIo,
-    /// Other transfers are executed by kernel threads.
+    /// Kernel threads execute transfers to other regions.
     pub(super) accessed: AccessedRegions,
     pub(super) unsupported: UnsupportedOps,
     pub(super) inflight: Vec<Option<InflightRequest>>,
     free_indices: Vec<u32>,
     /// Requests that wait for a bounce slot or for space in the context, first come first served.
     stalled: VecDeque<u32>,
-    /// Flushes and `fallocate` calls, of which few are in the kernel.
+    /// Flushes and `fallocate` calls, few of which are in the kernel.
     threaded: ThreadedOps,
     /// Requests whose flush or `fallocate` has ended, while they are processed.
     ended: Vec<u32>,
-    /// When to retry stalled requests if no other request of this channel is in flight.
+    /// Time to retry stalled requests if no other request of this channel is in flight.
     retry_at: Option<Instant>,
     pub(super) bounce: Option<BouncePool>,
     pub(super) zeroes: Option<BouncePool>,
-    /// Zeroes for a part of a unit, if logical blocks are smaller.
+    /// Zeroes for a part of a unit, if logical blocks are smaller than units.
     pub(super) zero_unit: Option<(Buffer, u32)>,
 }
 
@@ -78,7 +78,7 @@ impl FileChannel {
             inline: InlineIo::new(&file),
             accessed: AccessedRegions::of(file.kind, len),
             unsupported: UnsupportedOps::default(),
-            // Reserved, not touched: memory is allocated as requests are in flight at once.
+            // Reserved, not touched: memory is allocated as concurrent requests need it.
             inflight: Vec::with_capacity(MAX_INFLIGHT),
             free_indices: Vec::with_capacity(MAX_INFLIGHT),
             stalled: VecDeque::with_capacity(MAX_INFLIGHT),
@@ -127,13 +127,14 @@ impl FileChannel {
         }
     }
 
-    /// Returns true if the storage reads and writes larger units, and the request has a part of one.
+    /// Returns true if the storage uses larger units, and the request has a part of one.
     #[inline]
     fn cuts_units(&self, request: &Request<Buffer>) -> bool {
         self.file.small_blocks.as_ref().is_some_and(|blocks| !blocks.is_whole(request.start, request.len))
     }
 
-    /// Has a request hold its units of the file: for a write of a part of one `alone`. Returns false if others exclude that.
+    /// Makes a request hold its units of the file, `alone` for a write of a part of one. Returns false if others
+    /// exclude that.
     pub(super) fn hold_units(&mut self, index: u32, at: ByteOffset, len: ByteLen, alone: bool) -> bool {
         let Some(blocks) = self.file.small_blocks.as_ref().filter(|_| self.file.direct.is_some()) else { return true };
         let Some(request) = self.inflight[index as usize].as_mut() else { return true };
@@ -141,7 +142,7 @@ impl FileChannel {
         request.held.is_some()
     }
 
-    /// Gives a request's units back.
+    /// Releases a request's units.
     #[inline]
     pub(super) fn release_units(&mut self, index: u32) {
         if let Some(blocks) = &self.file.small_blocks
@@ -151,7 +152,7 @@ impl FileChannel {
         }
     }
 
-    /// Puts a request first of those that wait for space.
+    /// Puts a request first in the queue for space.
     pub(super) fn stall_first(&mut self, index: u32) {
         self.stalled.push_front(index);
         self.retry_at = Some(Instant::now() + STALL_RETRY);
@@ -169,7 +170,7 @@ impl FileChannel {
             Some(blocks) if matches!(request.op, Op::Discard { .. }) => {
                 match blocks.inner(request.start, request.len) {
                     Some((start, len)) => Request { start, len, ..request },
-                    // A hint that the storage cannot take.
+                    // A hint that the storage does not support.
                     None => return Some(complete(request, Outcome::Done(ByteLen::ZERO))),
                 }
             }
@@ -229,7 +230,7 @@ impl FileChannel {
         }
     }
 
-    /// As [`issue_now`](Self::issue_now), of a request that holds the units that it changes.
+    /// As [`issue_now`](Self::issue_now), for a request that holds the units that it changes.
     #[inline(never)]
     fn issue_holding(&mut self, context: &mut UringContext, index: u32) -> Result<(), Stalled> {
         let Some(request) = self.inflight[index as usize].as_ref() else { return Ok(()) };
@@ -321,7 +322,7 @@ impl FileChannel {
     ) {
         let place = &mut self.inflight[index as usize];
         let Some(request) = place.as_mut() else { return };
-        // Slices of parts of units end anywhere.
+        // Slices of parts of units end at any offset.
         let is_sliced = self.file.small_blocks.is_some() && request.stage != OpStage::Transfer;
         let unit = self.file.direct.filter(|_| !is_sliced).map_or(1, |direct| direct.offset);
         match request.advance(result, unit, &mut self.unsupported) {
@@ -336,7 +337,8 @@ impl FileChannel {
         }
     }
 
-    /// Processes the completion of a flush, for all that share it, or of a `fallocate`. Issues those that waited for it.
+    /// Processes the completion of a flush, for all that share it, or of a `fallocate`. Issues the ones that waited for
+    /// it.
     #[cold]
     fn complete_threaded(
         &mut self,
@@ -389,7 +391,7 @@ impl DiskChannel<UringContext> for FileChannel {
         }
         self.geometry.size = self.file.size.get();
         self.inline.begin();
-        // Stalled requests go first, so nothing new is taken into a context that is full.
+        // Stalled requests go first, so no new request is taken while the context is full.
         let taken = batch.len().min(self.free_slots()).min(context.room().saturating_sub(self.stalled.len()));
         let early = self.file.direct.is_some();
         for (at, request) in batch.drain(..taken).enumerate() {

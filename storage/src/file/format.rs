@@ -1,4 +1,4 @@
-//! What a file is by its first and last bytes: an image of another format must not be served as if it were raw.
+//! The format of a file by its first and last bytes: an image of another format must not be served as raw.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,9 +13,9 @@ const VHD_FOOTER: u64 = 512;
 /// A format with a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ImageFormat {
-    /// Its name, as `qemu-img` has it.
+    /// Its name, as in `qemu-img`.
     pub name: &'static str,
-    /// It is also what a guest writes to its own disk.
+    /// True if a guest also writes it to its own disk.
     pub is_of_guests: bool,
 }
 
@@ -37,7 +37,7 @@ const SIGNATURES: [(usize, &[u8], &str); 12] = [
 ];
 const LUKS: &str = "luks";
 
-/// Returns the format of a file of this size; `None` if it has no header that is known, or cannot be read.
+/// Returns the format of a file of this size; `None` if it has no known header, or cannot be read.
 pub(super) fn detect(file: &File, size: ByteLen) -> Option<ImageFormat> {
     let first = read_block(file, 0)?;
     let has = |(at, bytes, _): &&(usize, &[u8], &str)| first.get(*at..at + bytes.len()) == Some(bytes);
@@ -51,16 +51,17 @@ pub(super) fn detect(file: &File, size: ByteLen) -> Option<ImageFormat> {
     last.get(at..)?.starts_with(b"conectix").then_some(ImageFormat { name: "vpc", is_of_guests: false })
 }
 
-/// Returns true if the first block of a disk of this size has a partition table that is one only with logical blocks of 512 bytes: a GPT's header
-/// in the second of these, or an MBR whose partitions would not fit with 4096. Source: UEFI 2.10 sections 5.2 and 5.3.
+/// Returns true if the first block of a disk of this size has a partition table that is valid only with logical blocks
+/// of 512 bytes: a GPT's header in the second of these, or an MBR whose partitions would not fit with 4096. Source:
+/// UEFI 2.10 sections 5.2 and 5.3.
 pub(super) fn has_table_of_512(file: &File, size: ByteLen) -> bool {
     read_block(file, 0).is_some_and(|first| is_table_of_512(&first, size))
 }
 
-/// Offset and bytes of an MBR's entries, and how many there are.
+/// Offset, size and number of an MBR's entries.
 const MBR_ENTRIES: usize = 446;
 const MBR_ENTRY: usize = 16;
-/// The type of the entry of an MBR that a GPT is behind.
+/// Type of an MBR's entry that protects a GPT.
 const PROTECTIVE: u8 = 0xee;
 
 fn is_table_of_512(first: &[u8], size: ByteLen) -> bool {
@@ -90,7 +91,7 @@ fn is_table_of_512(first: &[u8], size: ByteLen) -> bool {
         && needs_512
 }
 
-/// Reads a block, or what there is of it at the file's end.
+/// Reads a block, or its part before the file's end.
 fn read_block(file: &File, at: u64) -> Option<Vec<u8>> {
     let mut memory = vec![0; 2 * BLOCK];
     let start = memory.as_ptr().align_offset(BLOCK);
@@ -149,7 +150,7 @@ mod tests {
         assert!(!is_table_of_512(&first[..512], size), "a short disk");
     }
 
-    /// Images that another program has made.
+    /// Images made by another program.
     #[test]
     fn images_of_qemu_img_are_found() {
         let folder = tempfile::tempdir().unwrap();
@@ -179,7 +180,7 @@ mod tests {
             create.arg(&path).arg("4M");
             let mut run = || create.output().expect("qemu-img (apt-get install qemu-utils)");
             let mut made = run();
-            // It measures how long an iteration of the key takes, which fails now and then on a busy machine.
+            // It measures the time of an iteration of the key, which sometimes fails on a busy machine.
             for _ in 0..30 {
                 if String::from_utf8_lossy(&made.stderr).contains("accurate CPU usage") {
                     made = run();

@@ -15,7 +15,7 @@ use crate::host_images::file_type_name;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 
-/// Returns the type of a file. `Err` names the type of anything but a file or a block device.
+/// Returns the type of a file. `Err` with the name of any type but a file or a block device.
 pub(super) fn file_kind(file: &File) -> io::Result<Result<FileKind, &'static str>> {
     use std::os::unix::fs::FileTypeExt;
     let what = file.metadata()?.file_type();
@@ -30,8 +30,8 @@ pub(super) fn file_kind(file: &File) -> io::Result<Result<FileKind, &'static str
     Ok(Ok(if in_memory { FileKind::InMemory } else { FileKind::Regular }))
 }
 
-/// Returns true if the file system can be asked for what it can do without waiting (RWF_NOWAIT, preadv2(2)). io_uring executes all
-/// requests to others in threads of the ring's own.
+/// Returns true if the file system supports RWF_NOWAIT (preadv2(2)). io_uring executes all requests to others in the
+/// ring's own threads.
 pub(super) fn has_nowait(file: &impl AsFd) -> bool {
     #[repr(align(4096))]
     struct Page([u8; 4096]);
@@ -73,7 +73,7 @@ pub(super) fn direct_io(file: &impl AsFd) -> DirectIo {
     }
 }
 
-/// A block device's own description. 0 where it is unknown.
+/// A block device's own description. 0: unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct BlockDeviceInfo {
     pub(super) logical_block: u32,
@@ -87,12 +87,12 @@ pub(super) struct BlockDeviceInfo {
     pub(super) write_zeroes_max_bytes: u64,
 }
 
-/// Returns the device with this number, from sysfs. `None` when there is none (network and pooled file systems have synthetic device
-/// numbers) or sysfs is not mounted.
+/// Returns the device with this number, from sysfs. `None` if there is none (network and pooled file systems have
+/// synthetic device numbers) or sysfs is not mounted.
 pub(super) fn block_device_info(number: u64) -> Option<BlockDeviceInfo> {
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     let dir = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-    // A partition has no queue of its own; its directory lies in the disk's.
+    // A partition has no queue; its directory lies in the disk's.
     let queue = ["queue", "../queue"].iter().map(|tail| dir.join(tail)).find(|queue| queue.is_dir())?;
     let text = |path: PathBuf| std::fs::read_to_string(path).ok();
     let number = |path: PathBuf| text(path)?.trim().parse::<u64>().ok();

@@ -12,19 +12,19 @@ use super::channel::FileChannel;
 use super::{FileKind, OpenFile, host, lock};
 use crate::admission::{self, DiskSize};
 
-/// The size of a file whose end is nobody's concern here.
+/// The size of a file whose end is irrelevant here.
 const UNBOUNDED: ByteLen = ByteLen(1 << 62);
 
-/// A file of an image of another format. The format's backend knows what is where, and gives channels offsets of the file. Through the host's
-/// page cache; opened, and locked, by the backend.
+/// A file of an image of another format. The format's backend maps data to offsets of the file. Uses the host's page
+/// cache; the backend opens and locks it.
 #[derive(Debug)]
 pub(crate) struct HostFile(Arc<OpenFile>);
 
 impl HostFile {
-    /// Takes an open file. `None`: its file system cannot be asked for what it can do without waiting, so that a worker should not ask it.
+    /// Takes an open file. `None`: its file system does not support RWF_NOWAIT, so a worker should not use it.
     ///
     /// # Errors
-    /// When the host does not say what it is, or refuses a descriptor.
+    /// When the host does not report its type, or refuses a descriptor.
     pub(crate) fn new(path: &Path, file: &File, read_only: bool) -> io::Result<Option<HostFile>> {
         let Ok(kind) = host::file_kind(file)? else { return Ok(None) };
         if kind == FileKind::Regular && !host::has_nowait(file) {
@@ -45,15 +45,15 @@ impl HostFile {
         }))))
     }
 
-    /// Returns how long it is now.
+    /// Returns its current length.
     ///
     /// # Errors
-    /// When the host does not say.
+    /// When the host does not report it.
     pub(crate) fn len(&self) -> io::Result<ByteLen> {
         Ok(host::size(&self.0.fd, self.0.kind)?)
     }
 
-    /// Releases the locks that its owner has taken.
+    /// Releases the locks of its owner.
     pub(crate) fn unlock(&self) {
         lock::unlock_closed(&self.0.fd);
     }
@@ -61,7 +61,7 @@ impl HostFile {
     /// Opens a worker's channel, for reads and writes.
     ///
     /// # Errors
-    /// When the host refuses memory, or does not say how long the file is.
+    /// When the host refuses memory, or does not report the file's length.
     pub(crate) fn open_channel(&self, context: &mut UringContext) -> io::Result<FileChannel> {
         FileChannel::new(Arc::clone(&self.0), self.len()?, context)
     }

@@ -1,4 +1,4 @@
-//! State machine of a request in the ring: the operation that it waits for, and the next one.
+//! State machine of a request in the ring: its current and its next operation.
 
 use mqblk_core::{ByteLen, ByteOffset, Completion, Errno, Op, Outcome, Tag};
 use mqblk_memory::Buffer;
@@ -40,7 +40,7 @@ pub(super) enum NextStep {
     Complete(Outcome),
 }
 
-/// Operations that the host turned out not to support, so that each channel tries them only once.
+/// Operations that the host does not support, so that each channel tries them only once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct UnsupportedOps {
     pub(super) punch: bool,
@@ -57,19 +57,19 @@ pub(super) struct InflightRequest {
     /// Bytes from the start that are done. A multiple of the offset alignment.
     pub(super) done: u64,
     pub(super) tag: Tag,
-    /// Cancelled: no further operation is issued for it.
+    /// True if cancelled: no further operation is issued for it.
     pub(super) cancelled: bool,
     /// The request's buffer while it is not in a kernel operation.
     pub(super) buffer: Option<Buffer>,
     /// The bounce slot whose buffer is in a kernel operation.
     pub(super) slot: Option<u32>,
-    /// Guest memory of it was lost when the last slice was copied.
+    /// True if its guest memory was lost when the last slice was copied.
     pub(super) faulted: bool,
-    /// Its transfer is executed by a kernel thread: the first to its region of the file, or a long copy.
+    /// True if a kernel thread executes its transfer: the first one to its region of the file, or a long copy.
     pub(super) in_thread: bool,
-    /// Its operation between the file and memory of the daemon's own.
+    /// Its operation between the file and the daemon's own memory.
     pub(super) slice: SliceState,
-    /// Units of the file that it holds.
+    /// Units of the file held by it.
     pub(super) held: Option<HeldUnits>,
     retries: u8,
 }
@@ -101,8 +101,8 @@ impl InflightRequest {
         ByteOffset(self.start.0 + self.done)
     }
 
-    /// Returns true if the kernel operation that the request waits for may be cancelled: data transfers. Flushes and `fallocate` are waited
-    /// for: they are short, and either done or not.
+    /// Returns true if the kernel operation that the request waits for may be cancelled: data transfers. Flushes and
+    /// `fallocate` are not: they are short and atomic.
     pub(super) fn is_cancellable(&self) -> bool {
         matches!(self.stage, OpStage::Transfer | OpStage::Bounce | OpStage::ZeroWrite)
     }

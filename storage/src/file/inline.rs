@@ -17,7 +17,7 @@ const MIN_IN_THREAD: u64 = 64 << 10;
 /// threads copy the others.
 const INLINE_BYTES: u64 = 1 << 20;
 
-/// Decides which transfers are tried inline.
+/// Selects the transfers that are tried inline.
 #[derive(Debug)]
 pub(super) struct InlineIo {
     mode: InlineMode,
@@ -26,7 +26,7 @@ pub(super) struct InlineIo {
     budget: InlineBudget,
 }
 
-/// What a submission may still copy inline, in bytes.
+/// Bytes that a submission may still copy inline.
 #[derive(Debug)]
 struct InlineBudget(u64);
 
@@ -55,8 +55,8 @@ enum InlineMode {
     Cached,
 }
 
-/// Backoff after misses: each miss in a row doubles the number of requests that go directly to the ring, so that uncached storage costs a
-/// useless system call for one request of 64 only.
+/// Backoff after misses: each miss in a row doubles the number of requests that go directly to the ring, so that
+/// uncached storage costs a useless system call for only one request in 64.
 #[derive(Debug, Default)]
 struct MissBackoff {
     skip: u32,
@@ -94,14 +94,14 @@ impl InlineIo {
         InlineIo { mode, backoff: MissBackoff::default(), budget: InlineBudget(INLINE_BYTES) }
     }
 
-    /// A submission begins.
+    /// Begins a submission.
     #[inline]
     pub(super) fn begin(&mut self) {
         self.budget = InlineBudget(INLINE_BYTES);
     }
 
-    /// Returns true if a kernel thread is to execute a transfer of `len` bytes that goes through the ring, because the ring would copy it
-    /// within the submission.
+    /// Returns true if a kernel thread must execute a transfer of `len` bytes in the ring, because the ring would copy
+    /// it within the submission.
     #[inline]
     pub(super) fn needs_thread(&self, len: ByteLen) -> bool {
         self.mode != InlineMode::None && !self.budget.allows(len.0)

@@ -1,11 +1,12 @@
 //! Image locking: `lock=exclusive`, `shared-migration` or `off`.
 //!
-//! The lock is an open-file-description lock: of a writer on the whole file, of a reader on the bytes that QEMU's readers lock, so that both read
-//! the same file, and nobody writes it. For a block device it is
-//! also the kernel's claim (`O_EXCL`), which excludes file systems and other users of that claim. It ends with the open file at the latest.
+//! The lock is an open-file-description lock: a writer's on the whole file, a reader's on the bytes that QEMU's readers
+//! lock. So both read the same file, and nobody writes it. For a block device it is also the kernel's claim (`O_EXCL`),
+//! which excludes file systems and other users of that claim. It ends with the open file at the latest.
 //!
-//! `exclusive` holds it from the opening on. `shared-migration` holds it while the disk is [active](mqblk_core::Disk::activate): the
-//! destination of a migration may open the file that the source serves, and the one that runs queues has the lock.
+//! `exclusive` holds it from the opening. `shared-migration` holds it while the disk is
+//! [active](mqblk_core::Disk::activate): the destination of a migration may open the file that the source serves, and
+//! the one that runs queues has the lock.
 
 use std::fs::File;
 use std::io;
@@ -22,7 +23,7 @@ use super::lock_users::{LockUsers, Sharing};
 use super::open::{errno, retry_while_busy};
 use crate::lock_mode::LockMode;
 
-/// How a block device is claimed.
+/// Claim of a block device.
 const CLAIM: ImageAccess = ImageAccess { write: false, direct: false, exclusive: true };
 
 /// Error of locking a file.
@@ -34,7 +35,8 @@ pub(crate) enum LockError {
     Unsupported(io::Error),
 }
 
-/// Locks a file: all of it for a writer, as readers do (QEMU's among them) for a reader. Waits a little for a holder that is about to end.
+/// Locks a file: all of it for a writer, as readers do (QEMU's among them) for a reader. Waits briefly for a holder
+/// that is about to end.
 pub(crate) fn lock(path: &Path, file: &impl AsFd, read_only: bool) -> Result<(), LockError> {
     if read_only {
         return lock_shared(path, file);
@@ -42,7 +44,7 @@ pub(crate) fn lock(path: &Path, file: &impl AsFd, read_only: bool) -> Result<(),
     take(path, || fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_WRLCK))).map(drop))
 }
 
-/// Takes a lock by `attempt`. Waits a little for a holder that is about to end.
+/// Takes a lock by `attempt`. Waits briefly for a holder that is about to end.
 fn take(path: &Path, attempt: impl FnMut() -> nix::Result<()>) -> Result<(), LockError> {
     let in_use = |error: &nix::Error| matches!(error, nix::Error::EAGAIN | nix::Error::EACCES);
     match retry_while_busy(path, attempt, in_use) {
@@ -66,9 +68,9 @@ fn bytes(kind: libc::c_int, start: i64, len: i64) -> libc::flock {
     }
 }
 
-/// Bytes that QEMU locks (`block/file-posix.c`: `RAW_LOCK_PERM_BASE`, `RAW_LOCK_SHARED_BASE`; permissions: `include/block/block-common.h`):
-/// whoever reads consistently has 100, who does not let others write or resize has 201 and 203. Who writes or resizes has 101 and 103, who
-/// does not let others read has 200.
+/// Bytes that QEMU locks (`block/file-posix.c`: `RAW_LOCK_PERM_BASE`, `RAW_LOCK_SHARED_BASE`; permissions:
+/// `include/block/block-common.h`). A consistent reader locks 100; a user that excludes writes or resizes locks 201 and
+/// 203. A writer locks 101. A user that resizes locks 103, and one that excludes readers locks 200.
 const OF_READER: [i64; 3] = [100, 201, 203];
 const EXCLUDES_READER: [i64; 3] = [101, 103, 200];
 
@@ -81,7 +83,7 @@ fn lock_shared(path: &Path, file: &impl AsFd) -> Result<(), LockError> {
         for byte in EXCLUDES_READER {
             let mut other = bytes(libc::F_WRLCK, byte, 1);
             fcntl(file, FcntlArg::F_OFD_GETLK(&mut other))?;
-            // Readers of daemons before this one have the whole file.
+            // Readers of earlier daemons lock the whole file.
             let whole = other.l_start == 0 && other.l_len == 0;
             match i32::from(other.l_type) {
                 libc::F_UNLCK => {}
@@ -93,18 +95,19 @@ fn lock_shared(path: &Path, file: &impl AsFd) -> Result<(), LockError> {
     })
 }
 
-/// Whether another process has the open files of this one. Changed under the lock of all images, each of which asks under its own.
+/// Sharing of this process's open files with another one. Changed under the locks of all images; each image reads it
+/// under its own.
 static SHARING: Mutex<Sharing> = Mutex::new(Sharing::Alone);
 /// Locks with `shared-migration`.
 static LOCKS: Mutex<Vec<Weak<ImageLock>>> = Mutex::new(Vec::new());
 
-/// Returns whether another process has the open files of this one.
+/// Returns the sharing of this process's open files with another one.
 pub(crate) fn sharing() -> Sharing {
     *SHARING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says whether another process has the open files of this one, handed over in either direction. Their locks are its own too: none is
-/// released meanwhile. A process that is alone again releases those that it does not use.
+/// Sets the sharing of this process's open files with another one, handed over in either direction. The locks belong to
+/// both: none is released meanwhile. A process that is alone again releases the unused ones.
 pub fn set_sharing(sharing: Sharing) {
     *SHARING.lock().unwrap_or_else(PoisonError::into_inner) = sharing;
     if sharing == Sharing::Alone {
@@ -169,7 +172,7 @@ impl ImageLock {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a user. Calls `first` when the lock was just acquired, before any user may rely on it.
+    /// Adds a user. Calls `first` after the lock was acquired, before any user may rely on it.
     pub(super) fn acquire(&self, first: impl FnOnce()) -> Result<(), DiskError> {
         if self.mode != LockMode::SharedMigration {
             return Ok(());
@@ -219,8 +222,8 @@ impl ImageLock {
         Ok(())
     }
 
-    /// Removes a user. Calls `flush` after the last one, before the lock is released. If that fails the lock stays: nobody else may have the
-    /// image before all is there.
+    /// Removes a user. Calls `flush` after the last one, before the lock is released. If that fails the lock stays: the
+    /// image may lack writes, and no other process may use it.
     ///
     /// # Errors
     /// As `flush`.
@@ -239,7 +242,7 @@ impl ImageLock {
         flushed
     }
 
-    /// Gives the lock back if nobody uses it, as it may be what another process has left.
+    /// Releases the lock if it has no users: another process may have left it.
     fn release_unused(&self) {
         let mut state = self.state();
         if state.users.gives_back(sharing()) {
@@ -253,7 +256,7 @@ impl ImageLock {
         tracing::info!(image = %self.path.display(), "lock released");
     }
 
-    /// Returns a descriptor of the claim of the block device, if there is one, for another process.
+    /// Returns a descriptor of the block device's claim, if any, for another process.
     pub(super) fn claim(&self) -> io::Result<Option<(ImageAccess, OwnedFd)>> {
         let claim = self.state().claim.as_ref().map(File::try_clone).transpose()?;
         Ok(claim.map(|claim| (CLAIM, claim.into())))

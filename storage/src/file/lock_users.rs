@@ -1,17 +1,17 @@
-//! Who takes and who releases the lock of an image with `shared-migration`, while one daemon takes over from another.
+//! Taking and releasing the lock of an image with `shared-migration`, while one daemon takes over from another.
 //!
-//! Both processes have the same open file then, and one lock: whoever gives it back takes it from the other. So nobody does. One of both
-//! processes goes on alone, and releases what it does not use.
+//! Both processes then have the same open file, and one lock: releasing it takes it from the other. So neither does.
+//! One of them continues alone, and releases the locks that it does not use.
 
-/// Whether another process has the open files of this one, and with them their locks.
+/// Sharing of this process's open files, and so of their locks, with another process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Sharing {
     /// No other process has them.
     #[default]
     Alone,
-    /// One has them, from which this one takes over or to which it hands over. It is not decided which of both goes on.
+    /// One has them: this process takes over from it or hands over to it. It is undecided which of both continues.
     Undecided,
-    /// The other process goes on. This one ends.
+    /// The other process continues. This one ends.
     Left,
 }
 
@@ -19,7 +19,7 @@ pub enum Sharing {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct LockUsers {
     count: usize,
-    /// What was written may not be durable: nobody else may have the image.
+    /// True if writes may not be durable: no other process may use the image.
     undurable: bool,
 }
 
@@ -40,13 +40,13 @@ impl LockUsers {
         self.count == 0
     }
 
-    /// Records the flush after the last user. Returns true if the lock is given back now.
+    /// Records the flush after the last user. Returns true if the lock is released now.
     pub(super) fn flushed(&mut self, is_durable: bool, sharing: Sharing) -> bool {
         self.undurable = !is_durable;
         self.gives_back(sharing)
     }
 
-    /// Returns true if the lock is not needed by anybody: asked where nobody uses it, and when the process is alone again.
+    /// Returns true if the lock is not needed. Called when it has no users, and when the process is alone again.
     pub(super) fn gives_back(self, sharing: Sharing) -> bool {
         self.count == 0 && !self.undurable && sharing == Sharing::Alone
     }
@@ -60,10 +60,10 @@ mod tests {
 
     const DEVICES: usize = 3;
 
-    /// Adds a world that a change makes.
+    /// Adds the world after a change.
     type AddNext<'a> = &'a mut dyn FnMut(&dyn Fn(&mut World));
 
-    /// Who has the lock: an open file that both processes have, or a third process.
+    /// The holder of the lock: an open file of both processes, or a third process.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     enum Holder {
         Nobody,
@@ -78,13 +78,13 @@ mod tests {
         users: LockUsers,
     }
 
-    /// Where a device is, and whether its queues run.
+    /// The process of a device, and the state of its queues.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     enum Device {
         Old {
             runs: bool,
         },
-        /// Drained there. It ran.
+        /// Drained there after running.
         Drained,
         New {
             runs: bool,
@@ -134,7 +134,7 @@ mod tests {
             }
         }
 
-        /// The process is gone, and its descriptors with it.
+        /// Ends the process, and its descriptors with it.
         fn end(&mut self, new: bool) {
             *self.process(new) = Process::default();
             if !self.old.is_alive && !self.new.is_alive && self.lock == Holder::Both {
@@ -142,7 +142,7 @@ mod tests {
             }
         }
 
-        /// The frontends of a process that is gone connect to the other one later.
+        /// Lets the frontends of an ended process connect to the other one later.
         fn move_devices(&mut self, new: bool) {
             for device in &mut self.devices {
                 *device = match (*device, new) {
@@ -153,7 +153,7 @@ mod tests {
             }
         }
 
-        /// Everything that can happen next.
+        /// Returns all possible next worlds.
         fn next(self) -> Vec<World> {
             let mut all = Vec::new();
             let mut add = |change: &dyn Fn(&mut World)| {
@@ -179,7 +179,7 @@ mod tests {
                         }
                         self.toggle(at, false, runs, &mut add);
                     }
-                    // The new one takes it, or refuses it.
+                    // The new process takes it, or refuses it.
                     Device::Drained if self.new.is_alive => {
                         add(&|world| {
                             let runs = world.acquire(true);
@@ -224,7 +224,7 @@ mod tests {
                 });
             }
             if undecided {
-                // Killed: the old one goes on when it is gone.
+                // Killed: then the old one continues.
                 add(&|world| {
                     world.end(true);
                     world.move_devices(false);
@@ -260,7 +260,7 @@ mod tests {
                 });
             }
             if self.old.is_alive && self.new.is_alive {
-                // It ends, or is killed; then a new one that has not all gives up.
+                // It ends, or is killed; then a new one without all devices gives up.
                 add(&|world| {
                     world.end(false);
                     world.move_devices(true);

@@ -1,27 +1,30 @@
 //! `storage=file`: a regular file or a block device of the host, through the worker's io_uring.
 //!
-//! The file is locked (an open-file-description lock) for writing, or for reading with `readonly`: a second daemon or QEMU on the same image is
-//! refused, and several may read it (`lock.rs`). A mounted block device is refused for writing.
+//! The file is locked (an open-file-description lock) for writing, or for reading with `readonly`: a second daemon or
+//! QEMU on the same image is refused, but several may read it (`lock.rs`). A mounted block device is refused for
+//! writing.
 //!
 //! How requests are executed:
 //! * Reads and writes transfer directly to or from guest memory. Only memory that direct I/O cannot use (less aligned than `statx` demands)
 //!   goes through preallocated bounce slots, in slices. Without a free slot a request waits.
-//! * With `aio=threads` all of it is done by plain system calls (`threads.rs`). io_uring would hand such requests to threads of the ring's own,
-//!   of which there are few for all disks of the worker: one that hangs would hold up the others.
-//! * In-memory files (tmpfs, ramfs) and cached pages (`direct=off`) are copied at once with `preadv2`/`pwritev2`, long requests and what exceeds
-//!   1 MiB in a turn by kernel threads (`inline.rs`), so that other disks do not wait for a copy; requests that would wait
-//!   for storage go through the ring.
-//! * The first transfer to each MiB of a regular file is executed by a kernel thread from the start (`accessed.rs`): where the data is may have to
-//!   be read from the storage first, and some file systems do so within the submission, which would hold up the worker's other disks.
-//! * A flush is `fdatasync`, one at a time: those that arrive meanwhile share the next one (`threaded.rs`). A durable write is a write with `RWF_DSYNC`; durable zeroes are followed by `fdatasync`.
+//! * With `aio=threads` all requests use plain system calls (`threads.rs`). io_uring would hand such requests to the
+//!   ring's own threads, of which there are few for all disks of the worker: one that hangs would delay the others.
+//! * In-memory files (tmpfs, ramfs) and cached pages (`direct=off`) are copied at once with `preadv2`/`pwritev2`;
+//!   kernel threads copy long requests and those beyond 1 MiB in a turn (`inline.rs`), so that other disks do not wait
+//!   for a copy. Requests that would wait for storage go through the ring.
+//! * The first transfer to each MiB of a regular file is executed by a kernel thread from the start (`accessed.rs`):
+//!   the file system may have to read the data's location from the storage first, and some do so within the submission,
+//!   which would delay the worker's other disks.
+//! * A flush is `fdatasync`, one at a time: flushes that arrive meanwhile share the next one (`threaded.rs`). A durable
+//!   write is a write with `RWF_DSYNC`; durable zeroes are followed by `fdatasync`.
 //! * Discard is `fallocate(PUNCH_HOLE)`. Zeroes are `PUNCH_HOLE` (when space may be deallocated) or `ZERO_RANGE`; where the host has
 //!   neither, zeroes are written.
 //! * Secure discard is not supported.
 //! * Short transfers are continued where they stopped; a transfer past the end of a file that has shrunk completes with
 //!   [`OutOfRange`](mqblk_core::Outcome::OutOfRange).
 //!
-//! Block devices offer discard when the host's device can also write zeroes without data: io_uring only has `fallocate` for it. The
-//! `BLKDISCARD` ioctl would block the worker.
+//! Block devices offer discard if the host's device can also write zeroes without data: io_uring has only `fallocate`
+//! for it. The `BLKDISCARD` ioctl would block the worker.
 
 mod accessed;
 mod channel;
@@ -70,7 +73,7 @@ const MAX_DISCARD: ByteLen = ByteLen(1 << 30);
 /// Largest range of zeroes: bounds how much one request writes where the host cannot zero without data.
 const MAX_ZEROES: ByteLen = ByteLen(256 << 20);
 
-/// Threads of a disk with `aio=threads`: as many requests are with the storage at once.
+/// Threads of a disk with `aio=threads`: its concurrent requests.
 const THREADS: u32 = 16;
 
 /// Opens a file or block device.
@@ -98,20 +101,20 @@ struct OpenFile {
     kind: FileKind,
     /// Alignment for O_DIRECT; `None` when the page cache is used.
     direct: Option<Alignment>,
-    /// Requests go through threads of the disk's own.
+    /// True if requests go through the disk's own threads.
     uses_threads: bool,
-    /// `discard=unmap`.
+    /// True with `discard=unmap`.
     unmap: bool,
     /// Granularity of discards in bytes; `None` when they are not possible.
     discard: Option<ByteLen>,
-    /// Logical blocks are smaller than what the storage reads, writes and frees at once.
+    /// Set if logical blocks are smaller than the storage's unit of reads, writes and frees.
     small_blocks: Option<SmallBlocks>,
-    /// It holds the lock of its file while it is open.
+    /// True if it holds the lock of its file while it is open.
     locked: bool,
 }
 
 impl OpenFile {
-    /// Checks that a size is one of whole units: a write of the last one must not make the file longer.
+    /// Checks that a size is a multiple of the unit: a write of the last unit must not extend the file.
     fn check_units(&self, size: ByteLen) -> Result<(), DiskError> {
         match self.small_blocks.as_ref().filter(|_| self.direct.is_some()) {
             Some(blocks) if !blocks.is_whole(ByteOffset(0), size) => {
@@ -126,7 +129,7 @@ impl OpenFile {
 impl Drop for OpenFile {
     fn drop(&mut self) {
         if self.locked {
-            // A worker's ring may have a file for a moment after it was unregistered, and with it the lock.
+            // A worker's ring may keep a file, and so the lock, briefly after it was unregistered.
             lock::unlock_closed(&self.fd);
         }
     }
@@ -141,7 +144,7 @@ enum FileKind {
     BlockDevice,
 }
 
-/// Alignment that direct I/O demands. All are powers of two, in bytes.
+/// Alignment required by direct I/O. All are powers of two, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Alignment {
     /// Of the start of each memory segment.
@@ -218,7 +221,7 @@ impl Disk<UringContext> for FileDisk {
             self.open.check_units(size)?;
             if *kind == FileKind::BlockDevice {
                 let expected =
-                    "no size: the host gives a block device its size; without one it is looked at again".to_owned();
+                    "no size: the host gives a block device its size; without one it is read again".to_owned();
                 return Err(DiskError::Size { found: format!("{} bytes", size.0), expected });
             }
             // Channels must refuse requests beyond the new end before the file is truncated.
@@ -240,10 +243,10 @@ impl Disk<UringContext> for FileDisk {
 
     fn activate(&self) -> Result<(), DiskError> {
         let OpenFile { fd, direct, .. } = self.open.as_ref();
-        // If it has grown meanwhile, the new size is left to `resize`, whose caller notifies guests.
+        // If it has grown, `resize` sets the new size; its caller notifies guests.
         self.lock.acquire(|| {
             if direct.is_none() {
-                // The cached pages of this host may be older than writes of another host.
+                // The cached pages of this host may be older than another host's writes.
                 let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
             }
         })

@@ -24,7 +24,7 @@ use crate::admission::{self, DiskSize};
 use crate::keys::{BLOCK_SIZE, DISCARD, LOCK, PATH, READONLY};
 use crate::lock_mode::LockMode;
 
-/// Alignment for direct I/O where the kernel does not report it and no device is visible: no storage demands more.
+/// Alignment for direct I/O if the kernel does not report it and no device is visible: no storage requires more.
 const DEFAULT_ALIGNMENT: Alignment = Alignment { memory: 4096, offset: 4096 };
 
 static DIRECT: Key = Key::switch("direct").default("on").about(
@@ -40,7 +40,7 @@ static AIO: Key = Key::words("aio", &["auto", "io_uring", "threads"]).default("a
     "By the worker's io_uring, or by 16 threads of the disk's own. io_uring gives requests to such files (FUSE, NFS, SMB, overlayfs) to a few \
      kernel threads that all disks of the worker share; when the file's server hangs, they all wait.",
 );
-/// What the image was when it was served as raw before. The daemon sets it, no user.
+/// Identity of the image when it was last served as raw. Set by the daemon, not by users.
 static SERVED_RAW: Key = Key::text("served-raw", "", "");
 
 /// The keys of `storage=file`.
@@ -54,11 +54,11 @@ struct FileSettings {
     block: Option<BlockSize>,
     unmap: bool,
     lock: LockMode,
-    /// `format=raw`: whatever the file begins with.
+    /// True with `format=raw`: the file's first bytes are not checked.
     raw: bool,
-    /// What the image was when it was served as raw before.
+    /// Identity of the image when it was last served as raw.
     served_raw: Option<String>,
-    /// `aio`: threads or not; `None`: as the file system needs it.
+    /// `aio`: true for threads; `None`: chosen by the file system.
     threads: Option<bool>,
 }
 
@@ -77,7 +77,7 @@ pub(super) fn open(
         unmap: settings.word(&DISCARD)? != Some("ignore"),
         lock: LockMode::from_settings(settings)?,
         raw: settings.word(&FORMAT)? == Some("raw"),
-        // No key for users, so none that errors list.
+        // Not a users' key, so errors do not list it.
         served_raw: settings.peek(&SERVED_RAW).is_some().then(|| settings.text(&SERVED_RAW)).flatten(),
         threads: match settings.word(&AIO)? {
             None | Some("auto") => None,
@@ -124,8 +124,8 @@ pub(super) fn open(
     Ok((OpenFile { path, fd, geometry, size, kind, direct, uses_threads, unmap, discard, small_blocks, locked }, lock))
 }
 
-/// Returns what tells an image from another one at its path: the file or device, and its size. An image that a guest has not made (by `qemu-img
-/// convert` onto the same file) has another size.
+/// Returns the identity of the image at its path: the file or device, and its size. An image not made by the guest (by
+/// `qemu-img convert` onto the same file) has another size.
 pub(super) fn raw_identity(file: &impl AsFd, kind: FileKind) -> Option<String> {
     let (stat, size) = (rustix::fs::fstat(file).ok()?, host::size(file, kind).ok()?);
     let number = if kind == FileKind::BlockDevice { stat.st_rdev } else { stat.st_ino };
@@ -136,7 +136,7 @@ fn describe(path: &Path, reason: impl std::fmt::Display) -> String {
     format!("{path:?} ({reason})")
 }
 
-/// Opens the file, for direct I/O if that is configured and works.
+/// Opens the file, for direct I/O if configured and possible.
 fn open_file(
     settings: &Settings,
     config: &FileSettings,
@@ -203,11 +203,11 @@ fn open_file(
     Ok((file, kind, false))
 }
 
-/// How long reading a file's first and last block may take. What holds them up longer is a device that hangs, and a daemon that comes back while
-/// it does must serve its other disks.
+/// Longest time to read a file's first and last block. If it takes longer, the device hangs, and a restarted daemon
+/// must serve its other disks.
 const DETECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Returns what `read` finds in a file, if the storage says so in time.
+/// Returns the result of `read` of a file, if the storage responds in time.
 fn read_in_time<T: Send + 'static>(
     settings: &Settings,
     config: &FileSettings,
@@ -238,9 +238,10 @@ fn read_in_time<T: Send + 'static>(
     found
 }
 
-/// Refuses a file that is an image of another format: a guest that is given its bytes would destroy it.
+/// Refuses a file that is an image of another format: a guest with access to its bytes would destroy it.
 ///
-/// A guest that encrypts its whole disk writes a LUKS header. On a block device that is what it most likely is, and only logged.
+/// A guest that encrypts its whole disk writes a LUKS header. On a block device a LUKS header is most likely the
+/// guest's, and only logged.
 fn refuse_other_formats(
     settings: &Settings,
     config: &FileSettings,
@@ -259,7 +260,7 @@ fn refuse_other_formats(
         );
         return Ok(());
     }
-    // The backend of the format, if there is one.
+    // The format's backend, if there is one.
     let own = if cfg!(feature = "qcow2") && format.name == "qcow2" { "storage=qcow2 serves it; " } else { "" };
     let expected = format!(
         "a raw image: {own}format=raw serves its bytes as they are, which suits what a guest has written itself; else convert it (`qemu-img convert -f \
@@ -269,7 +270,7 @@ fn refuse_other_formats(
     Err(settings.refused("path", describe(&config.path, format!("an image of the format {}", format.name)), expected))
 }
 
-/// Returns the host's error number, if it is the host that refused.
+/// Returns the host's error number, if the host refused.
 pub(super) fn errno(error: &ImageOpenError) -> Option<Errno> {
     match error {
         ImageOpenError::Os(error) => Errno::from_io_error(error),
@@ -277,12 +278,12 @@ pub(super) fn errno(error: &ImageOpenError) -> Option<Errno> {
     }
 }
 
-/// How long to wait for a file that is in use. A killed daemon keeps its files open until the kernel has completed its I/O and destroyed
-/// its rings; a successor that a supervisor starts at once must not fail for that. The wait also keeps the successor from overtaking those
-/// requests.
+/// Longest wait for a file that is in use. A killed daemon keeps its files open until the kernel has completed its I/O
+/// and destroyed its rings; a successor that a supervisor starts at once must not fail for that. The wait also keeps
+/// the successor from overtaking that I/O.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(3);
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
-/// When the wait is logged.
+/// Time after which the wait is logged.
 const WARN_AFTER: Duration = Duration::from_millis(500);
 
 /// Retries while the file is in use, for as long as a killed daemon may keep it open.
@@ -346,14 +347,14 @@ fn alignment(file: &File, device: Option<BlockDeviceInfo>) -> Alignment {
     }
 }
 
-/// Returns what the storage reads and writes at once, in bytes; 0 if that is not known to be more than a byte.
+/// Returns the storage's unit of reads and writes, in bytes; 0 if it is not known to exceed a byte.
 fn unit(kind: FileKind, direct: Option<Alignment>, device: Option<BlockDeviceInfo>) -> u32 {
-    // A block device zeroes and discards whole blocks of its own, cached or not.
+    // A block device zeroes and discards whole blocks, cached or not.
     let of_device = device.filter(|_| kind == FileKind::BlockDevice).map_or(0, |device| device.logical_block);
     direct.map_or(0, |direct| direct.offset).max(of_device)
 }
 
-/// Returns the logical block size: the configured one, else 512 for an image that was made with it, else the storage's own.
+/// Returns the logical block size: the configured one, else 512 for an image made with it, else the storage's own.
 fn block_size(
     settings: &Settings,
     config: &FileSettings,
@@ -380,7 +381,8 @@ fn block_size(
     })
 }
 
-/// Returns true if a write of the last unit of its direct I/O would make a file longer, and blocks of 512 bytes would do.
+/// Returns true if a write of the last unit of its direct I/O would extend a file, and blocks of 512 bytes are
+/// possible.
 fn ends_within_unit(config: &FileSettings, file: &File, kind: FileKind, device: Option<BlockDeviceInfo>) -> bool {
     let unit = u64::from(alignment(file, device).offset);
     let size = host::size(file, kind).unwrap_or(ByteLen::ZERO);
@@ -388,7 +390,7 @@ fn ends_within_unit(config: &FileSettings, file: &File, kind: FileKind, device: 
     kind == FileKind::Regular && may_have_512 && !size.0.is_multiple_of(unit)
 }
 
-/// Returns the device that a file is, or is on.
+/// Returns the device of a file: itself, or the one below its file system.
 fn device_of(file: &File, kind: FileKind) -> Option<BlockDeviceInfo> {
     let number = file.metadata().map(|data| match kind {
         FileKind::BlockDevice => data.rdev(),
@@ -424,7 +426,7 @@ fn geometry(
     device: BlockDeviceInfo,
 ) -> Geometry {
     let physical = BlockSize::new(device.physical_block).unwrap_or(block).max(least_physical);
-    // The alignment of a file's blocks is up to its file system; only a device's own offsets are the disk's.
+    // A file system aligns a file's blocks; only a device's own offsets are the disk's.
     let shift = if kind == FileKind::BlockDevice { device.alignment_offset } else { 0 };
     Geometry {
         size,

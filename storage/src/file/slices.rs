@@ -1,4 +1,4 @@
-//! Transfers through memory of the daemon's own: bounce slots, slots of zeroes, and units of which only a part changes.
+//! Transfers through the daemon's own memory: bounce slots, slots of zeroes, and units that change in part.
 
 use mqblk_core::{ByteLen, Errno, Op};
 use mqblk_memory::Buffer;
@@ -8,19 +8,19 @@ use super::channel::{FileChannel, Stalled};
 use super::inflight::{CANCELED, InflightRequest, OpStage};
 use super::small_blocks::{Slice, SmallBlocks};
 
-/// What a slice's operation is.
+/// The operation of a slice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum SliceStep {
     /// The transfer itself.
     #[default]
     Transfer,
-    /// A read of a unit of which a part will change.
+    /// A read of a unit that will change in part.
     ReadUnit,
     /// The write of that unit.
     WriteUnit,
 }
 
-/// The slice of a request that is in a kernel operation, or waits for one with the unit that was read.
+/// The slice of a request that is in a kernel operation, or waits for one with the unit read.
 #[derive(Debug, Default)]
 pub(super) struct SliceState {
     step: SliceStep,
@@ -31,12 +31,12 @@ pub(super) struct SliceState {
 }
 
 impl FileChannel {
-    /// Returns the file's units if direct I/O needs whole ones of them.
+    /// Returns the file's units if direct I/O needs whole ones.
     fn direct_units(&self) -> Option<&SmallBlocks> {
         self.file.small_blocks.as_ref().filter(|_| self.file.direct.is_some())
     }
 
-    /// Returns the next slice of a request, and the step that begins it.
+    /// Returns the next slice of a request, and its first step.
     fn next_slice(&self, request: &InflightRequest, slot_len: ByteLen) -> (Slice, SliceStep) {
         let (at, left) = (request.at(), request.left());
         let Some(blocks) = self.direct_units() else {
@@ -89,7 +89,7 @@ impl FileChannel {
         request.in_thread = !self.accessed.contains(slice.at, slice.len) || self.inline.needs_thread(slice.len);
         let in_thread = request.in_thread;
         let transfer = FileTransfer { file: &self.ring, at: slice.at, skip: 0, in_thread };
-        // Of a write whose data was lost nothing is written: a read takes its place, and the request fails when that ends.
+        // A write whose data was lost is replaced by a read, after which the request fails.
         let reads = request.op == Op::Read || request.faulted || step == SliceStep::ReadUnit;
         let issued = match reads {
             true => context.read(self.client, index.into(), transfer, memory),
@@ -109,7 +109,7 @@ impl FileChannel {
         }
     }
 
-    /// Issues the write of a unit that was read and changed.
+    /// Issues the write of a changed unit.
     fn issue_unit(&mut self, context: &mut UringContext, index: u32) -> Result<(), Stalled> {
         let Some(request) = self.inflight[index as usize].as_mut() else { return Ok(()) };
         let (Some((memory, slot)), Some(slice)) = (request.slice.unit.take(), request.slice.slice) else {
@@ -130,8 +130,8 @@ impl FileChannel {
         }
     }
 
-    /// Processes the completion of a slice. Returns the number of the request's bytes that it moved, or a negative errno. `None`: the unit is
-    /// being written now.
+    /// Processes the completion of a slice. Returns the number of the request's bytes moved, or a negative errno.
+    /// `None`: the unit is being written.
     pub(super) fn complete_slice(
         &mut self,
         context: &mut UringContext,
@@ -146,7 +146,7 @@ impl FileChannel {
         if is_changed == Some(true) {
             request.slice.unit = Some((memory, slot));
             if self.issue_unit(context, index).is_err() {
-                // First in the row: those before it may wait for its unit.
+                // First in the queue: earlier ones may wait for its unit.
                 self.stall_first(index);
             }
             return None;
@@ -177,7 +177,8 @@ impl FileChannel {
         Some(result)
     }
 
-    /// Puts the request's part into its unit, if that was read whole and is to be written. Returns false if guest memory was lost.
+    /// Puts the request's part into its unit, if the unit was read whole and must be written. Returns false if guest
+    /// memory was lost.
     fn change_unit(&mut self, context: &mut UringContext, index: u32, memory: &Buffer, result: i32) -> Option<bool> {
         let request = self.inflight[index as usize].as_ref()?;
         let slice = request.slice.slice?;
@@ -193,7 +194,7 @@ impl FileChannel {
         Some(context.buffers.copy_range(from, at, memory, slice.skip, slice.part))
     }
 
-    /// Releases what a cancelled request holds that has no operation in the kernel.
+    /// Releases the resources of a cancelled request without an operation in the kernel.
     pub(super) fn drop_unit(&mut self, context: &mut UringContext, index: u32) {
         let Some(request) = self.inflight[index as usize].as_mut() else { return };
         if let (Some((memory, slot)), Some(pool)) = (request.slice.unit.take(), &mut self.bounce) {

@@ -1,28 +1,31 @@
-//! Logical blocks that are smaller than what the storage reads and writes: 512 bytes on 4Kn devices, btrfs, or a reflinked file of XFS.
+//! Logical blocks that are smaller than the storage's unit of reads and writes: 512 bytes on 4Kn devices, btrfs, or a
+//! reflinked file of XFS.
 //!
-//! With direct I/O a write of a part of a *unit* (what the storage takes at once) is a read of the unit, a change of it in memory, and a write
-//! of it. Requests of all workers are in flight at once, so such a write must see no other one of its unit between its read and its write:
-//! what that wrote would be undone. [`SmallBlocks`] keeps them apart. A write of whole units shares them with others, as guests may have them
-//! overlap; a write of a part has its unit alone. Whoever finds another one there tries again when something has completed, or a millisecond
-//! later. Nothing is waited for while a unit is held but the storage.
+//! With direct I/O a write of a part of a *unit* (the storage's smallest transfer) is a read of the unit, a change of
+//! it in memory, and a write of it. Requests of all workers are in flight at once. No other write of the unit may come
+//! between its read and its write, or it would be undone. [`SmallBlocks`] keeps them apart. A write of whole units
+//! shares them with others, as guests may have them overlap; a write of a part has its unit alone. If a unit is taken,
+//! the request retries when something has completed, or a millisecond later. While a unit is held, only the storage is
+//! waited for.
 //!
-//! A crash leaves a unit as it was or as it was to be, with its neighbours' blocks in either case: the storage writes units as one. A request
-//! whose daemon was killed is replayed, after all that the daemon had with the kernel has ended.
+//! A crash leaves the old or the new unit, with its neighbours' blocks in either case: the storage writes units
+//! atomically. A request of a killed daemon is replayed after all I/O of that daemon has ended.
 //!
-//! Alternative: a second descriptor without O_DIRECT, so that the page cache does it. Rejected: a direct write beside a buffered one of the
-//! same folio fails to invalidate it, and the kernel reports that as an error of the next `fdatasync`; they would have to be kept apart too,
-//! by folio.
+//! Alternative: a second descriptor without O_DIRECT, which leaves this to the page cache. Rejected: a direct write
+//! beside a buffered one of the same folio fails to invalidate it, and the kernel reports that as an error of the next
+//! `fdatasync`. They would have to be kept apart too, by folio.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use mqblk_core::{ByteLen, ByteOffset};
 
-/// Slots, each for the units whose number modulo this is the slot's: 4 KiB of memory. A write of more units holds all.
+/// Slots, each for the units whose number modulo this is the slot's: 4 KiB of memory. A write of more units holds all
+/// slots.
 const SLOTS: u64 = 1024;
-/// The value of a slot whose unit somebody has alone. Lower values count those who share.
+/// The value of a slot whose unit is held alone. Lower values count shared holds.
 const ALONE: u32 = u32::MAX;
 
-/// The units of a file whose logical blocks are smaller.
+/// The units of a file with smaller logical blocks.
 #[derive(Debug)]
 pub(super) struct SmallBlocks {
     /// Bytes of a unit, a power of two.
@@ -30,7 +33,7 @@ pub(super) struct SmallBlocks {
     slots: Box<[AtomicU32]>,
 }
 
-/// Units that a write holds. Given back by [`SmallBlocks::release`].
+/// Units held by a write. Released by [`SmallBlocks::release`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeldUnits {
     first: u64,
@@ -38,14 +41,14 @@ pub(super) struct HeldUnits {
     alone: bool,
 }
 
-/// The next operation of a transfer that goes through memory of the daemon's own.
+/// The next operation of a transfer that goes through the daemon's own memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slice {
     /// Offset in the file.
     pub(super) at: ByteOffset,
-    /// Bytes that are read or written there.
+    /// Bytes read or written there.
     pub(super) len: ByteLen,
-    /// Bytes of these before those of the request.
+    /// Bytes of these before the request's.
     pub(super) skip: u64,
     /// Bytes of the request.
     pub(super) part: ByteLen,
@@ -68,7 +71,7 @@ impl SmallBlocks {
         ByteLen(self.unit)
     }
 
-    /// Returns true if the range is one of whole units.
+    /// Returns true if the range consists of whole units.
     #[inline]
     pub(super) fn is_whole(&self, at: ByteOffset, len: ByteLen) -> bool {
         (at.0 | len.0) & (self.unit - 1) == 0
@@ -100,7 +103,7 @@ impl SmallBlocks {
         Slice { at: ByteOffset(at.0 - skip), len: ByteLen(self.unit), skip, part: ByteLen(part) }
     }
 
-    /// Holds the units of a range, shared or alone. `None`: somebody else has one of them in a way that excludes this.
+    /// Holds the units of a range, shared or alone. `None`: another hold excludes it.
     pub(super) fn hold(&self, at: ByteOffset, len: ByteLen, alone: bool) -> Option<HeldUnits> {
         let (first, end) = (at.0 / self.unit, (at.0 + len.0).div_ceil(self.unit));
         let count = (end - first).min(SLOTS);
@@ -118,7 +121,7 @@ impl SmallBlocks {
         Some(HeldUnits { first, count, alone })
     }
 
-    /// Gives units back.
+    /// Releases units.
     pub(super) fn release(&self, held: HeldUnits) {
         for unit in held.first..held.first + held.count {
             match held.alone {

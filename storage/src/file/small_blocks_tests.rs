@@ -1,5 +1,5 @@
-//! Disks with blocks of 512 bytes on storage that takes 4096: loop devices, XFS with reflinked files, btrfs. Each needs root, and the last two
-//! their programs.
+//! Disks with blocks of 512 bytes on storage with units of 4096: loop devices, XFS with reflinked files, btrfs. Each
+//! needs root, and the last two their programs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,7 +24,7 @@ pub(super) struct FileSystem {
 }
 
 impl FileSystem {
-    /// `None`: this host does not have it.
+    /// `None` if this host does not have it.
     fn mount(mkfs: &str, options: &[&str]) -> Option<FileSystem> {
         let (image_folder, path) = image(&on_disk(), 400 << 20);
         let device = LoopDevice::new(&path, "512")?;
@@ -46,7 +46,7 @@ impl Drop for FileSystem {
     }
 }
 
-/// Storage of 4096 bytes at once, with the setting that has requests go through a worker's ring or through threads.
+/// Runs `test` on storage with units of 4096 bytes, with the settings for a worker's ring and for threads.
 fn with_storages(test: impl Fn(&Path, &[(&str, &str)])) {
     let (_dir, path) = image(&on_disk(), 8 << 20);
     let Some(device) = LoopDevice::new(&path, "4096") else {
@@ -85,7 +85,7 @@ fn conforms_with_blocks_smaller_than_the_storage_s() {
     });
 }
 
-/// What a sector may hold: the last value, or after concurrent writes one of theirs.
+/// The possible values of a sector: the last one, or after concurrent writes one of theirs.
 struct Sectors(Vec<Vec<u8>>);
 
 /// A request of a round: its first sector, its sectors, and the byte that it writes; `None`: it zeroes.
@@ -193,7 +193,7 @@ fn writes_of_sectors_leave_their_neighbours() {
     });
 }
 
-/// The image says what its guest has: it was made on other storage.
+/// The image shows its guest's block size: it was made on other storage.
 #[test]
 fn an_image_with_a_table_of_512_has_blocks_of_512() {
     with_storages(|path, more| {
@@ -215,7 +215,7 @@ fn write_at(file: &std::fs::File, bytes: &[u8]) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// A write of the last unit would make such a file longer.
+/// A write of the last unit would extend such a file.
 #[test]
 fn a_file_that_ends_within_a_unit_is_served_through_the_cache() {
     for system in [FileSystem::mount("mkfs.btrfs", &[])].into_iter().flatten() {

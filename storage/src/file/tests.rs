@@ -29,7 +29,7 @@ pub(super) fn image(place: &Path, len: u64) -> (TempDir, PathBuf) {
     (dir, path)
 }
 
-/// A directory on a file system with storage: that of this program.
+/// A directory on a file system with storage: the one of this program.
 pub(super) fn on_disk() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_path_buf()
 }
@@ -161,7 +161,7 @@ fn conforms_on_block_devices() {
         let disk = open(&settings);
         assert_eq!(disk.geometry().logical_block.bytes().to_string(), sector);
         assert_eq!(disk.geometry().size, ByteLen(8 << 20));
-        // 0 for good once anybody has written it: the kernel refuses a larger value (EINVAL) until the host restarts.
+        // Once written, 0 is permanent: the kernel refuses a larger value (EINVAL) until the host restarts.
         let limit = std::fs::read_to_string(device.queue_attribute("discard_max_bytes")).unwrap();
         assert_eq!(disk.limits().discard.is_some(), limit.trim() != "0", "discard_max_bytes is {limit}");
         drop(disk);
@@ -197,7 +197,7 @@ fn a_file_that_is_truncated_while_open() {
     }
 }
 
-/// `/dev/full` fails every write with ENOSPC, for any user and without a file system of its own.
+/// `/dev/full` fails every write with ENOSPC, for any user and without its own file system.
 #[test]
 fn a_full_device() {
     let fd = Arc::new(File::options().read(true).write(true).open("/dev/full").unwrap().into());
@@ -387,7 +387,8 @@ fn short_transfers_are_continued() {
     }
 }
 
-/// The kernel has few threads for these, which the disks of a worker share: one disk's flushes and discards leave them to the others.
+/// The kernel has few threads for these, shared by a worker's disks: one disk's flushes and discards do not occupy
+/// them.
 #[test]
 fn many_flushes_and_discards_are_few_operations() {
     const COUNT: usize = 64;

@@ -1,21 +1,21 @@
-//! Operations that block a kernel thread: `fdatasync` and `fallocate`. A disk with hundreds of flushes in flight would take hundreds of
-//! threads, or, where the kernel has fewer, have the buffered writes of all other disks wait behind these. A channel therefore has one flush in
-//! the kernel at a time, and those that come meanwhile share the next one; and few `fallocate` calls, which the file's lock would make wait for
-//! each other anyway. Pure: it decides, the channel acts.
+//! Operations that block a kernel thread: `fdatasync` and `fallocate`. A disk with hundreds of flushes in flight would
+//! take hundreds of threads, or, if the kernel has fewer, delay the buffered writes of all other disks. So a channel
+//! has one flush in the kernel at a time, and later ones share the next. It has few `fallocate` calls, which would wait
+//! for each other at the file's lock. Pure: it decides, the channel acts.
 
 use std::collections::VecDeque;
 
 use super::inflight::OpStage;
 
-/// Most `fallocate` calls in the kernel: one works, one follows at once.
+/// Most `fallocate` calls in the kernel: one runs, one follows at once.
 const MAX_FALLOCATES: usize = 2;
 
-/// What requests of such operations, by index in the channel's table, are in the kernel, and which wait.
+/// The requests of blocking operations, by index in the channel's table: those in the kernel, and waiting ones.
 #[derive(Debug)]
 pub(super) struct ThreadedOps {
     /// The requests that share the flush in the kernel; the first one's index is its cookie.
     syncing: Vec<u32>,
-    /// Requests that share the next flush: theirs has to begin after they came.
+    /// Requests that share the next flush, which must begin after their arrival.
     next_sync: Vec<u32>,
     fallocates: usize,
     waiting: VecDeque<u32>,
@@ -34,7 +34,8 @@ impl ThreadedOps {
         matches!(stage, OpStage::Sync | OpStage::Punch | OpStage::ZeroRange)
     }
 
-    /// Adds a request. Returns true if its operation is to be issued; else it waits, and [`next`](Self::next) returns it.
+    /// Adds a request. Returns true if its operation must be issued now; else it waits, and [`next`](Self::next)
+    /// returns it.
     pub(super) fn begin(&mut self, index: u32, stage: OpStage) -> bool {
         if stage == OpStage::Sync {
             let free = self.syncing.is_empty();
@@ -50,7 +51,7 @@ impl ThreadedOps {
         free
     }
 
-    /// The operation of a request has ended. Adds the requests that shared it to `ended`.
+    /// Ends the operation of a request. Adds the requests that shared it to `ended`.
     pub(super) fn end(&mut self, index: u32, stage: OpStage, ended: &mut Vec<u32>) {
         if stage == OpStage::Sync {
             ended.append(&mut self.syncing);
@@ -60,7 +61,7 @@ impl ThreadedOps {
         ended.push(index);
     }
 
-    /// The operation of a request that was to be issued never will be. Those that shared it wait for another one.
+    /// Called if the operation of a request cannot be issued. Requests that shared it wait for another one.
     pub(super) fn end_unissued(&mut self, index: u32, stage: OpStage) {
         let mut shared = Vec::new();
         self.end(index, stage, &mut shared);
@@ -70,7 +71,7 @@ impl ThreadedOps {
         }
     }
 
-    /// Returns a waiting request whose operation is to be issued now.
+    /// Returns a waiting request whose operation must be issued now.
     pub(super) fn next(&mut self) -> Option<u32> {
         if self.syncing.is_empty() && !self.next_sync.is_empty() {
             std::mem::swap(&mut self.syncing, &mut self.next_sync);
@@ -141,11 +142,11 @@ mod tests {
         let mut ops = ThreadedOps::new(16);
         (0..4).for_each(|index| _ = ops.begin(index, OpStage::Sync));
         (4..8).for_each(|index| _ = ops.begin(index, OpStage::Punch));
-        // What is in the kernel stays: request 0, and 4 and 5.
+        // Requests in the kernel stay: 0, and 4 and 5.
         assert_eq!(ops.cancel(|index| index != 2), [1, 3, 6, 7]);
         assert_eq!(end(&mut ops, 0, OpStage::Sync), [0]);
         assert_eq!((ops.next(), ops.next()), (Some(2), None));
-        // The context had no room for the operation of 2: those that shared it get another one.
+        // The context had no room for the operation of 2: requests that shared it get another one.
         (8..10).for_each(|index| _ = ops.begin(index, OpStage::Sync));
         ops.end_unissued(2, OpStage::Sync);
         ops.end_unissued(5, OpStage::Punch);

@@ -1,4 +1,4 @@
-//! A file by plain system calls, made by threads of the disk's own (`aio=threads`).
+//! A file by plain system calls, made by the disk's own threads (`aio=threads`).
 
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -14,7 +14,8 @@ use crate::blocking::BlockingStorage;
 /// The calls to a file.
 pub(super) struct FileCalls {
     file: Arc<OpenFile>,
-    /// Where logical blocks are smaller than the storage's units: held by writes of whole units together, and by one of a part alone.
+    /// For logical blocks smaller than the storage's units: shared by writes of whole units, exclusive for a write of a
+    /// part.
     changes: RwLock<()>,
 }
 
@@ -36,7 +37,7 @@ impl FileCalls {
         self.file.direct.and_then(|_| self.cut_units(at, len))
     }
 
-    /// Keeps those away who write a part of a unit, where there are units.
+    /// Excludes writes of parts of units, if there are units.
     fn changes_whole_units(&self) -> Option<RwLockReadGuard<'_, ()>> {
         self.file.small_blocks.as_ref().map(|_| self.changes.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -79,7 +80,7 @@ impl FileCalls {
         })
     }
 
-    /// Writes a range that has parts of units: reads what else is in them, alone.
+    /// Writes a range that has parts of units, exclusively: reads the rest of them first.
     fn write_cut(&self, blocks: &SmallBlocks, bytes: &[u8], at: ByteOffset) -> io::Result<()> {
         let _alone = self.changes.write().unwrap_or_else(PoisonError::into_inner);
         let len = ByteLen(bytes.len() as u64);

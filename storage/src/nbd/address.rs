@@ -1,4 +1,4 @@
-//! Where an export is: the NBD project's URIs (`doc/uri.md`) and the keys that they stand for.
+//! Address of an export: the NBD project's URIs (`doc/uri.md`) and their keys.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ impl fmt::Display for ServerAddress {
 pub(super) struct ExportAddress {
     pub server: ServerAddress,
     pub export: String,
-    /// The URI demands TLS.
+    /// True if the URI demands TLS.
     pub tls: bool,
 }
 
@@ -95,7 +95,7 @@ impl ExportAddress {
 }
 
 impl ExportAddress {
-    /// Returns the keys that stand for it.
+    /// Returns its keys.
     pub(super) fn resolved(&self) -> Vec<(&'static str, String)> {
         let export = ("export", self.export.clone());
         match &self.server {
@@ -105,7 +105,7 @@ impl ExportAddress {
     }
 }
 
-/// Parses a URI. Errors say what is wrong with it.
+/// Parses a URI. Errors describe the fault.
 fn parse(uri: &str) -> Result<ExportAddress, String> {
     let (scheme, rest) = uri.split_once("://").ok_or("no scheme and ://")?;
     let (unix, tls) = match scheme {

@@ -1,4 +1,4 @@
-//! A worker's connection: its requests, from their first byte that is sent to the last that is received.
+//! A worker's connection: its requests, from the first byte sent to the last byte received.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ use crate::observers::Traffic;
 
 /// Most requests in a channel.
 pub(super) const MAX_INFLIGHT: usize = 256;
-/// Bytes of the buffers in which small requests and replies are collected.
+/// Bytes of the buffers that collect small requests and replies.
 pub(super) const STAGING: u64 = 256 << 10;
 
 /// Cookies of the two operations that a channel has in flight.
 const SEND: u64 = 0;
 const RECEIVE: u64 = 1;
 
-/// What a request does next at the server.
+/// Next command of a request at the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Its own command.
@@ -35,22 +35,22 @@ pub(super) enum Stage {
     Flush,
 }
 
-/// A request that was taken.
+/// A taken request.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub request: Request<Buffer>,
     pub stage: Stage,
-    /// The cookie that the server was given last; `None` before.
+    /// The last cookie sent to the server; `None` before.
     pub cookie: Option<u64>,
-    /// Bytes of a command without payload that are done: the most that the server takes at a time.
+    /// Finished bytes of a command without payload, which is split by the server's limit.
     pub done: u64,
-    /// Bytes of the command that is being executed.
+    /// Bytes of the current command.
     pub piece: u64,
-    /// Bytes of a read that have come.
+    /// Received bytes of a read.
     pub received: u64,
-    /// The first error; the reply may go on after it.
+    /// The first error; the reply may continue after it.
     pub error: Option<Outcome>,
-    /// Its outcome. It is completed when its buffer is back.
+    /// Its outcome. The request is completed when its buffer is back.
     pub outcome: Option<Outcome>,
 }
 
@@ -68,7 +68,7 @@ impl Pending {
         }
     }
 
-    /// Returns true if the kernel has nothing of it.
+    /// Returns true if the kernel has none of its memory.
     fn is_back(&self) -> bool {
         self.request.buffer.is_some() || !self.request.op.has_data()
     }
@@ -206,7 +206,7 @@ impl Requests {
     }
 }
 
-/// Returns the most bytes of a command without payload: aligned, and what the header has room for.
+/// Returns the most bytes of a command without payload: aligned, and within the header's field.
 fn max_piece(server: &NbdServer, export: &ExportInfo) -> u64 {
     let block = u64::from(server.geometry.logical_block.bytes());
     export.headers.max_len() / block * block
@@ -363,7 +363,7 @@ impl DiskChannel<UringContext> for NbdChannel {
 
     fn cancel(&mut self, _: &mut UringContext, tags: &[Tag], completions: &mut Vec<Completion<Buffer>>) {
         let requests = &mut self.requests;
-        // What was sent completes as it ends.
+        // Sent requests complete with their replies.
         self.sender.retain(|index| {
             let picked = requests
                 .get(index)
@@ -382,13 +382,13 @@ impl DiskChannel<UringContext> for NbdChannel {
 
     fn close(&mut self, context: &mut UringContext) {
         if !self.is_lost {
-            // Nothing is being sent, so that it cannot come between other bytes. The server may not care.
+            // Nothing is being sent, so it cannot come between other bytes. The server may ignore it.
             let header = RequestHeader { flags: 0, command: command::DISCONNECT, cookie: 0, offset: 0, len: 0 };
             let bytes = header.encode(self.export.headers);
             let bytes = &bytes[..self.export.headers.request_bytes()];
             let _ = rustix::net::send(self.sender.descriptor(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         }
-        // With the receive that waits for the server.
+        // Including the receive that waits for the server.
         context.remove_client(self.client);
         self.sender.close(context);
         if let Some(mut staging) = self.staging.take() {

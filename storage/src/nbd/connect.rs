@@ -16,17 +16,17 @@ use super::negotiate::{self, ExportInfo, Purpose};
 use super::protocol::{RequestHeader, command};
 use super::tls::TlsClient;
 
-/// How long a server may take for each step until its export is known, and for all of them.
+/// Timeout of each step until the export is known, and of all steps.
 const TIMEOUT: Duration = Duration::from_secs(10);
 const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(30);
-/// A TCP connection to a host that is gone ends after half a minute: probes begin after 15 s without traffic, and what is sent must be
-/// acknowledged in 30 s. A server that answers slowly keeps it.
+/// A TCP connection to a lost host ends after half a minute: probes begin after 15 s without traffic, and sent data
+/// must be acknowledged in 30 s. A slow server keeps it.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
 const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 
-/// A connection whose negotiation is over.
+/// A connection after its negotiation.
 #[derive(Debug)]
 pub(super) struct Session {
     pub socket: OwnedFd,
@@ -38,7 +38,7 @@ pub(super) struct Session {
 pub(super) struct Dialer {
     pub address: ExportAddress,
     pub tls: Option<TlsClient>,
-    /// What the name stood for when it was last looked up: in the sandbox it may not be looked up again.
+    /// Addresses of the name's last lookup: the sandbox may forbid another one.
     resolved: Mutex<Vec<SocketAddr>>,
 }
 
@@ -50,7 +50,7 @@ impl Dialer {
     /// Connects and negotiates.
     ///
     /// # Errors
-    /// With the server's name, and what went wrong.
+    /// With the server's name and the reason.
     pub(super) fn dial(&self, purpose: Purpose) -> io::Result<Session> {
         let named = |error: io::Error| {
             let what = match error.kind() {
@@ -92,7 +92,7 @@ impl Dialer {
             Some(tls) => {
                 negotiate::start_tls(&mut stream)?;
                 let mut tunnel = tls.connect(stream)?;
-                // What was said before TLS may have been anybody's.
+                // Data from before TLS may be forged.
                 let export = negotiate::negotiate(&mut tunnel, name, purpose, no_zeroes)?;
                 probe(&mut tunnel, &export, purpose)?;
                 (tunnel.into_socket()?, export)
@@ -124,7 +124,8 @@ impl Dialer {
 /// The cookie of a probe's requests; a transmission counts its requests from 0.
 pub(super) const PROBE_COOKIE: u64 = u64::MAX;
 
-/// A socket with a bound for each of its calls ([`TIMEOUT`]) and for all of them: a server that sends a byte now and then ends in time.
+/// A socket with a timeout for each of its calls ([`TIMEOUT`]) and for all of them: a server that sends occasional
+/// bytes cannot prolong it.
 #[derive(Debug)]
 pub(super) struct TimedStream {
     stream: TcpStream,
@@ -168,7 +169,7 @@ impl Write for TimedStream {
     }
 }
 
-/// Reads a block and ends the connection, if that is its purpose: a server may refuse a connection after the negotiation.
+/// For a probe, reads a block and ends the connection: a server may refuse a connection after the negotiation.
 fn probe(stream: &mut (impl Read + Write), export: &ExportInfo, purpose: Purpose) -> io::Result<()> {
     if purpose != Purpose::Probe || export.size == 0 {
         return Ok(());
@@ -186,7 +187,7 @@ fn probe(stream: &mut (impl Read + Write), export: &ExportInfo, purpose: Purpose
         }
         _ => error,
     })?;
-    // The server may have ended the connection by now.
+    // The server may have ended the connection.
     let _ = send(stream, command::DISCONNECT, 0);
     Ok(())
 }
@@ -205,7 +206,7 @@ fn set_keepalive(stream: &TcpStream) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Each of its bytes is in time.
+    /// Each of its bytes arrives in time.
     #[test]
     fn a_server_that_sends_a_byte_now_and_then_ends_in_time() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();

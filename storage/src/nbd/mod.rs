@@ -42,7 +42,7 @@ use negotiate::{ExportInfo, Purpose};
 use protocol::export_flag;
 use tls::TlsClient;
 
-/// How often an error of the server is logged.
+/// Interval of logging errors of the server.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 const FOREVER: &str = "forever";
 /// Words of `write-zeroes`.
@@ -89,7 +89,7 @@ pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Ar
     let mut session = dialer
         .dial(Purpose::Transmission)
         .map_err(|error| settings.refused(&address::PATH, error.to_string(), "an NBD server that serves the export"))?;
-    // A server that says so may have a limit of connections. Workers without one would never complete a request.
+    // A server with this flag may still limit connections. Workers without a connection would never complete a request.
     if session.export.has(export_flag::CAN_MULTI_CONN)
         && let Err(error) = dialer.dial(Purpose::Probe)
     {
@@ -127,9 +127,9 @@ pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Ar
 /// The keys besides the address.
 struct Keys {
     read_only: bool,
-    /// For how long requests wait for a connection; `None`: for ever.
+    /// Time that requests wait for a connection; `None`: unlimited.
     reconnect: Option<Duration>,
-    /// Writes of zeroes fail that would not be faster than writes.
+    /// True if zeroes that would not be faster than writes fail.
     fast_zeroes: bool,
     tls: bool,
 }
@@ -175,7 +175,7 @@ fn geometry(settings: &Settings, export: &ExportInfo, read_only: bool) -> Result
     }
 }
 
-/// An export, and how to connect to it.
+/// An export and its connections.
 #[derive(Debug)]
 struct NbdServer {
     dialer: Dialer,
@@ -183,19 +183,19 @@ struct NbdServer {
     export: ExportInfo,
     geometry: Geometry,
     size: DiskSize,
-    /// The size that the server said last.
+    /// The size last reported by the server.
     found: DiskSize,
     fast_zeroes: bool,
-    /// The connection that the disk was opened with, for the first channel.
+    /// The connection from the opening of the disk, for the first channel.
     first: Mutex<Option<Session>>,
-    /// A channel has the connection of a server that wants one only.
+    /// True if a channel has the connection of a server that accepts only one.
     connected: AtomicBool,
     observers: Arc<Observers>,
-    /// Errors of the server that were not logged since the last that was.
+    /// Errors of the server since the last logged one.
     errors: Mutex<SaidErrors>,
 }
 
-/// The errors that a server has replied with.
+/// Errors replied by a server.
 #[derive(Debug, Default)]
 struct SaidErrors {
     logged_at: Option<Instant>,
@@ -225,14 +225,15 @@ impl NbdServer {
         tracing::warn!("{}: {what} ({left_out} others since the last of these lines)", self.dialer.address);
     }
 
-    /// Asks the server for the export's size, on a connection of its own. Blocks: only for control threads.
+    /// Queries the export's size on a separate connection. Blocks: only for control threads.
     ///
     /// # Errors
-    /// When it does not tell, as one that serves a client at a time.
+    /// When the server does not report it, for example because it serves one client at a time.
     fn ask_size(&self) -> io::Result<ByteLen> {
         let export = match self.dialer.dial(Purpose::Information) {
             Ok(Session { export, .. }) if export.size > 0 => export,
-            // A server without NBD_OPT_INFO refuses to tell. nbd-server opens the export only for whoever uses it, and says 0 before.
+            // A server without NBD_OPT_INFO refuses. nbd-server opens the export only for a user of it, and reports 0
+            // before.
             _ => self.dialer.dial(Purpose::Probe)?.export,
         };
         if export.size == 0 {
@@ -243,7 +244,7 @@ impl NbdServer {
         Ok(ByteLen(export.size))
     }
 
-    /// Checks that a new connection has what queues rely on, and takes over the export's size.
+    /// Checks that a new connection keeps the properties that queues rely on, and stores the export's size.
     fn compare(&self, export: &ExportInfo) -> io::Result<()> {
         let lost = self.export.flags & !export.flags & NEEDED_FLAGS;
         let became_read_only = export.has(export_flag::READ_ONLY) && !self.geometry.read_only;
@@ -272,7 +273,7 @@ impl NbdServer {
     }
 }
 
-/// The connection of a server that wants one only, until it is dropped.
+/// The connection of a server that accepts only one, until it is dropped.
 #[derive(Debug)]
 struct OnlyConnection(Arc<NbdServer>);
 
@@ -292,7 +293,7 @@ impl Drop for OnlyConnection {
     }
 }
 
-/// Transmission flags that the disk's limits come from.
+/// Transmission flags that determine the disk's limits.
 const NEEDED_FLAGS: u16 = export_flag::SEND_FLUSH
     | export_flag::SEND_FUA
     | export_flag::SEND_TRIM
@@ -377,7 +378,8 @@ impl Disk<UringContext> for NbdDisk {
     }
 
     fn found_size(&self) -> Result<ByteLen, DiskError> {
-        // Called every second: the server is not asked. Each connection finds the size, and a changed one is reported to the observer.
+        // Called every second: the server is not queried. Each connection reads the size, and a change is reported to
+        // the observer.
         Ok(self.server.found.get())
     }
 
@@ -386,7 +388,7 @@ impl Disk<UringContext> for NbdDisk {
             admission::check_resize(&self.server.geometry, size)?;
         }
         let asked = self.server.ask_size();
-        // What the last connection has found, if that is what is wanted, or new.
+        // The size of the last connection, if it is the requested or a new one.
         let known = self.server.found.get();
         let is_enough = size.map_or(known != self.server.size.get(), |size| size == known);
         let found = match asked {

@@ -7,14 +7,14 @@ use super::protocol::{
     be64, export_flag, info, option, option_reply, printable,
 };
 
-/// Longest reply to an option that is read. The longest that a server has reason to send is a text of 4096 bytes.
+/// Longest accepted reply to an option. The longest sensible one is a text of 4096 bytes.
 const MAX_REPLY: u32 = 64 << 10;
 /// Most replies to one option.
 const MAX_REPLIES: usize = 64;
 /// The largest payload of a server that states no limit.
 const DEFAULT_MAX_PAYLOAD: u32 = 32 << 20;
 
-/// What was negotiated.
+/// The negotiated properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ExportInfo {
     /// Bytes.
@@ -34,26 +34,26 @@ impl ExportInfo {
     }
 }
 
-/// How a negotiation ends.
+/// Purpose of a negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// The export is used on this connection.
     Transmission,
-    /// It could be used, and the connection is ended.
+    /// The export is tested for use, and the connection ends.
     Probe,
-    /// The export is asked for, and the connection ends.
+    /// The export is queried, and the connection ends.
     Information,
 }
 
-/// A server's answer that is an error, as an I/O error.
+/// Returns a server's error reply as an I/O error.
 fn refused(what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what)
 }
 
-/// Reads the greeting and answers it. Returns true if the server leaves out the zeroes of an old reply.
+/// Reads the greeting and answers it. Returns true if the server omits the zeroes of an old reply.
 ///
 /// # Errors
-/// When it is no NBD server, or one without fixed newstyle negotiation.
+/// When it is not an NBD server, or has no fixed newstyle negotiation.
 pub(super) fn greet(stream: &mut (impl Read + Write)) -> io::Result<bool> {
     let mut magics = [0; 16];
     read_exact(stream, &mut magics, "the server ended the connection before its greeting")?;
@@ -76,7 +76,7 @@ pub(super) fn greet(stream: &mut (impl Read + Write)) -> io::Result<bool> {
     Ok(flags & FLAG_NO_ZEROES != 0)
 }
 
-/// Asks for TLS. The handshake follows.
+/// Requests TLS. The handshake follows.
 ///
 /// # Errors
 /// When the server refuses.
@@ -91,7 +91,7 @@ pub(super) fn start_tls(stream: &mut (impl Read + Write)) -> io::Result<()> {
 /// Negotiates the headers and the export.
 ///
 /// # Errors
-/// When the server refuses, or contradicts the protocol.
+/// When the server refuses, or violates the protocol.
 pub(super) fn negotiate(
     stream: &mut (impl Read + Write),
     export: &str,
@@ -146,7 +146,7 @@ pub(super) fn negotiate(
     Err(refused(&format!("found more than {MAX_REPLIES} replies to one option")))
 }
 
-/// Asks for the export of a server without NBD_OPT_GO, which ends the connection if it has none.
+/// Requests the export of a server without NBD_OPT_GO, which ends the connection if there is none.
 fn export_name(
     stream: &mut (impl Read + Write),
     export: &str,
@@ -161,7 +161,7 @@ fn export_name(
     check(ExportInfo { size, flags, headers, block: 1, max_payload: DEFAULT_MAX_PAYLOAD })
 }
 
-/// Checks what the server says of its export.
+/// Checks the server's properties of the export.
 fn check(export: ExportInfo) -> io::Result<ExportInfo> {
     let ExportInfo { size, block, max_payload, .. } = export;
     if !export.has(export_flag::HAS_FLAGS) {
@@ -180,10 +180,10 @@ fn check(export: ExportInfo) -> io::Result<ExportInfo> {
     Ok(export)
 }
 
-/// The smallest maximum payload that is accepted: the largest request that a worker makes.
+/// The smallest maximum payload accepted: a worker's largest request.
 pub(super) const MIN_PAYLOAD: u32 = 1 << 20;
 
-/// Asks for something that an older server does not have.
+/// Requests an option that an older server does not have.
 fn is_accepted(stream: &mut (impl Read + Write), number: u32) -> io::Result<bool> {
     send_option(stream, number, &[])?;
     match read_reply(stream, number)? {
@@ -203,7 +203,7 @@ fn send_option(stream: &mut impl Write, number: u32, data: &[u8]) -> io::Result<
     stream.write_all(&message)
 }
 
-/// Reads all of `bytes`. `ended` says what it means that the server has ended the connection.
+/// Reads all of `bytes`. `ended`: the error if the server has ended the connection.
 fn read_exact(stream: &mut impl Read, bytes: &mut [u8], ended: &str) -> io::Result<()> {
     stream.read_exact(bytes).map_err(|error| match error.kind() {
         ErrorKind::UnexpectedEof => refused(ended),
@@ -231,7 +231,7 @@ fn read_reply(stream: &mut impl Read, number: u32) -> io::Result<(u32, Vec<u8>)>
     Ok((kind, data))
 }
 
-/// Says which error a server has replied, with its own words.
+/// Returns the error that a server has replied, with its text.
 fn option_error(what: &str, error: u32, text: &[u8]) -> io::Error {
     if error & option_reply::ERROR == 0 {
         return refused(&format!("{what}: found a reply of type {error}, expected an acknowledgement or an error"));

@@ -2,11 +2,11 @@
 
 use mqblk_core::Outcome;
 
-/// `NBDMAGIC`: what a server says first.
+/// `NBDMAGIC`: the first word of a server.
 pub(super) const SERVER_MAGIC: u64 = 0x4e42_444d_4147_4943;
-/// `IHAVEOPT`: newstyle negotiation, and what begins an option.
+/// `IHAVEOPT`: newstyle negotiation, and the start of an option.
 pub(super) const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-/// What an oldstyle server says in its place.
+/// An oldstyle server's word in its place.
 pub(super) const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
 /// Begins a reply to an option.
 pub(super) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
@@ -58,7 +58,7 @@ pub(super) mod info {
     pub(crate) const BLOCK_SIZE: u16 = 3;
 }
 
-/// Transmission flags: what an export can do.
+/// Transmission flags: capabilities of an export.
 pub(super) mod export_flag {
     pub(crate) const HAS_FLAGS: u16 = 1 << 0;
     pub(crate) const READ_ONLY: u16 = 1 << 1;
@@ -111,12 +111,12 @@ pub(super) const MAX_HEADER: usize = 32;
 /// Bytes of a simple reply.
 const SIMPLE_REPLY: usize = 16;
 
-/// The form of requests and replies that was negotiated.
+/// The negotiated form of requests and replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Headers {
     /// Simple replies.
     Simple,
-    /// Structured replies to reads, and to other commands if the server likes.
+    /// Structured replies to reads, and optionally to other commands.
     Structured,
     /// Extended headers: 64-bit lengths; all replies are structured.
     Extended,
@@ -159,7 +159,7 @@ pub(super) struct RequestHeader {
 }
 
 impl RequestHeader {
-    /// Encodes it; [`Headers::request_bytes`] says how many bytes are used.
+    /// Encodes it; [`Headers::request_bytes`] is the number of used bytes.
     pub(super) fn encode(&self, headers: Headers) -> [u8; MAX_HEADER] {
         let extended = headers == Headers::Extended;
         let magic = if extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
@@ -186,12 +186,12 @@ pub(super) enum ReplyHeader {
     Chunk { done: bool, kind: u16, cookie: u64, len: u64 },
 }
 
-/// Why bytes are no reply header.
+/// Error of decoding a reply header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BadHeader {
     /// More bytes are needed: this many in all.
     Short(usize),
-    /// The magic number, which is none of those that are expected.
+    /// An unexpected magic number.
     Magic(u32),
 }
 
@@ -226,12 +226,13 @@ pub(super) fn be64(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_be_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
-/// Returns a server's own words as a log can have them: one line, and not too long.
+/// Returns a server's text for a log: one line of bounded length.
 pub(super) fn printable(text: &str) -> String {
     text.chars().filter(|one| !one.is_control()).take(200).collect()
 }
 
-/// Returns the outcome of an error number of the protocol. These are Linux' numbers; unknown ones count as EINVAL, as the protocol says.
+/// Returns the outcome of an error number of the protocol. The numbers are Linux's; unknown ones count as EINVAL, as
+/// the protocol requires.
 pub(super) fn outcome(error: u32) -> Outcome {
     match error {
         1 => Outcome::ReadOnly, // EPERM: the export is read-only.

@@ -1,4 +1,5 @@
-//! What a channel receives: replies, as many as have come with one operation, and the data of long reads straight into guest memory.
+//! Receiving side of a channel: several replies with one operation, and the data of long reads directly into guest
+//! memory.
 
 use mqblk_core::{ByteLen, Op, Outcome};
 use mqblk_memory::Buffer;
@@ -11,15 +12,15 @@ use super::protocol::{BadHeader, Headers, ReplyHeader, SHUTDOWN, be32, be64, chu
 use super::send::{FAULT, Lost, Sender};
 use crate::{admission, zeroes};
 
-/// Data of which so much is still to come is received into the request's own buffer. A copy of less takes no longer than an operation, and the
-/// replies behind it come with it.
+/// At least this much missing data is received directly into the request's buffer. A copy of less takes no longer than
+/// an operation, and includes the replies behind it.
 const MIN_DIRECT: u64 = 32 << 10;
 /// Longest payload of an error: 4096 bytes of text, and three numbers.
 const MAX_ERROR: u64 = 4096 + 14;
-/// Bytes of a reply that are decoded at a time: a header, and the numbers of a chunk.
+/// Bytes of a reply decoded at a time: a header, and the numbers of a chunk.
 const WINDOW: usize = 48;
 
-/// What the next bytes are.
+/// Content of the next bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expecting {
     Header,
@@ -39,7 +40,7 @@ pub(super) struct Receiver {
     /// `None` while an operation has it.
     buffer: Option<Buffer>,
     slot: u32,
-    /// What has come and is not parsed.
+    /// Received bytes that are not parsed.
     start: u64,
     end: u64,
     expecting: Expecting,
@@ -58,7 +59,7 @@ impl Receiver {
         self.buffer.take().map(|buffer| (buffer, self.slot))
     }
 
-    /// Receives more, unless an operation does.
+    /// Receives more, unless an operation is in flight.
     pub(super) fn receive(
         &mut self,
         context: &mut UringContext,
@@ -90,7 +91,7 @@ impl Receiver {
         }
     }
 
-    /// Takes the buffer of the request whose data comes next, if it is worth it.
+    /// Takes the buffer of the request whose data comes next, if enough of it is missing.
     fn take_direct(&mut self, requests: &mut Requests) -> Option<(u16, u64, u64, Buffer)> {
         let Expecting::Data { index, at, left, .. } = self.expecting else { return None };
         let pending = requests.get(index)?;
@@ -101,7 +102,7 @@ impl Receiver {
         pending.request.buffer.take().map(|buffer| (index, at, left, buffer))
     }
 
-    /// Moves what is not parsed to the start of the buffer.
+    /// Moves unparsed bytes to the start of the buffer.
     fn compact(&mut self, context: &UringContext, buffer: &Buffer) {
         let len = self.end - self.start;
         if self.start > 0 && len > 0 {
@@ -146,7 +147,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Handles what has come.
+    /// Handles the received bytes.
     pub(super) fn parse(
         &mut self,
         context: &UringContext,
@@ -238,7 +239,7 @@ impl Receiver {
         }
     }
 
-    /// Copies what comes next to `bytes`. Nothing is taken.
+    /// Copies the next bytes to `bytes` without taking them.
     fn look<'a>(&self, context: &UringContext, bytes: &'a mut [u8]) -> Result<&'a [u8], Lost> {
         match &self.buffer {
             Some(buffer) if context.buffers.copy_out(buffer, self.start, bytes) => Ok(bytes),
@@ -332,7 +333,7 @@ impl Receiver {
                 };
                 let (error, text) = (be32(bytes, 0).unwrap_or(0), String::from_utf8_lossy(text).into_owned());
                 self.start += len;
-                // An error number of 0 is against the protocol, and an error nevertheless.
+                // An error number of 0 violates the protocol, and counts as an error.
                 fail(requests, server, index, if error == 0 { 22 } else { error }, &text)?;
                 return Ok(parsed(done));
             }
@@ -353,7 +354,7 @@ struct ChunkHeader {
     len: u64,
 }
 
-/// What was parsed.
+/// Result of parsing.
 enum Parsed {
     /// Nothing: more bytes are needed.
     More,
@@ -363,7 +364,7 @@ enum Parsed {
     Reply(u16),
 }
 
-/// Returns where a part of a read belongs in its buffer, and counts it. `None` if it lies outside.
+/// Returns the offset of a part of a read in its buffer, and counts it. `None` if it lies outside.
 fn place(pending: &mut Pending, start: u64, offset: u64, len: u64) -> Option<u64> {
     let at = offset.checked_sub(start)?;
     let end = at.checked_add(len)?;
@@ -371,7 +372,7 @@ fn place(pending: &mut Pending, start: u64, offset: u64, len: u64) -> Option<u64
     (end <= pending.request.len.0 && pending.received <= pending.request.len.0).then_some(at)
 }
 
-/// Checks that all of a read has come, at the end of its reply.
+/// Checks, at the end of its reply, that a read is complete.
 fn check_length(pending: &Pending) -> Result<(), Lost> {
     let (received, expected) = (pending.received, pending.request.len.0);
     if pending.error.is_none() && received != expected {
@@ -380,7 +381,7 @@ fn check_length(pending: &Pending) -> Result<(), Lost> {
     Ok(())
 }
 
-/// Notes the server's error for a request.
+/// Records the server's error for a request.
 fn fail(requests: &mut Requests, server: &NbdServer, index: u16, error: u32, text: &str) -> Result<(), Lost> {
     if error == SHUTDOWN {
         return Err("the server is shutting down".to_owned());

@@ -1,4 +1,4 @@
-//! What a channel sends: commands, as many as are waiting in one operation.
+//! Sending side of a channel: all waiting commands in one operation.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -17,13 +17,13 @@ use crate::admission;
 /// 16 KiB takes about as long as an operation.
 const MAX_COPY: u64 = 16 << 10;
 
-/// EFAULT as a completion has it: a request's memory was lost.
+/// EFAULT in the form of a completion: a request's memory was lost.
 pub(super) const FAULT: i32 = -Errno::FAULT.0;
 
-/// A message on its way.
+/// A message being sent.
 #[derive(Debug)]
 struct SentMessage {
-    /// Bytes, and how many of them are sent.
+    /// Its length, and the bytes already sent.
     len: u64,
     sent: u64,
     slot: u32,
@@ -31,7 +31,7 @@ struct SentMessage {
     payload_of: Option<u16>,
 }
 
-/// Why the connection is lost.
+/// Reason of a lost connection.
 pub(super) type Lost = String;
 
 /// The sending side of a channel.
@@ -43,7 +43,7 @@ pub(super) struct Sender {
     /// Requests whose command waits.
     queue: VecDeque<u16>,
     message: Option<SentMessage>,
-    /// What has to be sent on: the context had no room.
+    /// A message to send again: the context had no room.
     refused: Option<Message>,
 }
 
@@ -70,7 +70,7 @@ impl Sender {
         self.queue.retain(|index| keep(*index));
     }
 
-    /// Sends what waits, unless a message is on its way.
+    /// Sends waiting commands, unless a message is being sent.
     pub(super) fn send(
         &mut self,
         context: &mut UringContext,
@@ -177,7 +177,7 @@ impl Sender {
                 pending.request.buffer = buffer;
             }
             if result == FAULT {
-                // The connection is lost with it, because the server waits for the rest.
+                // The connection is lost too, because the server waits for the rest.
                 requests.end(index, admission::FAULT);
             }
         }
@@ -187,7 +187,7 @@ impl Sender {
         Err(format!("send: {}", std::io::Error::from_raw_os_error(-result)))
     }
 
-    /// Sends nothing more: the connection is lost. An operation may be in flight.
+    /// Stops sending: the connection is lost. An operation may be in flight.
     pub(super) fn abandon(&mut self, context: &mut UringContext, staging: &mut BouncePool, requests: &mut Requests) {
         self.queue.clear();
         let Some(Message { header, payload, .. }) = self.refused.take() else { return };
@@ -200,7 +200,7 @@ impl Sender {
         }
     }
 
-    /// Ends it, with nothing on its way.
+    /// Closes it, with nothing being sent.
     pub(super) fn close(&mut self, context: &mut UringContext) {
         if let Some(socket) = self.socket.take() {
             context.unregister_file(socket);

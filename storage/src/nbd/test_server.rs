@@ -1,4 +1,4 @@
-//! An NBD server in a thread, for tests: a RAM disk whose conversation tests can bend.
+//! An NBD server in a thread, for tests: a RAM disk whose replies tests can alter.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use super::connect::PROBE_COOKIE;
 use super::protocol::{command, command_flag, export_flag, info, option, option_reply};
 
-/// All that an export can do.
+/// All flags of an export.
 pub(super) const ALL_FLAGS: u16 = export_flag::HAS_FLAGS
     | export_flag::SEND_FLUSH
     | export_flag::SEND_FUA
@@ -18,11 +18,11 @@ pub(super) const ALL_FLAGS: u16 = export_flag::HAS_FLAGS
     | export_flag::CAN_MULTI_CONN
     | export_flag::SEND_FAST_ZERO;
 
-/// How replies are bent; the number counts the connection's requests from 1. `None` ends the connection, and so does a reply that is cut
-/// short, after it.
+/// Alters replies; the number counts the connection's requests from 1. `None` ends the connection, and a truncated
+/// reply ends it afterwards.
 type Bend = dyn Fn(u64, &Command, Vec<u8>) -> Option<Vec<u8>> + Send + Sync;
 
-/// A command as it was received.
+/// A received command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Command {
     pub flags: u16,
@@ -32,22 +32,22 @@ pub(super) struct Command {
     pub len: u64,
 }
 
-/// When a connection too many ends.
+/// Time of the end of a connection above the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     AtOnce,
     AfterNegotiation,
 }
 
-/// What the server offers.
+/// The server's offer.
 pub(super) struct Offer {
     pub size: usize,
-    /// The size that is stated, if not that of the disk in memory.
+    /// The stated size, if not the size of the disk in memory.
     pub stated: Option<u64>,
     pub flags: u16,
     /// One connection at a time; others end before or after the negotiation.
     pub limit: Option<Refusal>,
-    /// The size is stated to whoever uses the export only (nbd-server).
+    /// True if the size is stated only to users of the export (nbd-server).
     pub hides_size: bool,
     pub structured: bool,
     pub extended: bool,
@@ -82,7 +82,7 @@ pub(super) struct TestServer {
     pub path: PathBuf,
     /// Made so far, without probes.
     pub connections: AtomicU64,
-    /// That use the export now.
+    /// Users of the export now.
     open: AtomicU64,
     pub commands: Mutex<Vec<Command>>,
     pub disk: Mutex<Vec<u8>>,
@@ -121,7 +121,8 @@ impl TestServer {
         self.offer.stated.unwrap_or_else(|| self.disk.lock().unwrap().len() as u64)
     }
 
-    /// Counts a connection that uses the export: before the client knows, whose next connection is the second one then.
+    /// Counts a connection that uses the export: before the client knows it, so that its next connection is the second
+    /// one.
     fn begin_use(&self) -> bool {
         self.open.fetch_add(1, Ordering::SeqCst) == 0
     }
@@ -207,7 +208,7 @@ impl TestServer {
             let half = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
             let request = Command { flags: half(4), command: half(6), cookie: long(8), offset: long(16), len };
             if request.cookie == PROBE_COOKIE {
-                // A probe, which goes when it has an answer.
+                // A probe, which ends after its reply.
                 self.connections.fetch_sub(1, Ordering::SeqCst);
                 return stream.write_all(&simple(0, 0));
             }

@@ -1,4 +1,4 @@
-//! The backend against a server that keeps the protocol, and against ones that do not.
+//! The backend against servers that follow the protocol, and against ones that violate it.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -158,7 +158,7 @@ fn errors_of_the_server_are_those_of_the_requests() {
     worker.close();
 }
 
-/// A lie in the first reply of the first connection ends that connection; the request is done on the next.
+/// An invalid first reply ends the first connection; the request is executed on the next.
 #[test]
 fn a_lie_ends_the_connection_and_the_request_is_done_on_the_next() {
     type Lie = fn(&Command, Vec<u8>) -> Option<Vec<u8>>;
@@ -265,7 +265,7 @@ fn a_new_size_is_found_by_a_resize() {
     worker.close();
 }
 
-/// A server that does not tell is an error, unless its last connection has found what is asked for.
+/// A server that does not report its size is an error, unless its last connection has found the requested one.
 #[test]
 fn a_size_that_nobody_tells_is_an_error() {
     let resize = |disk: &Arc<dyn Disk<UringContext>>, size| disk.resize(size).map_err(|error| error.to_string());

@@ -1,4 +1,5 @@
-//! TLS to a server: a thread of the connection's own encrypts and decrypts, so that the worker's ring has a plain socket in any case.
+//! TLS to a server: the connection's own thread encrypts and decrypts, so that the worker's ring always has a plain
+//! socket.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -24,17 +25,17 @@ pub(super) static TLS_CREDS: Key = Key::text("tls-creds", "DIR", "a folder")
 pub(super) static TLS_HOSTNAME: Key =
     Key::text("tls-hostname", "NAME", "a name").otherwise("the host").about("the name in the server's certificate", "");
 
-/// The names that QEMU's and libvirt's credentials have in their folder.
+/// The file names of QEMU's and libvirt's credentials.
 const CA: &str = "ca-cert.pem";
 const REVOKED: &str = "ca-crl.pem";
 const CERTIFICATE: &str = "client-cert.pem";
 const KEY: &str = "client-key.pem";
-/// What users have that are neither owner nor of the group, of a file's mode.
+/// Bits of a file's mode for others than owner and group.
 const OF_OTHERS: u32 = 0o007;
 /// Bytes on the way in each direction.
 const CHUNK: usize = 128 << 10;
 
-/// What a client needs for TLS.
+/// A client's data for TLS.
 #[derive(Clone, Debug)]
 pub(super) struct TlsClient {
     config: Arc<ClientConfig>,
@@ -46,7 +47,7 @@ impl TlsClient {
     /// Takes `tls-creds` and `tls-hostname`.
     ///
     /// # Errors
-    /// When a file is missing or holds something else.
+    /// When a file is missing or has other content.
     pub(super) fn take(settings: &mut Settings, server: &ServerAddress) -> Result<TlsClient, SettingError> {
         let Some(folder) = settings.text(&TLS_CREDS) else {
             let expected = format!("a folder with {CA}, and for a client's own certificate {CERTIFICATE} and {KEY}");
@@ -103,7 +104,8 @@ fn load(folder: &Path) -> Result<ClientConfig, String> {
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
     let verifier = match revoked(folder)? {
         None => verifier,
-        // As with GnuTLS, whose names these are: a list that has expired is an error, and what no list is about is accepted.
+        // As in GnuTLS, whose names these are: an expired list is an error, and certificates without a list are
+        // accepted.
         Some(lists) => verifier.with_crls(lists).allow_unknown_revocation_status().enforce_revocation_expiration(),
     };
     let verifier = verifier.build().map_err(|error| in_file(REVOKED, &error))?;
@@ -130,7 +132,7 @@ fn load(folder: &Path) -> Result<ClientConfig, String> {
 /// Returns the certificates that their issuer has revoked; `None` without a list.
 fn revoked(folder: &Path) -> Result<Option<Vec<CertificateRevocationListDer<'static>>>, String> {
     let path = folder.join(REVOKED);
-    // One that cannot be read is an error, and not none.
+    // An unreadable list is an error.
     match path.symlink_metadata() {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         _ => {}
@@ -256,7 +258,7 @@ fn forward(mut tls: ClientConnection, mut server: &TcpStream, mut plain: &UnixSt
     }
 }
 
-/// Waits until something can go on. Returns false when the channel was closed.
+/// Waits until a direction can continue. Returns false when the channel was closed.
 fn wait(tls: &ClientConnection, server: &TcpStream, plain: &UnixStream, has_incoming: bool) -> io::Result<bool> {
     let flags = |read: bool, write: bool| {
         let read = if read { PollFlags::IN } else { PollFlags::empty() };

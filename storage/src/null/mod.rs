@@ -115,7 +115,8 @@ struct ImmediateChannel {
 }
 
 impl ImmediateChannel {
-    /// Completes a batch of any requests. In a function of its own: it has many values to keep, and a single transfer does not pay for that.
+    /// Completes a batch of any requests. Kept out of line: it keeps many values, which a single transfer need not pay
+    /// for.
     #[inline(never)]
     fn complete_any(&self, batch: &mut Vec<Request<Buffer>>, completions: &mut Vec<Completion<Buffer>>) -> usize {
         let taken = batch.len();
@@ -165,7 +166,7 @@ struct DelayedChannel {
     geometry: Geometry,
     size: Arc<DiskSize>,
     latency: Duration,
-    /// Completion time of each, earliest first: the latency is the same for all.
+    /// Completion time of each, earliest first: all have one latency.
     delayed: VecDeque<(Instant, Completion<Buffer>)>,
 }
 
@@ -178,7 +179,8 @@ impl DiskChannel<UringContext> for DelayedChannel {
     ) -> usize {
         self.geometry.size = self.size.get();
         let taken = batch.len();
-        // The clock itself, not the context's cached time: that one is as old as the turn, and a request would complete early by as much.
+        // The clock itself, not the context's cached time: it is as old as the turn, and a request would complete early
+        // by this age.
         let due = Instant::now() + self.latency;
         self.delayed.extend(batch.iter_mut().map(|request| (due, complete(&self.geometry, request))));
         batch.clear();

@@ -1,7 +1,7 @@
-//! Which files an image may name: `backing=allow|deny|LIST`.
+//! Files that an image may refer to: `backing=allow|deny|LIST`.
 //!
-//! The header of an image names its backing file and its data file, and whoever made the image wrote the header. Without a rule an image that
-//! somebody uploads reads every file that the daemon may open.
+//! The header of an image names its backing file and its data file, and the image's author wrote the header. Without a
+//! rule an uploaded image could read every file that the daemon may open.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -12,7 +12,7 @@ use std::path::{Component, Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NamedFiles {
     Allow,
-    /// Those that are listed, and those beneath folders that are listed; none is `deny`. As given, and without symbolic links.
+    /// Listed files, and files beneath listed folders; none is `deny`. As given, and without symbolic links.
     Only(Vec<(String, PathBuf)>),
 }
 
@@ -50,7 +50,7 @@ impl NamedFiles {
         }
     }
 
-    /// Returns true if the file that was opened is allowed, wherever its path led meanwhile.
+    /// Returns true if the opened file is allowed, independent of its path.
     pub(super) fn allow_opened(&self, file: &File) -> bool {
         match self {
             NamedFiles::Allow => true,
@@ -61,7 +61,7 @@ impl NamedFiles {
         }
     }
 
-    /// Formats it as the setting has it.
+    /// Formats it as in the setting.
     pub(super) fn text(&self) -> String {
         match self {
             NamedFiles::Allow => "allow".to_owned(),
@@ -89,7 +89,8 @@ pub(super) fn real_path(path: &Path) -> PathBuf {
     })
 }
 
-/// Returns the path of a file that an image at `image` names. `None` if the name is none of a file (`nbd:...`, `json:...`).
+/// Returns the path of a file named in the image at `image`. `None` if the name is not a file's (`nbd:...`,
+/// `json:...`).
 pub(super) fn named_path(image: &Path, name: &str) -> Option<PathBuf> {
     let name = name.strip_prefix("file:").unwrap_or(name);
     let scheme = name.split('/').next().is_some_and(|first| first.contains(':'));

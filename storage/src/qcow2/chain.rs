@@ -15,20 +15,22 @@ use super::header::{self, Header};
 use super::layers::{ChainFiles, Layer, check, read_header, refused};
 use crate::file::lock::{self, LockError};
 
-/// Most images of a chain, the disk's own among them. Each costs descriptors and a look-up for what is not in those before.
+/// Most images of a chain, the disk's own among them. Each costs descriptors, and a lookup of data that is not in the
+/// earlier ones.
 pub(super) const MAX_CHAIN: usize = 64;
 
-/// What opening needs all the way.
+/// Options of opening a chain.
 pub(super) struct ChainOpener<'a> {
     pub(super) settings: &'a Settings,
     pub(super) opener: &'a Arc<dyn ImageOpener>,
     pub(super) named: &'a NamedFiles,
-    /// Take locks.
+    /// True to take locks.
     pub(super) lock: bool,
 }
 
 impl ChainOpener<'_> {
-    /// Opens the files of the image at `path`, its own for writing too unless `read_only`. Reads the headers, and checks the images beneath.
+    /// Opens the files of the image at `path`, its own also for writing unless `read_only`. Reads the headers, and
+    /// checks the images beneath.
     ///
     /// # Errors
     /// If a file cannot be opened, is not allowed, in use or damaged. The error names the file.
@@ -96,14 +98,14 @@ impl ChainOpener<'_> {
         Ok(file)
     }
 
-    /// Opens a file that an image names, if the rule allows it.
+    /// Opens a file named in an image, if the rule allows it.
     fn open_named(&self, path: &Path, write: bool) -> Result<File, SettingError> {
         let forbidden = || {
             let found = format!("{path:?} (named by the image, with backing={})", self.named.text());
             let expected = format!("leave for it: backing={}, or backing=allow for all files", path.display());
             self.settings.refused("backing", found, expected)
         };
-        // Before it is opened, as that alone may have effects; and after, as the path may lead elsewhere by then.
+        // Before opening, which may have effects, and after it, since the path may lead elsewhere then.
         if !self.named.allow(path) {
             return Err(forbidden());
         }
@@ -177,7 +179,7 @@ impl ChainOpener<'_> {
     }
 }
 
-/// Which file it is.
+/// Returns the identity of a file.
 fn identity(file: &File) -> io::Result<(u64, u64)> {
     let data = file.metadata()?;
     Ok(if data.file_type().is_block_device() { (u64::MAX, data.rdev()) } else { (data.dev(), data.ino()) })

@@ -1,11 +1,12 @@
 //! The check of an image's tables before it is used.
 //!
-//! The library follows the entries of L1 and L2 tables without a doubt: an entry that names another table would have a guest's write change
-//! that, and a cluster whose refcount is wrong would be given away twice. So what the active tables say is compared here, once, when the image
-//! is opened: each entry lies in the file, tables overlap nothing, and for writing each cluster has a refcount that allows what its entry
-//! says. From then on only the library changes them, and allocates only clusters with refcount 0, which nothing names.
+//! The library trusts the entries of L1 and L2 tables. With an entry that names another table, a guest's write would
+//! change that table, and a cluster with a wrong refcount would be allocated twice. So the active tables are checked
+//! here, once, when the image is opened: each entry lies in the file, tables overlap nothing, and for writing each
+//! cluster has a refcount that allows its entry. From then on only the library changes them, and allocates only
+//! clusters with refcount 0 and without an entry.
 //!
-//! It takes as long as reading the tables does: 128 KiB for each GiB with clusters of 64 KiB.
+//! It takes as long as reading the tables: 128 KiB for each GiB with clusters of 64 KiB.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,7 +23,7 @@ const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 /// The cluster has one user: it may be written in place.
 const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
-/// Reads as zeroes, whatever the offset says (version 3).
+/// Reads as zeroes with any offset (version 3).
 const ZERO: u64 = 1;
 /// Most clusters of a file that is written: a bit for each is kept during the check (64 MiB).
 const MAX_CLUSTERS: u64 = 1 << 29;
@@ -30,19 +31,19 @@ const MAX_CLUSTERS: u64 = 1 << 29;
 const BLOCK_BYTES: u64 = 8 << 20;
 /// Bytes of a snapshot's entry without its variable part (`docs/interop/qcow2.txt`, Snapshots).
 const SNAPSHOT_LEN: u64 = 40;
-/// Longest entry of a snapshot that is accepted: QEMU's names are far shorter.
+/// Longest accepted entry of a snapshot: QEMU's names are far shorter.
 const MAX_SNAPSHOT_LEN: u64 = 1 << 20;
 /// QEMU's `QCOW_MAX_L1_SIZE`, in entries.
 const MAX_L1_ENTRIES: u64 = 4 << 20;
 
-/// Most free parts of a file that are listed: 16 MiB.
+/// Most free parts of a file in the list: 16 MiB.
 const MAX_FREE: usize = 1 << 20;
 
-/// What is wrong with the tables.
+/// Error of the tables.
 #[derive(Debug)]
 pub(super) enum TableError {
     Io(io::Error),
-    /// In words: which entry, and what it says.
+    /// The entry and its fault, in words.
     Damaged(String),
 }
 
@@ -54,7 +55,7 @@ impl From<io::Error> for TableError {
 
 pub(super) type Checked<T = ()> = Result<T, TableError>;
 
-/// What a metadata cluster is.
+/// Type of a metadata cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Table {
     Header,
@@ -69,7 +70,7 @@ enum Table {
 
 /// Checks the active tables of an image of `file_len` bytes; for writing (`write`) also its refcounts and all other tables.
 ///
-/// Returns what the header does not say.
+/// Returns properties that the header does not have.
 ///
 /// # Errors
 /// At the first entry that is wrong, or if the file cannot be read.
@@ -79,15 +80,17 @@ pub(super) fn check_tables(file: &File, header: &Header, file_len: u64, write: b
     Ok(CheckedTables { writes_free: check.writes_free, free })
 }
 
-/// What the tables of an image say.
+/// Properties of an image's tables.
 pub(super) struct CheckedTables {
-    /// A write can free a cluster: one that is compressed, or that has no other user although its entry does not say so.
+    /// True if a write can free a cluster: a compressed one, or one without another user although its entry is not
+    /// marked so.
     pub(super) writes_free: bool,
-    /// Parts of the file that no table has or names, and whose refcount is 0. Only for writing. `None`: too many to list.
+    /// Parts of the file outside of all tables, without an entry, and with refcount 0. Only for writing. `None`: too
+    /// many to list.
     pub(super) free: Option<Vec<Range<u64>>>,
 }
 
-/// Follows all tables. With `missing`, refcounts of 0 are counted there and are no errors.
+/// Follows all tables. With `missing`, refcounts of 0 are counted there instead of being errors.
 pub(super) fn walk<'a>(
     file: &'a File,
     header: &'a Header,
@@ -135,16 +138,16 @@ pub(super) struct TableCheck<'a> {
     pub(super) file: &'a File,
     pub(super) header: &'a Header,
     pub(super) file_len: u64,
-    /// Refcounts are checked too.
+    /// True if refcounts are checked too.
     write: bool,
-    /// What each metadata cluster is, by its number in the file.
+    /// Type of each metadata cluster, by its number in the file.
     tables: HashMap<u64, Table>,
     pub(super) blocks: Refcounts,
-    /// How often clusters are named; for writing only.
+    /// Number of entries of each cluster; for writing only.
     names: Names,
-    /// How often clusters with refcount 0 are named, if that is to be repaired.
+    /// Number of entries of clusters with refcount 0, if these are repaired.
     pub(super) missing: Option<HashMap<u64, u64>>,
-    /// A write can free a cluster.
+    /// True if a write can free a cluster.
     writes_free: bool,
 }
 
@@ -153,21 +156,21 @@ pub(super) struct TableCheck<'a> {
 pub(super) struct Refcounts {
     /// Their offsets.
     pub(super) offsets: Vec<u64>,
-    /// Those that were read last.
+    /// The last read ones.
     cached: HashMap<u64, Vec<u8>>,
 }
 
-/// How often each cluster is named.
+/// Number of entries of each cluster.
 #[derive(Debug, Default)]
 struct Names {
-    /// A bit for each cluster that is named.
+    /// A bit for each cluster with an entry.
     once: Vec<u64>,
-    /// How often those are named that are so more than once.
+    /// Number of entries of clusters with more than one.
     more: HashMap<u64, u64>,
 }
 
 impl Names {
-    /// Counts a name of a cluster that lies in the file. Returns how many it has now.
+    /// Counts an entry of a cluster that lies in the file. Returns the cluster's entries so far.
     fn add(&mut self, cluster: u64) -> u64 {
         let (word, bit) = ((cluster / 64) as usize, 1 << (cluster % 64));
         if self.once[word] & bit == 0 {
@@ -194,7 +197,8 @@ impl TableCheck<'_> {
         let bits = self.header.cluster_bits;
         let mut free: Vec<Range<u64>> = Vec::new();
         for cluster in 0..self.file_len.div_ceil(self.header.cluster()) {
-            // Refcounts are read of what nothing names: clusters of snapshots, those that a killed writer has left, and free ones.
+            // Refcounts are read for clusters without an entry: those of snapshots, those that a killed writer has
+            // left, and free ones.
             if self.names.has(cluster) || self.refcount(cluster)? != 0 {
                 continue;
             }
@@ -265,7 +269,7 @@ impl TableCheck<'_> {
         Ok(())
     }
 
-    /// Adds the tables of internal snapshots: writes must not go there.
+    /// Adds the tables of internal snapshots: writes must not reach them.
     fn add_snapshots(&mut self) -> Checked {
         let header = self.header;
         let mut at = header.snapshots_offset;
@@ -361,7 +365,7 @@ impl TableCheck<'_> {
         let header = self.header;
         let bits = 62 - (header.cluster_bits - 8);
         let offset = entry & ((1 << bits) - 1) & !(0xff << 56);
-        // Sectors besides the first. The last one may be cut off by the end of the file.
+        // Sectors besides the first. The end of the file may truncate the last one.
         let more = Sector512((entry & !(COMPRESSED | COPIED)) >> bits).to_len().map_or(u64::MAX, |len| len.0);
         let last = (offset | 511).saturating_add(more) & !511;
         if entry & COPIED != 0 || header.external_data || last >= self.file_len {
@@ -374,7 +378,7 @@ impl TableCheck<'_> {
         Ok(())
     }
 
-    /// Returns the number of a cluster with data: one of the file that no table has.
+    /// Returns the number of a data cluster: in the file, outside of all tables.
     fn data_cluster(&self, offset: u64, what: impl Fn() -> String) -> Checked<u64> {
         let cluster = self.cluster_of(offset, &what)?;
         match self.tables.get(&cluster) {
@@ -383,7 +387,8 @@ impl TableCheck<'_> {
         }
     }
 
-    /// Counts an entry that names a data cluster, and compares that with the refcount, which is returned. Only for writing.
+    /// Counts an entry of a data cluster, compares the count with the refcount, and returns the refcount. Only for
+    /// writing.
     fn add_name(&mut self, cluster: u64, what: impl Fn() -> String) -> Checked<Option<u64>> {
         if !self.write {
             return Ok(None);
@@ -394,7 +399,8 @@ impl TableCheck<'_> {
         Ok(Some(count))
     }
 
-    /// A cluster with fewer refcounts than names would be given away while it is in use.
+    /// Checks that a cluster's refcount is not below its number of entries: otherwise it would be allocated while in
+    /// use.
     fn compare(&mut self, cluster: u64, count: u64, names: u64, what: impl Fn() -> String) -> Checked {
         match &mut self.missing {
             _ if count >= names => Ok(()),

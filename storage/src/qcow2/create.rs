@@ -1,4 +1,4 @@
-//! `base=BASE,overlay=IMAGE`: makes an image whose backing file is another one, if it is not there.
+//! `base=BASE,overlay=IMAGE`: creates an image with a backing file, if it does not exist.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,11 +14,10 @@ use mqblk_core::{ImageAccess, ImageOpenError, ImageOpener};
 use super::access::real_path;
 use super::header::{self, Header};
 
-/// Makes the image at `path` with the size of the image at `base`, which is its backing file. Does nothing if there is a file at `path`. It is
-/// complete and durable before it has its name, and no file is ever replaced.
+/// Creates the image at `path` with the size of the image at `base`, its backing file. Does nothing if there is a file
+/// at `path`. The image is complete and durable before it has its name, and no file is replaced.
 ///
-/// # Errors
-/// If the base cannot be read, or the image not be made.
+/// # Errors If the base cannot be read, or the image cannot be created.
 pub(super) fn create_overlay(
     settings: &Settings,
     opener: &Arc<dyn ImageOpener>,
@@ -77,7 +76,7 @@ fn create(path: &Path, size: u64, base: &str, format: &str) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// A file that is removed by its name when this is dropped.
+/// A file that is removed by its name on drop.
 struct Temporary {
     path: PathBuf,
     file: File,

@@ -1,8 +1,8 @@
-//! The header of a qcow2 image, read before the image is given to the library: what names other files, what a version of the format has that
-//! we refuse, and sizes that would make the library allocate without a bound.
+//! The header of a qcow2 image, read before the library opens the image: names of other files, refused features of the
+//! format's versions, and sizes that would make the library allocate without a bound.
 //!
-//! Source: `docs/interop/qcow2.txt` of QEMU. Limits that the format leaves open are QEMU's (`block/qcow2.h`), so that no image is refused
-//! that QEMU opens.
+//! Source: `docs/interop/qcow2.txt` of QEMU. Limits that the format leaves open are QEMU's (`block/qcow2.h`), so that
+//! every image that QEMU opens is accepted.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 
 /// `QFI\xfb`.
 pub(super) const MAGIC: [u8; 4] = [0x51, 0x46, 0x49, 0xfb];
-/// Length of a version 2 header, and the least of a version 3 header, in bytes.
+/// Length of a version 2 header, and the minimum of a version 3 header, in bytes.
 const V2_LEN: usize = 72;
 const V3_LEN: usize = 104;
 /// Offset of the incompatible features (version 3).
@@ -25,7 +25,7 @@ const MAX_REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
 const MAX_SNAPSHOTS: u32 = 65536;
 /// Longest name of a backing file, in bytes.
 const MAX_NAME: u64 = 1023;
-/// Largest offset that the format can express: 56 bits.
+/// Largest offset of the format: 56 bits.
 const MAX_OFFSET: u64 = 1 << 56;
 
 /// Header extensions.
@@ -46,7 +46,7 @@ const EXTENDED_L2: u64 = 1 << 4;
 /// Auto-clear feature bits.
 const RAW_EXTERNAL_DATA: u64 = 1 << 1;
 
-/// Why a header is refused: what it has, and what was expected.
+/// Refusal of a header: the found and the expected value.
 #[derive(Debug)]
 pub(super) struct HeaderError {
     pub(super) found: String,
@@ -65,7 +65,7 @@ impl From<io::Error> for HeaderError {
     }
 }
 
-/// What the header says.
+/// The content of the header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     /// 2 or 3.
@@ -88,7 +88,7 @@ pub(super) struct Header {
     pub(super) incompatible: u64,
     pub(super) external_data: bool,
     pub(super) data_file: Option<String>,
-    /// The external data file can be read as a raw image without this one.
+    /// True if the external data file can be read as a raw image without this one.
     pub(super) raw_data_file: bool,
     pub(super) bitmaps: bool,
 }
@@ -97,7 +97,7 @@ impl Header {
     /// Reads and checks the header of an image of `file_len` bytes.
     ///
     /// # Errors
-    /// If a field is out of its range, or the image has what is not supported.
+    /// If a field is out of its range, or a feature is not supported.
     pub(super) fn read(file: &File, file_len: u64) -> Result<Header, HeaderError> {
         let mut bytes = [0; V3_LEN];
         let len = read_at_most(file, &mut bytes)?;
@@ -143,7 +143,8 @@ impl Header {
         Ok(header)
     }
 
-    /// Returns true if the image is the same but for what the process that serves it changes: sizes, tables, and whether it was closed.
+    /// Returns true if the image is the same except for changes by the process that serves it: sizes, tables, and the
+    /// dirty bit.
     pub(super) fn is_same_disk(&self, other: &Header) -> bool {
         let fixed =
             |header: &Header| (header.version, header.cluster_bits, header.refcount_order, header.external_data);
@@ -205,7 +206,7 @@ impl Header {
         let tables = [
             ("l1_table_offset", self.l1_offset, l1_bytes),
             ("refcount_table_offset", self.refcount_table_offset, table_bytes),
-            // Its length is known only when it is read.
+            // Its length is known only after reading it.
             ("snapshots_offset", self.snapshots_offset, u64::from(self.snapshots.min(1))),
         ];
         for (name, offset, len) in tables {
@@ -218,7 +219,7 @@ impl Header {
         Ok(())
     }
 
-    /// Reads the name of the backing file. Returns where header extensions end: at the name, or at the end of the cluster.
+    /// Reads the name of the backing file. Returns the end of header extensions: the name, or the end of the cluster.
     fn read_backing_name(&mut self, file: &File, offset: u64, len: u32) -> Result<u64, HeaderError> {
         if offset == 0 {
             return Ok(self.cluster());
@@ -259,7 +260,7 @@ impl Header {
             }
             at += u64::from(len).next_multiple_of(8);
         }
-        // Version 2 knew no extensions at first: then nothing ends them.
+        // Early version 2 had no extensions, and so no end of them.
         Ok(())
     }
 }
@@ -306,7 +307,7 @@ fn text(file: &File, offset: u64, len: u64, what: &str) -> Result<String, Header
     text.ok_or_else(|| HeaderError::new(format!("{what} is not text"), "UTF-8 without zeroes"))
 }
 
-/// Reads from the start of the file until the buffer is full or the file ends. Returns how much.
+/// Reads from the start of the file until the buffer is full or the file ends. Returns the bytes read.
 fn read_at_most(file: &File, bytes: &mut [u8]) -> io::Result<usize> {
     let mut done = 0;
     while done < bytes.len() {
@@ -320,18 +321,18 @@ fn read_at_most(file: &File, bytes: &mut [u8]) -> io::Result<usize> {
     Ok(done)
 }
 
-/// Returns true if the file begins as a qcow2 image does.
+/// Returns true if the file begins like a qcow2 image.
 pub(super) fn has_magic(file: &File) -> io::Result<bool> {
     let mut bytes = [0; 4];
     Ok(read_at_most(file, &mut bytes)? == bytes.len() && bytes == MAGIC)
 }
 
-/// The big-endian number at `at`, which lies in `bytes`.
+/// Returns the big-endian number at `at`, which lies in `bytes`.
 pub(super) fn be32(bytes: &[u8], at: usize) -> u32 {
     bytes[at..at + 4].iter().fold(0, |value, byte| value << 8 | u32::from(*byte))
 }
 
-/// The big-endian number at `at`, which lies in `bytes`.
+/// Returns the big-endian number at `at`, which lies in `bytes`.
 pub(super) fn be64(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8].iter().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }

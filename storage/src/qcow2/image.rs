@@ -22,43 +22,45 @@ use super::tables::TableChange;
 use crate::blocking::BlockingStorage;
 use crate::file::lock;
 
-/// Zeroes that are written at once where the image has no zero clusters.
+/// Zeroes of one write if the image has no zero clusters.
 static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
 
 /// An open image.
 ///
-/// The library updates tables in memory and writes them when it is told to flush or runs out of room, and the L1 table at once, also before
-/// the refcounts that go with it. So a writer that is killed leaves refcounts missing. Therefore the dirty bit is set, durably, before the
-/// first change, and cleared when the image is [closed](Self::close): whoever opens it meanwhile repairs the refcounts first, QEMU as we.
-/// The tables that a completed write relies on are in the file, though not on the disk ([`TableWriter`](super::tables::TableWriter)).
+/// The library updates tables in memory and writes them at a flush or for lack of room. It writes the L1 table at once,
+/// even before its refcounts. So a killed writer leaves refcounts missing. Therefore the dirty bit is set, durably,
+/// before the first change, and cleared when the image is [closed](Self::close): any process (QEMU too) that opens it
+/// meanwhile repairs the refcounts first. The tables of a completed write are in the file, though not on the disk
+/// ([`TableWriter`](super::tables::TableWriter)).
 pub(super) struct Image {
-    /// Reads and writes share it. What takes mappings away from under them (discard, resize, close) has it alone. `None`: it is not loaded.
+    /// Shared by reads and writes; exclusive for operations that remove mappings (discard, resize, close). `None`: not
+    /// loaded.
     loaded: RwLock<Option<Loaded>>,
     pub(super) files: ChainFiles,
-    /// The image may be changed: the dirty bit is set, and what is free are holes.
+    /// True if the image may be changed: the dirty bit is set, and free clusters are holes.
     dirty: AtomicBool,
-    /// Serialises what has to be before that.
+    /// Serialises the preparation of the first change.
     marking: Mutex<()>,
-    /// The library panicked: what it has in memory may be anything, and must not be written.
+    /// True if the library panicked: its memory may be corrupt, and must not be written.
     failed: AtomicBool,
-    /// Requests of workers that go past the library. `None`: there are none.
+    /// Requests of workers that bypass the library. `None`: there are none.
     direct: Option<Arc<Direct>>,
     pub(super) holder: Mutex<Holder>,
-    /// Whoever has it keeps writes from making their data durable.
+    /// While locked, writes do not make their data durable.
     #[cfg(test)]
     pub(super) data_syncs: Mutex<()>,
 }
 
-/// What a write does to tables.
+/// Effect of a write on tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WriteEffect {
     Nothing,
     Allocates,
-    /// It makes a zero cluster one of data, perhaps without an allocation; or that is not known.
+    /// It turns a zero cluster into data, perhaps without an allocation; or this is unknown.
     FillsZeroes,
 }
 
-/// Keeps an image from all others.
+/// Exclusive access to an image.
 pub(super) struct Alone<'a> {
     pub(super) loaded: RwLockWriteGuard<'a, Option<Loaded>>,
     /// Opens after the lock is released.
@@ -66,7 +68,7 @@ pub(super) struct Alone<'a> {
 }
 
 impl Image {
-    /// Creates it of its files. It is not loaded.
+    /// Creates it from its files, not loaded.
     pub(super) fn new(files: ChainFiles, direct: Option<Direct>) -> Image {
         let (dirty, failed) = (AtomicBool::new(false), AtomicBool::new(false));
         let (loaded, marking, holder) = (RwLock::new(None), Mutex::new(()), Mutex::default());
@@ -108,7 +110,7 @@ impl Image {
         self.header().cluster()
     }
 
-    /// Returns true if the content of clusters can be forgotten. Version 2 has no zero clusters: then a backing file would show.
+    /// Returns true if clusters can be discarded. Version 2 has no zero clusters: a backing file would show through.
     pub(super) fn discards(&self) -> bool {
         self.header().version >= 3 || self.header().backing.is_none()
     }
@@ -122,7 +124,7 @@ impl Image {
         Alone { loaded: self.loaded.write().unwrap_or_else(PoisonError::into_inner), _shut: shut }
     }
 
-    /// Returns what requests need that go past the library.
+    /// Returns the data for requests that bypass the library.
     pub(super) fn direct(&self) -> Option<&Arc<Direct>> {
         self.direct.as_ref()
     }
@@ -157,7 +159,7 @@ impl Image {
         self.guarded(|| call(self.shared().as_ref().ok_or_else(not_loaded)?))
     }
 
-    /// As [`with`](Self::with), for what changes the image.
+    /// As [`with`](Self::with), for changes of the image.
     fn change<T>(&self, call: impl FnOnce(&Loaded) -> io::Result<T>) -> io::Result<T> {
         self.guarded(|| {
             let loaded = self.shared();
@@ -167,8 +169,8 @@ impl Image {
         })
     }
 
-    /// As [`change`](Self::change), for a write to a range: it is done when the entries that it relies on are in the file, also those of a
-    /// neighbour that has given the range its cluster and is not done.
+    /// As [`change`](Self::change), for a write to a range: it is done when its entries are in the file, also those of
+    /// an unfinished neighbour that has allocated the cluster.
     fn write_shared(
         &self,
         (at, len): (u64, u64),
@@ -196,7 +198,8 @@ impl Image {
         })
     }
 
-    /// Writes, then gives the entries of the range to the file, with its data on the disk where that matters, then lets workers know where it is.
+    /// Writes the data, then the range's entries to the file, with the data on the disk where required, then publishes
+    /// the location to workers.
     fn write_out(
         &self,
         (at, len): (u64, u64),
@@ -231,7 +234,7 @@ impl Image {
         done.and(in_file)
     }
 
-    /// As [`change`](Self::change), with no other request in the library.
+    /// As [`change`](Self::change), with exclusive access to the library.
     fn change_alone<T>(&self, call: impl FnOnce(&mut Loaded) -> io::Result<T>) -> io::Result<T> {
         self.guarded(|| {
             let mut alone = self.alone();
@@ -241,24 +244,25 @@ impl Image {
         })
     }
 
-    /// As [`change_alone`](Self::change_alone), for what frees clusters: afterwards all tables are durable.
+    /// As [`change_alone`](Self::change_alone), for operations that free clusters: afterwards all tables are durable.
     ///
-    /// The library gives a free cluster to the next who needs one while the table that names it may be in memory only. A kill or a loss of
-    /// power between would leave an entry that names somebody else's data, or a table. So nobody else is in the library until it is written.
-    /// `range`: the clusters, of which nobody knows afterwards where they are.
+    /// The library allocates a free cluster again while the table without its old entry may be in memory only. A kill
+    /// or a loss of power in between would leave an entry for foreign data, or for a table. So access is exclusive
+    /// until it is written. `range`: the clusters whose locations are forgotten.
     fn free_alone(&self, (start, end): (u64, u64), call: impl FnOnce(&mut Loaded) -> io::Result<()>) -> io::Result<()> {
         self.change_alone(|loaded| {
             if let Some(direct) = &self.direct {
                 direct.forget(start, end);
             }
             let freed = call(loaded);
-            // Also after an error, which may come in the middle.
+            // Also after an error, which may be halfway.
             self.make_durable(&loaded.format)?;
             freed
         })
     }
 
-    /// Calls `free` for the parts of a range that are described by one table each, as the next one's may take what the first one's freed.
+    /// Calls `free` for the parts of a range with one table each: the next part may reuse clusters that the first one
+    /// freed.
     fn by_table(
         &self,
         format: &mut FormatAccess<ImageFile>,
@@ -277,8 +281,8 @@ impl Image {
         Ok(())
     }
 
-    /// Returns what a write to a range does to tables. One that does something can free a cluster, in an image where some can; there, such a
-    /// range never arises later. Who shares the image takes no cluster away: what is in place stays there.
+    /// Returns the effect of a write to a range on tables. A write with an effect can free a cluster, in an image where
+    /// some can; such a range does not arise later. Users that share the image free no cluster: allocated ones stay.
     fn effect(format: &FormatAccess<ImageFile>, at: u64, len: u64) -> WriteEffect {
         let (mut done, mut effect) = (0, WriteEffect::Nothing);
         while done < len {
@@ -292,7 +296,8 @@ impl Image {
         effect
     }
 
-    /// Sets the dirty bit before the first change. Called with the format held, so that it is not cleared before the change.
+    /// Sets the dirty bit before the first change. Called with the format locked, so that it is not cleared before the
+    /// change.
     fn mark_dirty(&self, loaded: &Loaded) -> io::Result<()> {
         if self.dirty.load(Ordering::Acquire) {
             return Ok(());
@@ -307,7 +312,8 @@ impl Image {
         Ok(())
     }
 
-    /// Makes everything durable and clears the dirty bit. The next change sets it again. There is nothing to do while it is not loaded.
+    /// Makes everything durable and clears the dirty bit. The next change sets it again. Does nothing while the image
+    /// is not loaded.
     pub(super) fn close(&self) -> io::Result<()> {
         if self.files.read_only {
             return Ok(());
@@ -325,7 +331,8 @@ impl Image {
         })
     }
 
-    /// Gives all tables to the file, for another process, and not to the disk: so the dirty bit stays as it is. Nothing changes afterwards.
+    /// Writes all tables to the file for another process, not to the disk: the dirty bit stays. Nothing changes
+    /// afterwards.
     pub(super) fn write_tables(&self) -> io::Result<()> {
         self.guarded(|| {
             let alone = self.alone();
@@ -342,14 +349,14 @@ impl Image {
         self.with(|loaded| Ok(ByteLen(loaded.format.size())))
     }
 
-    /// Gives the disk another size, durably. What a larger one has more reads as zeroes.
+    /// Resizes the disk durably. The added part of a larger one reads as zeroes.
     pub(super) fn set_size(&self, size: ByteLen) -> io::Result<()> {
         if self.header().version < 3 && self.header().snapshots > 0 {
             let why =
                 "version 2 with internal snapshots keeps its size: `qemu-img amend -o compat=1.1` makes it version 3";
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
-        // What is beyond the new end, and the cluster in which one of both ends is. No other request is with the image.
+        // The part beyond the new end, and the cluster with the old or the new end. Access is exclusive.
         self.free_alone((0, u64::MAX), |loaded| {
             let before = loaded.format.size();
             match size.0 < before {
@@ -358,7 +365,7 @@ impl Image {
                     loaded.format.resize_shrink(size.0)
                 }
                 false => {
-                    // Tables that get another place.
+                    // Tables that move.
                     loaded.order.frees_others();
                     self.grow(&mut loaded.format, before, size.0)
                 }
@@ -366,12 +373,13 @@ impl Image {
         })
     }
 
-    /// Makes the clusters of a range, which are freed next, holes.
+    /// Punches holes for the clusters of a range, which are freed next.
     fn punch(&self, loaded: &Loaded, range: (u64, u64), keeps_space: bool) -> io::Result<()> {
         loaded.order.punch_range(&loaded.format, self.data().unwrap_or(self.file()), range, keeps_space)
     }
 
-    /// Writes to a range whose clusters may be freed by that. Their new data is durable before the entries that name it, and what is freed is no hole.
+    /// Writes to a range whose old clusters may be freed. The new data is durable before its entries, and freed
+    /// clusters are not holes.
     fn write_freeing(
         &self,
         (at, len): (u64, u64),
@@ -390,7 +398,7 @@ impl Image {
         self.sync_files()
     }
 
-    /// Makes durable what was given to the host.
+    /// Makes the files' data durable.
     fn sync_files(&self) -> io::Result<()> {
         // The library's own sync would keep all other requests waiting.
         self.data().into_iter().chain([self.file()]).try_for_each(File::sync_data)
@@ -403,13 +411,13 @@ impl Image {
         self.sync_files()
     }
 
-    /// Keeps all requests waiting that need the library.
+    /// Blocks all requests that need the library.
     #[cfg(test)]
     pub(super) fn keep_library(&self) -> impl Drop + '_ {
         self.loaded.write().unwrap()
     }
 
-    /// Panics where the library might.
+    /// Makes the library panic.
     #[cfg(test)]
     pub(super) fn panics_for_tests(&self) {
         let result: io::Result<()> = self.change_alone(|_| panic!("a library that panics"));
@@ -427,14 +435,15 @@ impl Image {
     }
 
     fn grow(&self, format: &mut FormatAccess<ImageFile>, from: u64, to: u64) -> io::Result<()> {
-        // What the backing file has beyond the old end must not show. How long it is, only the library knows: so it always zeroes.
+        // The backing file's data beyond the old end must not show. Only the library knows its length, so it always
+        // zeroes.
         let zeroes = self.header().backing.is_some();
         if zeroes && self.header().version < 3 {
             let why = "version 2 with a backing file cannot grow: `qemu-img amend -o compat=1.1` makes it version 3";
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
         format.resize_grow(to, if zeroes { PreallocateMode::Zero } else { PreallocateMode::None })?;
-        // The rest of the last cluster has what was there before the disk was made smaller, or what the backing file has.
+        // The rest of the last cluster has data from before a shrink, or the backing file's.
         let rest = from.next_multiple_of(self.cluster()).min(to) - from;
         let zeroed = match self.header().version {
             _ if rest == 0 => Ok(()),
@@ -449,12 +458,12 @@ impl Image {
     }
 }
 
-/// The error of requests while another process has the image.
+/// Returns the error of requests while another process has the image.
 fn not_loaded() -> io::Error {
     io::Error::other("the qcow2 image is not loaded: no guest is served with it here")
 }
 
-/// The error of all requests once the library has failed.
+/// Returns the error of all requests after a failure of the library.
 fn gone() -> io::Error {
     io::Error::other("the image was given up after a fault of the qcow2 library")
 }
@@ -470,7 +479,8 @@ impl BlockingStorage for Arc<Image> {
             let done = loaded.format.read(bytes, at.0);
             if let Some(direct) = &self.direct {
                 let found = direct.look_up(&loaded.format, at.0, len, false);
-                // What a writer that is not done has just allocated is not learnt: a write there would be done before its entry is in the file.
+                // New clusters of an unfinished writer are not entered: a write there would complete before its entry
+                // is in the file.
                 direct.enter(if loaded.tables.is_written() { found } else { found.readable() });
             }
             done
@@ -520,7 +530,8 @@ impl BlockingStorage for Arc<Image> {
             }
             return self.write_shared((at.0, len.0), zero);
         }
-        // Alone: the library makes a cluster of zeroes of one whose other parts are zero, which a write to one of them may change meanwhile.
+        // Exclusive: the library turns a cluster whose other parts are zero into a zero cluster, and a concurrent write
+        // may change those.
         self.free_alone((at.0, at.0 + len.0), |loaded| {
             self.punch(loaded, (at.0, at.0 + len.0), !may_unmap)?;
             self.by_table(&mut loaded.format, (at.0, at.0 + len.0), |format, at, len| match may_unmap {
@@ -537,7 +548,7 @@ impl Drop for Image {
             tracing::error!("{}: closing: {error}; its dirty bit stays", self.path());
         }
         self.unload();
-        // A worker's ring may have a file for a moment after it was unregistered, and with it the lock.
+        // A worker's ring may keep a file, and so the lock, briefly after it was unregistered.
         self.data().into_iter().chain([self.file()]).for_each(lock::unlock_closed);
         if let Some(direct) = &self.direct {
             direct.unlock();

@@ -1,7 +1,7 @@
-//! The open files of an image, and how the library gets them.
+//! The open files of an image, and their loading by the library.
 //!
-//! The files are open, and locked, while the disk is. What the library has in memory is loaded from them, given up and loaded again, as the
-//! disk passes from one process to another ([`super::passing`]).
+//! The files are open and locked while the disk is open. The library's memory is loaded from them, dropped and loaded
+//! again as the disk passes from one process to another ([`super::passing`]).
 
 use std::fs::File;
 use std::io;
@@ -33,27 +33,27 @@ pub(super) struct Layer {
     pub(super) data: Option<(PathBuf, File)>,
 }
 
-/// An image with all files that it is made of.
+/// An image with all its files.
 pub(super) struct ChainFiles {
     /// For messages.
     pub(super) settings: Settings,
     pub(super) own: Layer,
-    /// The disk's own, as it was when the file was opened. What is asked for is what never changes.
+    /// The disk's own header from the opening of the file. Only its constant fields are used.
     pub(super) header: Header,
     pub(super) below: Vec<Layer>,
     pub(super) read_only: bool,
 }
 
-/// What the library has in memory of an image, and what is known of it.
+/// The library's image in memory, and its state.
 pub(super) struct Loaded {
     pub(super) format: FormatAccess<ImageFile>,
-    /// A write can free a cluster.
+    /// True if a write can free a cluster.
     pub(super) writes_free: bool,
     pub(super) tables: TableWriter,
     pub(super) order: DataOrder,
-    /// A write has failed: what it had may have been freed again.
+    /// True if a write has failed: its cluster may have been freed again.
     pub(super) has_failed: AtomicBool,
-    /// The file has the dirty bit.
+    /// True if the file has the dirty bit.
     pub(super) is_marked: AtomicBool,
 }
 
@@ -62,11 +62,11 @@ impl ChainFiles {
         std::iter::once(&self.own).chain(&self.below)
     }
 
-    /// Gives the files to the library, the last one first. Mends an image that was not closed, and checks its tables. `is_passed`: by another
-    /// process that has left it as it was, with its dirty bit.
+    /// Loads the files with the library, the last one first. Repairs an image that was not closed, and checks its
+    /// tables. `is_passed`: another process has left it with its dirty bit.
     ///
     /// # Errors
-    /// If the image is damaged, is another one than it was, or cannot be read. The error names the file.
+    /// If the image is damaged, has been replaced, or cannot be read. The error names the file.
     pub(super) fn load(&self, is_passed: bool) -> Result<Loaded, SettingError> {
         let Layer { path, file, .. } = &self.own;
         let header = read_header(&self.settings, "path", path, file)?;
@@ -81,7 +81,7 @@ impl ChainFiles {
             tracing::warn!("{}: was not closed", path.display());
             header.write_dirty(file, false).map_err(failed)?;
         }
-        // The library opens no image that has the bit. It is on the disk as it was, unless somebody syncs just now.
+        // The library refuses an image with the bit. The disk keeps it unless a sync happens right now.
         if is_marked {
             header.set_dirty(file, false).map_err(failed)?;
         }
@@ -116,12 +116,12 @@ impl ChainFiles {
         built.map_err(|error| refused(&self.settings, key, &layer.path, error))
     }
 
-    /// Returns what requests need that go past the library. `None`: they cannot.
+    /// Returns the data for requests that bypass the library. `None`: not possible.
     ///
     /// # Errors
-    /// If the files cannot be asked what they are.
+    /// If the types of the files cannot be read.
     pub(super) fn direct(&self) -> Result<Option<Direct>, SettingError> {
-        // The one with the data of each. Of an image with a data file the image itself has tables only.
+        // The data's file of each. An image with a data file contains only tables itself.
         let with_data = self.layers().map(|Layer { path, file, data, .. }| match data {
             Some((path, file)) => (path.clone(), file),
             None => (path.clone(), file),
@@ -203,7 +203,7 @@ pub(super) fn refused(settings: &Settings, key: &str, path: &Path, why: impl std
     settings.refused(key, format!("{path:?} ({why})"), "a file that can be read")
 }
 
-/// Opens an image with the library, which gets descriptors of its own with the same locks, and the paths for its errors.
+/// Opens an image with the library, which gets its own descriptors with the same locks, and the paths for its errors.
 fn build(
     Layer { path, file, header, data }: &Layer,
     write: bool,

@@ -1,13 +1,15 @@
 //! `storage=qcow2`: an image of QEMU's format, version 2 or 3, by the library `imago`.
 //!
-//! The library's calls block, so threads of the disk's own make them ([`blocking`](crate::blocking)). Reads and writes of clusters that are
-//! allocated do without (`direct`). Why this library and how it is kept from damaging an image: docs/design/0017-qcow2.md.
+//! The library's calls block, so the disk's own threads make them ([`blocking`](crate::blocking)). Reads and writes of
+//! allocated clusters bypass it (`direct`). The choice of this library, and the protection of images from it:
+//! docs/design/0017-qcow2.md.
 //!
-//! * `header` and `check` read an image before the library does, and refuse what is damaged or not supported; `repair` mends what was not closed.
-//! * `chain` opens all files, `access` says which an image may name, `create` makes overlays; `layers` are the files, and what is loaded from
-//!   them; `passing` is how the image passes to another process.
-//! * `image` carries out requests, `tables` sees to it that a completed write survives this process, `order` that a loss of power leaves
-//!   nothing in a cluster that was not there.
+//! * `header` and `check` read an image before the library does, and refuse damaged or unsupported ones; `repair`
+//!   repairs images that were not closed.
+//! * `chain` opens all files, `access` restricts the files that an image may refer to, `create` makes overlays;
+//!   `layers` are the files, and the image loaded from them; `passing` moves the image to another process.
+//! * `image` executes requests, `tables` makes completed writes survive this process, `order` keeps foreign data out of
+//!   clusters after a loss of power.
 
 mod access;
 mod chain;
@@ -41,9 +43,9 @@ use chain::ChainOpener;
 use direct::channel::Qcow2Channel;
 use image::Image;
 
-/// Longest range of a discard: bounds how long it has the image alone.
+/// Longest range of a discard: bounds the time of exclusive access.
 const MAX_DISCARD: ByteLen = ByteLen(1 << 30);
-/// Longest range of zeroes, as parts of it may have to be written.
+/// Longest range of zeroes: parts of it may have to be written.
 const MAX_ZEROES: ByteLen = ByteLen(32 << 20);
 static PATH: Key =
     Key::text("path", "PATH", "a path").alias("overlay").required().about("a qcow2 image in a regular file", "");
@@ -63,11 +65,11 @@ static AIO: Key = Key::words("aio", &["auto", "threads"])
 /// The keys of `storage=qcow2`.
 pub(crate) const KEYS: &[&Key] = &[&PATH, &BASE, &BACKING, &THREADS, &AIO, &READONLY, &BLOCK_SIZE, &LOCK];
 
-/// Opens an image, and makes it before if `base` is given and it is not there.
+/// Opens an image, after creating it if `base` is given and it does not exist.
 ///
 /// # Errors
-/// When a setting does not fit, a file cannot be opened, is in use, or may not be named by the image; when the image is damaged or has what is
-/// not supported.
+/// When a setting does not fit; when a file cannot be opened, is in use, or is not allowed; when the image is damaged
+/// or has unsupported features.
 pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     Ok(Arc::new(open_disk(settings, opener)?))
 }
@@ -154,7 +156,7 @@ impl Qcow2Disk {
 
     fn fixed_geometry(&self) -> Geometry {
         let plain = admission::plain_geometry(self.size.get(), self.given.block, self.given.read_only);
-        // The host's page cache writes pages. A cluster is what is allocated at once.
+        // The host's page cache writes pages. A cluster is the unit of allocation.
         Geometry { physical_block: BlockSize::B4096, opt_io: ByteLen(self.image.cluster()), ..plain }
     }
 }
@@ -199,7 +201,7 @@ impl Disk<UringContext> for Qcow2Disk {
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
         let _one = lock(&self.resizing);
         let Some(size) = size else {
-            // Nobody else changes it: the image is locked.
+            // No other process changes it: the image is locked.
             return Ok(self.size.get());
         };
         admission::check_resize(&self.fixed_geometry(), size)?;

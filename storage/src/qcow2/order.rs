@@ -1,14 +1,16 @@
-//! What a loss of power may leave in a cluster that was just given to a range of the disk.
+//! Content of a new cluster of the disk after a loss of power.
 //!
-//! The entry of a completed write is in the file and not on the disk, and the host writes data and tables in any order. If the entry reaches
-//! the disk and the data of its cluster does not, the parts of the cluster that nobody has written read as whatever was in that place of the
-//! file, where durable zeroes or the backing file's data were before. A new table would be read from such a place, too.
+//! The entry of a completed write is in the file and not on the disk, and the host writes data and tables in any order.
+//! If the entry reaches the disk and the data of its cluster does not, the unwritten parts of the cluster read as old
+//! bytes of the file, instead of the durable zeroes or the backing file's data from before. A new table would be read
+//! from such bytes too.
 //!
-//! So free clusters are *holes*: what is free when the image is changed first, and what is freed later, is punched out of the file, durably,
-//! before it is given away. A lost write leaves zeroes then, which is what a range without a cluster was. Where it was something else (a
-//! backing file), or clusters may be no holes (a file system that has none, a data file, a freed compressed cluster), the data of a write
-//! is made durable before the entry is written, as QEMU does for parts of clusters (`qcow2_cache_depends_on_flush`). For whole ones, too: each
-//! sector of a write that is lost is the old or the new one, as on a disk.
+//! So free clusters are *holes*: clusters that are free at the first change, or freed later, are punched out of the
+//! file, durably, before they are allocated. A lost write then leaves zeroes, the content of a range without a cluster.
+//! If the content was different (a backing file), or clusters may not be holes (a file system without holes, a data
+//! file, a freed compressed cluster), the data of a write is made durable before its entry is written, as QEMU does for
+//! parts of clusters (`qcow2_cache_depends_on_flush`). This holds for whole ones too: each sector of a lost write is
+//! the old or the new one, as on a disk.
 
 use std::fs::File;
 use std::io;
@@ -28,15 +30,15 @@ use super::header::Header;
 #[derive(Debug)]
 pub(super) struct DataOrder {
     cluster: u64,
-    /// Parts of the file that are free since the image was opened, until the first change.
+    /// Parts of the file that are free at the opening, until the first change.
     free: Mutex<Vec<Range<u64>>>,
-    /// A write to a cluster that is new waits for its data.
+    /// True if a write to a new cluster waits for its data.
     waits: AtomicBool,
     syncs: SharedSync,
 }
 
 impl DataOrder {
-    /// Creates it for an image that was checked. `free`: the parts of its file that are free; `None`: nobody knows.
+    /// Creates it for a checked image. `free`: the free parts of its file; `None`: unknown.
     pub(super) fn new(header: &Header, free: Option<Vec<Range<u64>>>) -> DataOrder {
         let waits = header.backing.is_some() || header.external_data || free.is_none();
         DataOrder {
@@ -47,13 +49,13 @@ impl DataOrder {
         }
     }
 
-    /// Makes what is free a hole, durably. Called before the first change, and again if that fails.
+    /// Punches holes for free parts, durably. Called before the first change, and again if that fails.
     pub(super) fn punch_free(&self, file: &File) -> io::Result<()> {
         let mut free = lock(&self.free);
         if free.is_empty() {
             return Ok(());
         }
-        // What is a hole already, as another process has left it, costs no sync.
+        // Holes left by another process cost no sync.
         free.retain(|range| has_data(file, range));
         if !free.is_empty() {
             free.iter().try_for_each(|range| self.punch(file, range.clone(), false))?;
@@ -63,8 +65,9 @@ impl DataOrder {
         Ok(())
     }
 
-    /// Makes the clusters of a range holes, before the entries that name them change: a discard or zeroes may be there early. `file` has the
-    /// data. `keeps_space`: zeroes without giving the host's space back. Called by who has the image alone, and makes it durable later.
+    /// Punches holes for the clusters of a range, before their entries change: a discard or zeroes may be visible
+    /// early. `file` has the data. `keeps_space`: zeroes without releasing the host's space. Requires exclusive access;
+    /// the caller makes it durable later.
     pub(super) fn punch_range(
         &self,
         format: &FormatAccess<ImageFile>,
@@ -80,7 +83,7 @@ impl DataOrder {
             if len == 0 {
                 break;
             }
-            // What others use as well stays.
+            // Shared clusters stay.
             if let Mapping::Raw { offset, writable: true, .. } = mapping {
                 self.punch(file, offset..offset + len.next_multiple_of(self.cluster), keeps_space)?;
             }
@@ -102,18 +105,18 @@ impl DataOrder {
         }
     }
 
-    /// Clusters become free that are no holes.
+    /// Records that clusters without holes become free.
     pub(super) fn frees_others(&self) {
         self.waits.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true if the data of a write has to be durable before its entry is in the file.
+    /// Returns true if the data of a write must be durable before its entry is in the file.
     pub(super) fn waits(&self) -> bool {
         self.waits.load(Ordering::Relaxed)
     }
 
-    /// Makes the data of a write durable, before its entry is written, if that is needed. `fills`: a cluster of zeroes gets data, which may be one
-    /// that has its old data still.
+    /// Makes the data of a write durable before its entry is written, if needed. `fills`: a cluster of zeroes gets
+    /// data; it may still hold old data.
     ///
     /// # Errors
     /// As `sync`.
@@ -130,7 +133,7 @@ fn has_data(file: &File, range: &Range<u64>) -> bool {
     }
 }
 
-/// A sync that all who wait for one share: it covers what was written before it began.
+/// A sync shared by all waiters: it covers writes from before its start.
 #[derive(Debug, Default)]
 struct SharedSync {
     state: Mutex<SyncState>,
@@ -141,7 +144,7 @@ struct SharedSync {
 struct SyncState {
     begun: u64,
     ended: u64,
-    /// The last one that has failed: the kernel reports an error once.
+    /// The last failed one: the kernel reports an error once.
     failed: u64,
     runs: bool,
 }
@@ -151,7 +154,7 @@ impl SharedSync {
         lock(&self.state)
     }
 
-    /// Returns when a sync has ended that began after this call.
+    /// Returns after a sync that began after this call.
     fn run(&self, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
         let mut state = self.state();
         let needed = state.begun + 1;
@@ -214,7 +217,7 @@ mod tests {
         let mut shared_once = false;
         for _ in 0..200 {
             let (shared, runs, failed) = (SharedSync::default(), AtomicU64::new(0), AtomicU64::new(0));
-            // The first one ends when others may wait for the second, which is the one that fails: as with the kernel, only once.
+            // The first one ends when others may wait for the second, which fails: only once, as in the kernel.
             let sync = || match runs.fetch_add(1, Ordering::SeqCst) {
                 0 => {
                     std::thread::sleep(std::time::Duration::from_millis(1));
@@ -224,7 +227,7 @@ mod tests {
                 _ => Ok(()),
             };
             at_once(3, || _ = failed.fetch_add(u64::from(shared.run(sync).is_err()), Ordering::SeqCst));
-            // Who did not share a sync ran one of its own.
+            // Threads that did not share a sync ran their own.
             let (runs, failed) = (runs.into_inner(), failed.into_inner());
             assert_eq!(failed, if runs == 1 { 0 } else { 4 - runs }, "{runs} syncs of three threads");
             shared_once |= failed == 2;

@@ -1,9 +1,10 @@
-//! An image that passes from one process to another, as a disk is taken over.
+//! An image that passes from one process to another when a disk is taken over.
 //!
-//! Tables are in memory, so that only one of both processes may have the image *loaded*. The process that has it gives the other its open
-//! files first, with their locks. The other one reads no more than the headers, and loads the image when a guest of its own is to be served
-//! ([`activate`](Image::activate)); by then this one has no guest of the image any more, has written its tables to the file, and has forgotten it
-//! ([`leave`](Image::leave)). What it may still do when it serves its guests on, after the other process has ended, begins with loading it again.
+//! Tables are in memory, so only one of both processes may have the image *loaded*. The process that has it first hands
+//! its open files over, with their locks. The other one reads only the headers, and loads the image when it serves a
+//! guest of its own ([`activate`](Image::activate)). By then this one has no guest of the image, has written its tables
+//! to the file, and has forgotten it ([`leave`](Image::leave)). If it serves guests again after the other process has
+//! ended, it loads the image again.
 
 use std::io;
 use std::sync::MutexGuard;
@@ -14,12 +15,12 @@ use mqblk_core::lock::lock;
 use super::image::Image;
 use crate::file::{Sharing, lock};
 
-/// Who has an image.
+/// The process that has an image.
 #[derive(Debug, Default)]
 pub(super) struct Holder {
-    /// How many use it here: devices whose queues run.
+    /// Number of users here: devices whose queues run.
     users: usize,
-    /// The process that has its files too may have it loaded.
+    /// True if the other process that has its files may have it loaded.
     has_left: bool,
 }
 
@@ -28,7 +29,7 @@ impl Image {
         lock(&self.holder)
     }
 
-    /// Loads the image when a disk is opened; not while another process has it, which gives it up later.
+    /// Loads the image when a disk is opened; not while another process has it, which leaves it later.
     ///
     /// # Errors
     /// If it is damaged or cannot be read.
@@ -69,7 +70,8 @@ impl Image {
         Ok(())
     }
 
-    /// Removes a user. After the last one all is durable; or in the file, and forgotten, where another process has the files too.
+    /// Removes a user. After the last one all data is durable; or in the file, and forgotten, if another process has
+    /// the files too.
     ///
     /// # Errors
     /// If that fails.
@@ -77,7 +79,7 @@ impl Image {
         let mut holder = self.holder();
         holder.users = holder.users.saturating_sub(1);
         let sharing = lock::sharing();
-        // A pause of its guest need not be as long as a sync.
+        // The pause of its guest need not include a sync.
         match holder.users == 0 && sharing == Sharing::Undecided {
             true => self.write_tables()?,
             false => self.close()?,
@@ -88,7 +90,7 @@ impl Image {
         Ok(())
     }
 
-    /// Leaves the image to the process that has its files too, until that ends.
+    /// Leaves the image to the other process that has its files, until that ends.
     ///
     /// # Errors
     /// If it has a user here, or its tables cannot be written.
@@ -106,7 +108,7 @@ impl Image {
         Ok(())
     }
 
-    /// Forgets what is in memory.
+    /// Forgets the image in memory.
     pub(super) fn unload(&self) {
         let mut alone = self.alone();
         let library = alone.loaded.take();
@@ -114,7 +116,7 @@ impl Image {
             direct.forget(0, u64::MAX);
         }
         if self.has_failed() {
-            // Its drop would flush what it has in memory. It keeps its descriptors, but not their locks.
+            // Its drop would flush its memory. It keeps its descriptors, but not their locks.
             std::mem::forget(library);
         }
     }

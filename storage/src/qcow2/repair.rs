@@ -7,9 +7,10 @@ use std::os::unix::fs::FileExt;
 use super::check::{Checked, TableCheck, TableError, walk};
 use super::header::Header;
 
-/// Gives each cluster that the active tables name and that has refcount 0 the refcount that it needs, in a new refcount block if there is none.
-/// That is all that a kill or a loss of power leaves behind, besides clusters that nothing names: tables may be written before refcounts
-/// (docs/design/0017-qcow2.md). Returns how many clusters there were. The tables are to be checked after that.
+/// Gives each cluster with an entry in the active tables and refcount 0 its refcount, in a new refcount block if
+/// necessary. A kill or a loss of power leaves nothing else, besides clusters without an entry: tables may be written
+/// before refcounts (docs/design/0017-qcow2.md). Returns the number of repaired clusters. The caller checks the tables
+/// afterwards.
 ///
 /// # Errors
 /// If tables are damaged, the refcount table is too short, or the file cannot be read or written.
@@ -24,7 +25,7 @@ pub(super) fn repair_refcounts(file: &File, header: &Header, file_len: u64) -> C
         return Ok(0);
     }
     file.sync_data()?;
-    // What names the blocks, after their content. One that nothing names yet when this is killed is no harm.
+    // The references to the blocks, after their content. A block without a reference after a kill is harmless.
     if !repair.added.is_empty() {
         for index in repair.added {
             let offset = repair.check.blocks.offsets[index as usize];
@@ -37,7 +38,7 @@ pub(super) fn repair_refcounts(file: &File, header: &Header, file_len: u64) -> C
 
 struct Repair<'a> {
     check: TableCheck<'a>,
-    /// Indices of blocks that the refcount table does not name yet.
+    /// Indices of blocks that the refcount table does not have yet.
     added: Vec<u64>,
 }
 
@@ -65,7 +66,7 @@ impl Repair<'_> {
         Ok(())
     }
 
-    /// Returns the offset of the refcount block of this index, for a cluster. A new one is behind all that is in the file.
+    /// Returns the offset of the refcount block of this index, for a cluster. A new one is behind the end of the file.
     fn block(&mut self, index: u64, cluster: u64) -> Checked<u64> {
         match self.check.blocks.offsets.get(index as usize) {
             None => Err(TableError::Damaged(format!("the cluster {cluster:#x} is beyond the refcount table"))),

@@ -1,21 +1,21 @@
-//! Which changes of tables are in the file.
+//! The changes of tables that are in the file.
 //!
-//! The library changes tables in memory. A guest outlives this process and is never asked to repeat a completed write: so the entries that a
-//! write relies on are given to the host before it completes. Not to the disk: that is a flush. And not the refcounts: those that are missing
-//! are repaired, as the dirty bit demands, by whoever opens the image after a kill.
+//! The library changes tables in memory. A guest outlives this process and does not repeat a completed write. So the
+//! entries of a write are written to the host before it completes, but not to the disk: a flush does that. Refcounts
+//! are not written: any process that opens the image after a kill repairs missing ones, as the dirty bit requires.
 //!
-//! The library writes whole tables, and only when it is told to; a write needs a few entries. They are written here, as the library has them in
-//! memory. An entry never changes while others share the image, except from none to its cluster, so it may be written twice. It must not be
-//! overwritten by a table that the library copied before it was made, nor be in the file before its data is on the disk, where that matters
-//! (`order.rs`): a change has the tables from before the library makes it until its data and then its entry are where they have to be. Whoever
-//! has all tables written, or relies on an entry that another one's change may just have made, waits for the changes that have begun.
+//! The library writes whole tables, and only at a flush; a write needs a few entries. They are written here, from the
+//! library's memory. An entry does not change while others share the image, except from none to its cluster, so it may
+//! be written twice. A table that the library copied earlier must not overwrite it. It must not be in the file before
+//! its data is on the disk, if that is required (`order.rs`). A change therefore holds the tables from before the
+//! library makes it until its data and then its entry are in their place. A writer of all tables, or a user of an entry
+//! that another change may just have made, waits for the begun changes.
 //!
-//!
-//! | the library writes a table | what keeps it from being older than entries in the file |
+//! | the library writes a table | the copy is not older than entries in the file because |
 //! |---|---|
-//! | when it is told to flush | changes wait meanwhile, and it waits for them (`whole`) |
-//! | to make room in its cache | only one that nobody changes, with its place in the cache locked: the copy has all entries that were made |
-//! | before the first allocation after clusters were freed | what frees has the image alone, and leaves no table unwritten; what is changed without an allocation (zero clusters that have space) has it alone, too, and so has every change once one has failed, which frees what it had |
+//! | at a flush | changes wait meanwhile, and it waits for them (`whole`) |
+//! | to make room in its cache | only an unchanged table, with its place in the cache locked: the copy has all entries |
+//! | before the first allocation after clusters were freed | freeing needs exclusive access and leaves no table unwritten; changes without an allocation (zero clusters that have space) need it too, and so do all changes after a failed one, which frees its clusters |
 
 use std::fs::File;
 use std::io;
@@ -28,7 +28,7 @@ use imago::{FormatAccess, Mapping};
 
 use super::header::Header;
 
-/// Where the header has the offset of the L1 table (docs/interop/qcow2.txt of QEMU).
+/// Position of the L1 table's offset in the header (docs/interop/qcow2.txt of QEMU).
 const L1_OFFSET_AT: u64 = 40;
 /// Bits of an entry that are an offset.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
@@ -36,16 +36,16 @@ const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 const COPIED: u64 = 1 << 63;
 const ENTRY: u64 = 8;
 
-/// What is known of the tables of an image.
+/// State of an image's tables.
 #[derive(Debug, Default)]
 pub(super) struct TableWriter {
     /// Changes that may be in memory only.
     unwritten: AtomicU64,
-    /// A change shares it, whoever has the library write tables has it alone.
+    /// Shared by changes; exclusive while the library writes tables.
     whole: RwLock<()>,
 }
 
-/// A change that may be in memory only, until its end. The entries of one that is dropped never get there by themselves.
+/// A change that may be in memory only, until its end. The entries of a dropped one are not written.
 #[must_use = "the change is in memory only"]
 pub(super) struct TableChange<'a> {
     writer: &'a TableWriter,
@@ -53,33 +53,33 @@ pub(super) struct TableChange<'a> {
 }
 
 impl TableChange<'_> {
-    /// The change is in the file.
+    /// Ends the change: it is in the file.
     pub(super) fn end(self) {
         self.writer.unwritten.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 impl TableWriter {
-    /// Begins a change. Called before the library makes it, so that nobody sees it and takes it for written.
+    /// Begins a change. Called before the library makes it, so that no thread takes it for written.
     pub(super) fn begin(&self) -> TableChange<'_> {
         let shared = self.whole.read().unwrap_or_else(PoisonError::into_inner);
         self.unwritten.fetch_add(1, Ordering::SeqCst);
         TableChange { writer: self, _shared: shared }
     }
 
-    /// Waits until what others have changed so far is in the file, if it can be.
+    /// Waits until other threads' changes so far are in the file, if possible.
     pub(super) fn wait_for_changes(&self) {
         if !self.is_written() {
             drop(self.whole.write().unwrap_or_else(PoisonError::into_inner));
         }
     }
 
-    /// Returns true if all that the caller has seen in the tables is in the file.
+    /// Returns true if all entries that the caller has seen are in the file.
     pub(super) fn is_written(&self) -> bool {
         self.unwritten.load(Ordering::SeqCst) == 0
     }
 
-    /// Has the library write its tables.
+    /// Makes the library write its tables.
     ///
     /// # Errors
     /// As `flush`.
@@ -88,11 +88,11 @@ impl TableWriter {
         flush()
     }
 
-    /// Writes the entries of the clusters of a range that the image itself has, as far as they are made. Called by who shares the image.
-    /// `change`: what has made them, if it was the caller.
+    /// Writes the existing entries of a range's clusters in the image itself. Called with the image shared. `change`:
+    /// the caller's change that made them, if any.
     ///
     /// # Errors
-    /// When the file cannot be read or written, or its tables are not those of the library.
+    /// When the file cannot be read or written, or its tables differ from the library's.
     pub(super) fn write_entries(
         &self,
         file: &File,
@@ -106,7 +106,7 @@ impl TableWriter {
         let l1 = read_entry(file, L1_OFFSET_AT)?;
         let (mut next, end) = (at / cluster, (at + len).div_ceil(cluster));
         while next < end {
-            // In one table, one after the other.
+            // In one table, consecutively.
             let bound = (next / in_table + 1) * in_table;
             let (mapping, run) = format.get_mapping(next * cluster, (bound.min(end) - next) * cluster)?;
             let count = run.div_ceil(cluster).max(1);

@@ -42,7 +42,7 @@ pub(super) fn overlay(len: u64) -> (TempDir, PathBuf) {
     (dir, path)
 }
 
-/// An image without a backing file: its header is made to name none.
+/// An image without a backing file: its header is changed to have none.
 fn plain(len: u64) -> (TempDir, PathBuf) {
     let (dir, path) = overlay(len);
     File::options().write(true).open(&path).unwrap().write_all_at(&[0; 12], 8).unwrap();
@@ -131,7 +131,7 @@ fn an_overlay_is_made_once_and_nothing_is_replaced() {
     assert_eq!(read_one(disk.as_ref(), MIB, 1024), [[7; 512], [0xb5; 512]].concat());
     let names: Vec<_> = std::fs::read_dir(&root).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names.len(), 3, "no temporary file is left: {names:?}");
-    // A file that is no image stays what it is.
+    // A file that is not an image is unchanged.
     std::fs::write(root.join("other"), "text").unwrap();
     let error = open_with(&[("overlay", text(&root.join("other"))), ("base", text(&base))]).err().unwrap();
     assert!(error.contains("no qcow2 header"), "{error}");
@@ -212,7 +212,7 @@ fn the_dirty_bit_is_set_while_the_image_changes_and_missing_refcounts_are_repair
     assert!(!header(&path).is_dirty());
     write_one(disk.as_ref(), MIB, 4096, 9);
     assert!(header(&path).is_dirty());
-    // What a killed writer leaves: the file as it is now.
+    // The state after a killed writer: the current file.
     let killed = path.with_file_name("killed.qcow2");
     std::fs::copy(&path, &killed).unwrap();
     disk.sync().unwrap();
@@ -220,7 +220,7 @@ fn the_dirty_bit_is_set_while_the_image_changes_and_missing_refcounts_are_repair
     write_one(disk.as_ref(), 0, 4096, 8);
     assert!(header(&path).is_dirty());
     disk.sync().unwrap();
-    // Where the data has a place already, too.
+    // Also if the data has a cluster already.
     write_one(disk.as_ref(), 0, 4096, 8);
     assert!(header(&path).is_dirty());
     drop(disk);
@@ -230,7 +230,7 @@ fn the_dirty_bit_is_set_while_the_image_changes_and_missing_refcounts_are_repair
     assert!(error.contains("dirty bit") && error.contains("qemu-img check -r all"), "{error}");
     let disk = open_with(&killed_settings).unwrap();
     assert!(!header(&killed).is_dirty());
-    // It was never flushed: either is right.
+    // It was not flushed: both are right.
     let bytes = read_one(disk.as_ref(), MIB, 4096);
     assert!(bytes == [0; 4096] || bytes == [9; 4096]);
     write_one(disk.as_ref(), 2 * MIB, 4096, 3);
@@ -244,7 +244,7 @@ fn a_larger_disk_reads_as_zeroes_also_where_the_backing_file_is_longer() {
     let settings = [("path", text(&path)), ("backing", "allow")];
     let disk = open_with(&settings).unwrap();
     write_one(disk.as_ref(), 256 * 1024, 4096, 1);
-    // In the middle of a cluster that was written.
+    // In the middle of a written cluster.
     let shorter = 256 * 1024 + 2048;
     assert_eq!(disk.resize(Some(ByteLen(shorter))).unwrap(), ByteLen(shorter));
     assert_eq!(disk.resize(Some(ByteLen(4 * MIB))).unwrap(), ByteLen(4 * MIB));
@@ -268,7 +268,7 @@ fn discards_and_zeroes_hide_the_backing_file() {
     assert_eq!(do_one(disk.as_ref(), Op::Discard { secure: false }, cluster, 4 * cluster), done);
     assert_eq!(read_one(disk.as_ref(), 0, cluster), vec![5; cluster as usize]);
     assert_eq!(read_one(disk.as_ref(), cluster, 4 * cluster), vec![0; 4 * cluster as usize]);
-    // Parts of clusters keep what they have.
+    // Parts of clusters keep their content.
     assert_eq!(do_one(disk.as_ref(), Op::Discard { secure: false }, 512, cluster - 512), done);
     assert_eq!(read_one(disk.as_ref(), 0, cluster), vec![5; cluster as usize]);
     for may_unmap in [false, true] {
@@ -390,7 +390,7 @@ fn tables_that_would_lead_a_write_elsewhere_are_refused() {
         (head.l1_offset, copied | l2 | 1 << 56, "reserved bits"),
         (head.refcount_table_offset, l2, "is RefcountBlock and L2"),
         (head.refcount_table_offset, beyond, "no cluster of"),
-        // Refcounts of 16 bits: the clusters 0 to 3 are named, with refcount 0 and 2.
+        // Refcounts of 16 bits: the clusters 0 to 3 have entries, with refcount 0 and 2.
         (block, 0, "refcount 0"),
         (block + 8, 0x0002_0002_0002_0002, "shared"),
     ];
@@ -401,7 +401,7 @@ fn tables_that_would_lead_a_write_elsewhere_are_refused() {
         assert!(error.contains("damaged") && error.contains(expected), "{at:#x} {value:#x}: {error}");
         assert!(error.contains("qemu-img check"), "{error}");
     }
-    // Reading does no harm, where the entries lie in the file.
+    // Reading is harmless if the entries lie in the file.
     std::fs::write(&path, &good).unwrap();
     poke(&path, block, &0_u64.to_be_bytes());
     let disk = open_with(&[("path", text(&path)), ("readonly", "on")]).unwrap();
@@ -439,7 +439,7 @@ fn a_panic_of_the_library_fails_the_disk_and_nothing_else() {
     assert_eq!(read_one(disk.as_ref(), 0, 4096), [4; 4096]);
 }
 
-/// What a write has completed is in the file while the image is open: a process that is killed leaves just that.
+/// The data of a completed write is in the file while the image is open: a killed process leaves it.
 #[test]
 fn a_completed_write_is_in_the_file() {
     for aio in ["auto", "threads"] {
@@ -472,7 +472,8 @@ fn entry(path: &Path, cluster: u64) -> u64 {
     }
 }
 
-/// A power cut may keep the entry and lose what was copied of the backing file, also when it was not the writer who wrote the entry.
+/// A power cut may keep the entry and lose the data copied from the backing file, also if another thread wrote the
+/// entry.
 #[test]
 fn nobody_writes_the_entry_of_data_that_is_not_durable() {
     const CLUSTER: u64 = 1 << 16;
@@ -487,7 +488,7 @@ fn nobody_writes_the_entry_of_data_that_is_not_durable() {
         while !is_written() {
             std::thread::yield_now();
         }
-        // Its cluster has its place in memory, or gets it just now.
+        // Its cluster is allocated in memory, or is being allocated.
         scope.spawn(|| image.write_at(&[3; 512], ByteOffset(CLUSTER + 4096)).unwrap());
         scope.spawn(|| image.flush().unwrap());
         for _ in 0..50 {

@@ -1,7 +1,7 @@
 //! `storage=ram`: a disk in the daemon's own memory, empty at start and gone at exit.
 //!
-//! All workers copy to and from the same mapping; requests end inside `submit`. As on a real disk, what a read finds that
-//! overlaps a write in flight elsewhere is not defined.
+//! All workers copy to and from the same mapping; requests end inside `submit`. As on a real disk, a read that overlaps
+//! a write in flight elsewhere has undefined content.
 
 use std::sync::{Arc, Mutex};
 
@@ -23,14 +23,14 @@ static MAX_SIZE: Key =
 /// The keys of `storage=ram`.
 pub(crate) const KEYS: &[&Key] = &[&SIZE, &MAX_SIZE, &READONLY, &BLOCK_SIZE];
 
-/// Limits of one request, to bound the time that it takes a worker: about 10 GB/s of zeroing and 40 GB/s of returning pages.
+/// Limits of one request, to bound a worker's time: about 10 GB/s of zeroing and 40 GB/s of returning pages.
 const MAX_ZEROES: ByteLen = ByteLen(32 << 20);
 const MAX_DISCARD: ByteLen = ByteLen(256 << 20);
 
 /// Opens a RAM disk.
 ///
 /// # Errors
-/// When a setting does not fit, or the host cannot map that much.
+/// When a setting does not fit, or the host cannot map the memory.
 pub fn open(settings: &mut Settings, _: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     let block = admission::block_size(settings)?.unwrap_or(BlockSize::B512);
     let size = admission::size(settings, block)?;
@@ -109,7 +109,7 @@ impl Disk<UringContext> for RamDisk {
         }
         let _one = lock(&self.resizing);
         let before = self.size.get();
-        // Content from before the disk was made smaller is gone.
+        // Content from before a shrink is cleared.
         if size > before && !self.memory.clear(ByteOffset(before.0), ByteLen(size.0 - before.0)) {
             let expected = "memory that the host can clear".to_owned();
             return Err(DiskError::Size { found: size.to_string(), expected });

@@ -1,8 +1,9 @@
 //! The thread of an image: it opens it, follows its size, and closes it.
 //!
-//! The library's threads are started from it and have its role ([`ThreadRole::Network`](mqblk_core::thread_role::ThreadRole)): they may have
-//! connections of the network, which no other thread of a daemon in the sandbox may. Closing blocks; the last user of an image may be a
-//! worker or a callback of the library.
+//! The library's threads are started from it and have its role
+//! ([`ThreadRole::Network`](mqblk_core::thread_role::ThreadRole)): they may have network connections, unlike all other
+//! threads of a daemon in the sandbox. Closing blocks; the last user of an image may be a worker or a callback of the
+//! library.
 
 use std::io;
 use std::sync::Arc;
@@ -18,11 +19,11 @@ use super::RbdState;
 use super::open::place;
 use crate::lock_mode::LockMode;
 
-/// How long a user of the image that is about to end is waited for.
+/// Longest wait for a user of the image that is about to end.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(3);
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Why an image cannot be opened.
+/// Error of opening an image.
 pub(super) enum OpenError {
     /// The host refuses a thread.
     Thread(io::Error),
@@ -40,8 +41,8 @@ pub(super) struct OpenedImage {
     pub(super) closed: Receiver<()>,
 }
 
-/// Checks that the threads of images may have connections. Where the sandbox refuses them it refuses loading the library, too, and the
-/// library would try to connect until its time is over.
+/// Checks that the threads of images may have connections. A sandbox that refuses them also refuses loading the
+/// library; otherwise the library would try to connect until its timeout.
 pub(super) fn check_network() -> io::Result<()> {
     let (sender, result) = channel();
     spawn_network("rbd", move || {
@@ -51,7 +52,7 @@ pub(super) fn check_network() -> io::Result<()> {
     Ok(result.recv().map_err(io::Error::other)??)
 }
 
-/// Opens an image on a thread of its own, which attends to it until it is closed. Blocks.
+/// Opens an image on its own thread, which serves it until it is closed. Blocks.
 pub(super) fn open(options: &ImageOptions, lock: LockMode) -> Result<OpenedImage, OpenError> {
     let (sender, result) = channel();
     let options = options.clone();
@@ -67,7 +68,7 @@ fn attend(options: &ImageOptions, lock: LockMode, result: &Sender<Result<OpenedI
         Ok((image, stat)) => {
             let state = Arc::new(RbdState::new(place(options), ByteLen(stat.size)));
             let weak = (image.downgrade(), Arc::downgrade(&state));
-            // Nobody waits any more: the image comes back as unused.
+            // The caller no longer waits: the image is returned as unused.
             let _ = result.send(Ok(OpenedImage { image, stat, state, closed }));
             weak
         }
@@ -126,8 +127,8 @@ fn begin(options: &ImageOptions, lock: LockMode, events: &Sender<ImageEvent>) ->
     }
 }
 
-/// Takes the exclusive lock and keeps it. Waits a little for a user that is about to end. One that was killed is waited for by the library,
-/// until the cluster has lost it (30 s, `osd_client_watch_timeout`); then it is blocklisted.
+/// Takes the exclusive lock and keeps it. Waits briefly for a user that is about to end. The library waits for a killed
+/// one until the cluster has lost it (30 s, `osd_client_watch_timeout`); then it is blocklisted.
 pub(super) fn acquire_lock(image: &Image, place: &str) -> Result<(), DiskError> {
     let start = Instant::now();
     tracing::debug!("{place}: taking the exclusive lock");

@@ -1,4 +1,4 @@
-//! A worker's channel: requests go to the library by the table of `mqblk-rbd`, and come back through the worker's port.
+//! A worker's channel: requests go to the library by the table of `mqblk-rbd`, and return through the worker's port.
 
 use std::io;
 use std::sync::Arc;

@@ -1,13 +1,13 @@
 //! An image in one word, as QEMU and Xen's tools write it: `rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][:KEY=VALUE...]`.
 
-/// How such a word begins.
+/// Prefix of an image in one word.
 pub const PREFIX: &str = "rbd:";
 
-/// Returns the settings of `storage=rbd` that a word stands for. A backslash takes away the meaning of the character after it. Of QEMU's keys,
-/// `conf` and `id` (or `user`) are known; the others are options of the cluster's configuration file.
+/// Returns the settings of `storage=rbd` for a word. A backslash escapes the next character. Of QEMU's keys, `conf` and
+/// `id` (or `user`) are known; the others are options of the cluster's configuration file.
 ///
 /// # Errors
-/// Says what was found and what was expected.
+/// The found and the expected value.
 pub fn parse(word: &str) -> Result<Vec<(&'static str, String)>, String> {
     let Some(rest) = word.strip_prefix(PREFIX) else {
         return Err(format!("found {word:?}, expected rbd:POOL/IMAGE"));
@@ -70,7 +70,7 @@ fn split(text: &str, at: char) -> Vec<String> {
     parts
 }
 
-/// Takes the backslashes out.
+/// Removes the backslashes.
 fn plain(text: &str) -> String {
     let mut letters = text.chars();
     let mut plain = String::new();

@@ -4,13 +4,14 @@
 //! |---|---|
 //! | no method of a channel blocks on storage | the library's calls only queue (`rbd_non_blocking_aio`); its threads complete by the worker's port |
 //! | back-pressure | a channel takes at most 1024 requests, and no more than the worker's in-flight table has room for |
-//! | cancellation | the library has none: requests end as they end, while the cluster is away not before it is back |
+//! | cancellation | the library has none: requests end by themselves, during an outage of the cluster not before its end |
 //! | flush | `rbd_aio_flush`; a durable write is a write with a flush after it |
-//! | a completed write has left the process | no write cache of the library (`rbd_cache`); where pool or image insist on one, a flush after each write |
-//! | one writer | the image's exclusive lock, taken when it is opened and kept (`attendant.rs`) |
+//! | a completed write has left the process | no write cache of the library (`rbd_cache`); if pool or image enforce one, a flush after each write |
+//! | one writer | the image's exclusive lock, taken at the opening and kept (`attendant.rs`) |
 //!
-//! All workers use one handle of the image, because the lock belongs to a handle, and each image has a connection of its own, because the
-//! cluster blocklists connections. A thread of the image's own opens and closes it and follows its size (`attendant.rs`).
+//! All workers use one handle of the image, because the lock belongs to a handle, and each image has its own
+//! connection, because the cluster blocklists connections. The image's own thread opens and closes it and follows its
+//! size (`attendant.rs`).
 
 mod attendant;
 mod channel;
@@ -64,11 +65,11 @@ pub(crate) const KEYS: &[&Key] = &[
 const DISCARD_GRANULARITY: ByteLen = ByteLen(64 << 10);
 /// Largest range of one discard, in objects of 4 MiB: 256, each of which is a request to the cluster.
 const MAX_DISCARD: ByteLen = ByteLen(1 << 30);
-/// Largest range of zeroes: bounds how much one request writes where they have to be allocated.
+/// Largest range of zeroes: bounds the writes of one request if they must be allocated.
 const MAX_ZEROES: ByteLen = ByteLen(256 << 20);
 /// Most memory segments of one request.
 const MAX_SEGMENTS: u32 = 1024;
-/// How long the end of the process waits for an image to be closed: a cluster that is away would hold it up for ever.
+/// Longest wait of the process's end for an image to close: an unreachable cluster would delay it without a limit.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Opens an image. Blocks until the cluster answers.
@@ -113,7 +114,7 @@ pub fn open(settings: &mut Settings, _opener: &Arc<dyn ImageOpener>) -> Result<A
     }))
 }
 
-/// Returns found and expected of a size that a disk cannot have.
+/// Returns the found and the expected value for an invalid size.
 fn check_size(size: ByteLen, given: &RbdSettings, place: &str) -> Result<(), (String, String)> {
     if size != ByteLen::ZERO && size.is_aligned(given.block) {
         return Ok(());
@@ -122,14 +123,14 @@ fn check_size(size: ByteLen, given: &RbdSettings, place: &str) -> Result<(), (St
     Err((format!("{} bytes in {place}", size.0), expected))
 }
 
-/// What a disk, its channels and its thread share.
+/// State shared by a disk, its channels and its thread.
 #[derive(Debug)]
 struct RbdState {
     /// The image in one word.
     place: String,
     /// The size that guests see.
     size: DiskSize,
-    /// The size of the image, as far as the cluster has told.
+    /// The size of the image last reported by the cluster.
     found: DiskSize,
     observers: Arc<Observers>,
     is_fenced: AtomicBool,
@@ -139,7 +140,7 @@ struct RbdState {
 impl RbdState {
     fn new(place: String, size: ByteLen) -> RbdState {
         let observers = Arc::new(Observers::default());
-        // The library's own connections, to each server of the cluster, come and go unseen: the image counts as one.
+        // The library's own connections, to each server of the cluster, are not visible: the image counts as one.
         observers.count(|counters| (counters.connected, counters.made) = (1, 1));
         RbdState {
             place,
@@ -181,7 +182,7 @@ struct RbdDisk {
     given: RbdSettings,
     /// The size in it is unused: see `state`.
     geometry: Geometry,
-    /// The image has an exclusive lock, and is written.
+    /// True if the image has an exclusive lock, and is written.
     locks: bool,
     state: Arc<RbdState>,
     /// `None` once closed. Never locked over a call that waits for the cluster: workers lock it.
@@ -258,7 +259,7 @@ impl Disk<UringContext> for RbdDisk {
     }
 
     fn sync(&self) -> io::Result<()> {
-        // Without users what was written was flushed before the lock was released, and a flush would ask for the lock.
+        // Without users all writes were flushed before the lock was released, and a flush would take the lock again.
         let handed_over = self.locks && self.given.lock == LockMode::SharedMigration && *lock(&self.users) == 0;
         if self.geometry.read_only || handed_over {
             return Ok(());
@@ -271,7 +272,7 @@ impl Disk<UringContext> for RbdDisk {
     }
 
     fn found_size(&self) -> Result<ByteLen, DiskError> {
-        // What the cluster has told last: a question could wait for it.
+        // The cluster's last report: a query could wait for it.
         Ok(self.state.found.get())
     }
 
@@ -296,7 +297,7 @@ impl Disk<UringContext> for RbdDisk {
     }
 
     fn hand_over(&self) -> Result<Vec<OpenImage>, String> {
-        // The lock belongs to this client of the cluster: without it nothing fences what is on its way.
+        // The lock belongs to this client of the cluster: without it nothing fences requests in flight.
         match self.geometry.read_only || self.given.lock == LockMode::SharedMigration {
             true => Ok(Vec::new()),
             false => Err("belongs to this client of the cluster (lock=shared-migration passes it on)".to_owned()),
@@ -323,7 +324,7 @@ impl Disk<UringContext> for RbdDisk {
         *users = users.saturating_sub(1);
         match (*users, self.image()) {
             (0, Ok(image)) => image.flush().and_then(|()| image.release_lock()).map_err(|error| self.os(error)),
-            // One that is closed has no lock.
+            // A closed image has no lock.
             _ => Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! The settings, and errors of opening in their terms.
+//! The settings, and errors of opening by setting.
 
 use std::path::PathBuf;
 

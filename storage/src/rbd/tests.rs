@@ -1,4 +1,4 @@
-//! What needs no cluster; the rest is in `tests/tests/ceph`.
+//! Tests without a cluster; the rest is in `tests/tests/ceph`.
 
 use std::sync::{Arc, Mutex};
 
@@ -42,13 +42,13 @@ fn settings_that_do_not_fit() {
     ] {
         let error = taken(settings).map(drop).unwrap_err();
         assert!(error.starts_with("disk \"trial\": ") && error.contains(want), "{settings:?}: {error}");
-        // Nothing is loaded or connected for them.
+        // Invalid settings load and connect nothing.
         let trial = TestTarget { kind: "rbd", settings, keeps_data: true, seed: 0 };
         assert_eq!(trial.open(&[]).map(drop).unwrap_err().to_string(), error);
     }
 }
 
-/// What the disk's observer is told, with whether it was about the size.
+/// The notifications of the disk's observer; true for those of the size.
 #[test]
 fn a_new_size_and_the_blocklist_are_reported_once() {
     let state = RbdState::new("rbd:vms/disk".to_owned(), ByteLen(1 << 20));
@@ -63,7 +63,7 @@ fn a_new_size_and_the_blocklist_are_reported_once() {
     state.check_fenced(108);
     state.check_fenced(108);
     assert_eq!(log.take(), ["lost: blocklisted by the cluster"]);
-    // Who comes later is told, too.
+    // A later observer is notified too.
     let late = Arc::new(Log::default());
     state.observers.set(Arc::clone(&late) as Arc<dyn DiskObserver>);
     assert_eq!(late.take(), ["lost: blocklisted by the cluster"]);

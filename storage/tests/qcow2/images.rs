@@ -12,7 +12,7 @@ use crate::tools::{Leaks, assert_clean, assert_equal, create, folder, must, run,
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 12 * MIB + 512;
 
-/// Writes by QEMU, by us, by QEMU and again by us; what each reads is what the other wrote.
+/// Writes by QEMU, by us, by QEMU and again by us; each reads the other's writes.
 fn takes_turns(path: &Path, more: &[(&str, &str)], mut content: Vec<u8>, seed: u64) {
     for turn in 0..2 {
         let (at, pattern) = (turn * 3 * MIB + 512, 0x11 + turn as u8);
@@ -144,7 +144,7 @@ fn what_is_not_supported_is_named() {
     }
 }
 
-/// What QEMU leaves when it is killed with `lazy_refcounts=on`.
+/// The image of a QEMU killed with `lazy_refcounts=on`.
 #[test]
 fn an_image_that_qemu_left_dirty_is_repaired() {
     let (_dir, root) = folder();
@@ -182,7 +182,7 @@ fn qemu_and_we_do_not_write_one_image() {
     };
     assert!(in_use(&path, "write 0 512"), "our image");
     assert!(in_use(&base, "write 0 512"), "our backing file");
-    // Another machine of QEMU reads the same base.
+    // Another QEMU reads the same base.
     let second = root.join("second.qcow2");
     create(&second, "", &["-b", text(&base), "-F", "qcow2"], SIZE);
     must("qemu-io", &["-f", "qcow2", "-c", "write 0 512", text(&second)]);
@@ -196,7 +196,7 @@ fn qemu_and_we_do_not_write_one_image() {
             .expect("qemu-io");
         let mut input = child.stdin.take().expect("a pipe");
         input.write_all(b"write 0 512\n").expect("a command");
-        // It has the image when it has written.
+        // After its write it has the image.
         let mut output = BufReader::new(child.stdout.take().expect("a pipe")).lines();
         assert!(output.any(|line| line.expect("a line").contains("wrote 512")), "it ended");
         let error = open(&path, &named).err().expect("QEMU writes it");
@@ -230,7 +230,7 @@ fn full_storage_is_no_space_and_damages_nothing() {
             }
         }
         drop(model.close());
-        // A failed write may have done a part of its work: what it was to write is read.
+        // A failed write may have done a part of its work: its range is read.
         let out = tempfile::NamedTempFile::new().expect("a file");
         must("qemu-img", &["convert", "-U", "-f", "qcow2", "-O", "raw", text(&path), text(out.path())]);
         content = std::fs::read(out.path()).expect("a raw file");

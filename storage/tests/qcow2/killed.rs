@@ -1,4 +1,4 @@
-//! A writer that is killed at any moment: what was completed is there, and the image is repaired when it is opened.
+//! A writer that is killed at any moment: completed writes are present, and opening repairs the image.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,7 +19,7 @@ use crate::tools::{Leaks, assert_clean, create, folder, must, text};
 
 const SIZE: u64 = 4 << 30;
 const BLOCK: u64 = 4096;
-/// Blocks that are written: spread over the disk, so that all kinds of tables are made.
+/// Written blocks: spread over the disk, so that all kinds of tables are made.
 const BLOCKS: u64 = 500;
 const SEED: &str = "MQBLK_QCOW2_KILLED_SEED";
 const PATH: &str = "MQBLK_QCOW2_KILLED_PATH";
@@ -34,7 +34,7 @@ enum Step {
 
 fn steps(seed: u64) -> impl Iterator<Item = Step> {
     let mut random = SmallRng::seed_from_u64(seed);
-    // Discards write the tables, so that only the writers without have them in memory for long.
+    // Discards write the tables, so only writers without discards have them in memory for long.
     let discards = seed.is_multiple_of(2);
     std::iter::repeat_with(move || match random.random_range(0..if discards { 20 } else { 200 }) {
         0 => Step::Flush,
@@ -53,7 +53,7 @@ fn bytes(step: usize) -> Vec<u8> {
     number.to_le_bytes().iter().copied().cycle().take(BLOCK as usize).collect()
 }
 
-/// Is run as a process of its own by the test below.
+/// Run as a separate process by the test below.
 #[test]
 #[ignore = "the writer that is killed"]
 fn writer() {
@@ -81,7 +81,7 @@ fn writer() {
     }
 }
 
-/// Runs the writer, and kills it some time after its first step. Returns the number of steps that are known to be completed.
+/// Runs the writer, and kills it some time after its first step. Returns the number of steps known to be completed.
 fn run_and_kill(path: &Path, seed: u64, after: Duration) -> usize {
     let program = std::env::current_exe().expect("this program");
     let mut child = Command::new(program)
@@ -97,7 +97,7 @@ fn run_and_kill(path: &Path, seed: u64, after: Duration) -> usize {
         .map_while(Result::ok)
         .filter_map(|line| line.split_once("completed ").and_then(|(_, number)| number.parse::<usize>().ok()));
     let first = lines.next().expect("a step");
-    // The pipe has room for fewer lines than a writer makes meanwhile.
+    // The pipe has room for fewer lines than a writer makes.
     let reader = std::thread::spawn(move || lines.last());
     std::thread::sleep(after);
     child.kill().expect("a kill");
@@ -105,7 +105,7 @@ fn run_and_kill(path: &Path, seed: u64, after: Duration) -> usize {
     reader.join().expect("a reader").unwrap_or(first) + 1
 }
 
-/// Returns which steps may be the last that a block shows.
+/// Returns the possible last steps of each block.
 fn expected(seed: u64, completed: usize) -> BTreeMap<u64, Vec<usize>> {
     let mut allowed: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     // The one step that the kill may have interrupted.
@@ -121,7 +121,8 @@ fn expected(seed: u64, completed: usize) -> BTreeMap<u64, Vec<usize>> {
     allowed
 }
 
-/// `initial`: what the blocks had before the writer. A write that the kill interrupts may have been done in a part of the clusters that a block has.
+/// `initial`: the blocks' content before the writer. An interrupted write may be complete in a part of a block's
+/// clusters.
 fn verify(path: &Path, seed: u64, completed: usize, initial: &[u8]) {
     let disk = open(path, &[("backing", "allow")]).expect("it is repaired");
     let cluster = disk.limits().discard.expect("discards").granularity.0;
@@ -138,7 +139,7 @@ fn verify(path: &Path, seed: u64, completed: usize, initial: &[u8]) {
                 Step::Write(_) => *found == bytes(*step)[..part],
                 _ => found.iter().all(|byte| *byte == 0),
             });
-            // Never written before the kill: it may be as it was.
+            // Never written before the kill: it may be unchanged.
             assert!(good || before && found == initial, "block {block}: {:x?}, {allowed:?}", &found[..8]);
         }
     }
@@ -180,7 +181,7 @@ fn killed_with_version_2() {
     kills("compat=0.10", 6);
 }
 
-/// A write to a compressed cluster makes another one, and frees what the compressed one had.
+/// A write to a compressed cluster allocates another one, and frees the compressed one.
 #[test]
 fn killed_with_compressed_clusters() {
     let (_dir, root) = folder();

@@ -1,4 +1,4 @@
-//! Images of qcow2 by the judgement of others: `qemu-img` and `qemu-io` make them, check them and compare them with what they must hold.
+//! Images of qcow2 checked by other programs: `qemu-img` and `qemu-io` make them, check them and compare their content.
 
 mod images;
 mod killed;

@@ -1,4 +1,4 @@
-//! Random requests to an image, and what it must hold after them.
+//! Random requests to an image, and its expected content.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -51,7 +51,8 @@ impl Model {
         (start * SECTOR, len * SECTOR)
     }
 
-    /// Carries out `count` random requests one after the other, and reads all of it at the end. Returns the first outcome that is not success.
+    /// Executes `count` random requests one after the other, and reads the whole disk at the end. Returns the first
+    /// outcome that is not success.
     pub(crate) fn run(&mut self, count: u32) -> Option<Outcome> {
         for _ in 0..count {
             let outcome = match self.random.random_range(0..10) {
@@ -117,7 +118,7 @@ impl Model {
         }
     }
 
-    /// Gives the disk another size.
+    /// Resizes the disk.
     pub(crate) fn resize(&mut self, size: u64) {
         self.worker.take().expect("it is open").close();
         assert_eq!(self.disk.resize(Some(ByteLen(size))).expect("another size"), ByteLen(size));
@@ -125,7 +126,7 @@ impl Model {
         self.worker = Some(TestWorker::new(self.disk.as_ref(), 32, FixedBufferUse::Off));
     }
 
-    /// Closes the image. Returns what it must hold.
+    /// Closes the image. Returns its expected content.
     pub(crate) fn close(mut self) -> Vec<u8> {
         self.worker.take().expect("it is open").close();
         self.content

@@ -11,7 +11,7 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> Output {
     Command::new(program).args(arguments).output().unwrap_or_else(missing)
 }
 
-/// Runs one that must succeed, and returns what it prints.
+/// Runs one that must succeed, and returns its output.
 pub(crate) fn must(program: &str, arguments: &[&str]) -> String {
     let output = run(program, arguments);
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
@@ -42,7 +42,7 @@ pub(crate) fn create(path: &Path, options: &str, more: &[&str], size: u64) {
     must("qemu-img", &all);
 }
 
-/// Whether clusters that nothing names are accepted.
+/// Handling of clusters without an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaks {
     No,

@@ -216,7 +216,7 @@ fn an_image_of_another_format_is_refused_with_what_to_do() {
     assert!(open(&[("format", "qcow2")]).unwrap_err().contains("format: found \"qcow2\", expected one of auto, raw"));
 }
 
-/// What was served as raw is raw whatever its guest has written; what came there since is not.
+/// An image that was served as raw stays raw with any content of its guest; a new image there does not.
 #[test]
 fn an_image_that_was_served_as_raw_is_raw() {
     let (_dir, path) = image(&on_disk(), 1 << 20);

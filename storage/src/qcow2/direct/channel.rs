@@ -1,4 +1,4 @@
-//! A worker's channel to an image: to its files where the place of the data is known, else to the disk's threads.
+//! A worker's channel to an image: to its files if the location of the data is known, else to the disk's threads.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::zeroes;
 
 /// Most requests in a channel.
 const MAX_INFLIGHT: usize = 1024;
-/// When requests that an inner channel had no room for are offered again, if nothing else wakes the worker.
+/// Time after which requests that an inner channel had no room for are offered again, if nothing else wakes the worker.
 const RETRY: Duration = Duration::from_millis(1);
 
 /// A request that went to a file.
@@ -30,7 +30,7 @@ struct Sent {
     op: Op,
 }
 
-/// Where a request goes.
+/// Target of a request.
 enum Way {
     File(usize, u64),
     Zeroes,
@@ -46,14 +46,14 @@ pub(in super::super) struct Qcow2Channel {
     cell: Arc<InsideCell>,
     threads: Box<dyn DiskChannel<UringContext>>,
     for_threads: Vec<Request<Buffer>>,
-    /// Each with the requests that it is given next.
+    /// Each file with its next requests.
     files: Vec<(FileChannel, Vec<Request<Buffer>>)>,
-    /// Requests to files, by the index that is their tag there.
+    /// Requests to files, by index, their tag there.
     sent: Vec<Option<Sent>>,
     free: Vec<u16>,
-    /// Completions of a file, until they are translated; kept for its capacity.
+    /// Untranslated completions of a file; kept for its capacity.
     completed: Vec<Completion<Buffer>>,
-    /// When requests that no inner channel has taken are offered again.
+    /// Time to offer requests again that no inner channel has taken.
     retry_at: Option<Instant>,
 }
 
@@ -91,12 +91,12 @@ impl Qcow2Channel {
         (MAX_INFLIGHT - self.free.len()) as u32
     }
 
-    /// Returns the way of a request, when the gate is open.
+    /// Returns the target of a request, when the gate is open.
     #[inline]
     fn way(&self, request: &Request<Buffer>) -> Way {
         let Request { start, len, op, .. } = *request;
         let is_read = op == Op::Read;
-        // A durable write needs durable tables, too. The first write after an opening sets the dirty bit.
+        // A durable write also needs durable tables. The first write after an opening sets the dirty bit.
         let may_go = is_read || op == Op::Write { fua: false } && self.image.is_dirty();
         if !may_go || admission::check_request(&self.geometry, request).is_some() {
             return Way::Threads;
@@ -136,7 +136,7 @@ impl Qcow2Channel {
         }
     }
 
-    /// Offers the inner channels what they are given next, and says how many requests are inside the gate.
+    /// Offers the inner channels their next requests, and reports the number of requests inside the gate.
     fn pass_on(&mut self, context: &mut UringContext, completions: &mut Vec<Completion<Buffer>>) {
         for file in 0..self.files.len() {
             let (channel, batch) = &mut self.files[file];
@@ -160,7 +160,7 @@ impl Qcow2Channel {
             let Some(Sent { tag, start, len, op, .. }) = self.sent[usize::from(index)].take() else { continue };
             self.free.push(index);
             if op == Op::Read && outcome == Outcome::OutOfRange {
-                // The file ends within its last cluster: the library knows what that reads as.
+                // The file ends within its last cluster: the library knows its content.
                 self.for_threads.push(Request { start, len, tag, buffer, op });
             } else {
                 completions.push(Completion { outcome, tag, buffer });
@@ -195,7 +195,7 @@ impl DiskChannel<UringContext> for Qcow2Channel {
         completions: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         self.geometry.size = self.size.get();
-        // What waits here has no place in the context yet.
+        // Waiting requests have no place in the context yet.
         let waiting = self.for_threads.len() + self.files.iter().map(|(_, batch)| batch.len()).sum::<usize>();
         let free = MAX_INFLIGHT.saturating_sub(self.outstanding() as usize);
         let taken = batch.len().min(free).min(context.room().saturating_sub(waiting));
@@ -257,8 +257,8 @@ impl DiskChannel<UringContext> for Qcow2Channel {
 impl Drop for Qcow2Channel {
     fn drop(&mut self) {
         if self.inside() > 0 {
-            // The storage hangs, and the kernel still has writes. Nobody else may have the image before they have ended: it is not closed, and its
-            // locks stay, until the process ends.
+            // The storage hangs, and the kernel still has writes. No other process may use the image before they have
+            // ended: it is not closed, and its locks stay, until the process ends.
             std::mem::forget(Arc::clone(&self.image));
         }
     }

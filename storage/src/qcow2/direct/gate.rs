@@ -1,7 +1,7 @@
-//! Between requests that go past the library and who needs the image alone.
+//! Exclusion between requests that bypass the library and exclusive users of the image.
 //!
-//! A worker says how many such requests it has, each in a cell of its own, and looks whether the gate is shut. Who shuts it does the same in
-//! the opposite order: it shuts, and then waits for the cells. So one of both sees the other.
+//! A worker stores the number of its requests in its own cell, then checks the gate. An exclusive user uses the
+//! opposite order: it shuts the gate, then waits for the cells. So one of both sees the other.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,19 +9,19 @@ use std::time::Duration;
 
 use mqblk_core::lock::lock;
 
-/// How long to sleep between two looks at the cells, at first and at most.
+/// Sleep between two checks of the cells, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 
 /// The gate of an image.
 #[derive(Debug, Default)]
 pub(in super::super) struct Gate {
-    /// By this many at once.
+    /// Number of exclusive users that keep it shut.
     shut: AtomicU32,
     cells: Mutex<Vec<Arc<InsideCell>>>,
 }
 
-/// How many requests a worker has inside. Written by the worker only.
+/// Number of a worker's requests inside. Written by the worker only.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(in super::super) struct InsideCell(AtomicU32);
@@ -40,7 +40,7 @@ impl Gate {
     /// shut.
     #[inline]
     pub(super) fn enter(&self, cell: &InsideCell, inside: u32) -> bool {
-        // Else a worker that tries again and again would hardly ever be seen outside.
+        // Otherwise a worker that retries continuously would hardly ever appear outside.
         if self.shut.load(Ordering::Relaxed) != 0 {
             return false;
         }
@@ -52,7 +52,8 @@ impl Gate {
         is_open
     }
 
-    /// Shuts the gate until the result is dropped, and waits until nobody is inside. Blocks, for as long as the storage takes.
+    /// Shuts the gate until the result is dropped, and waits until no request is inside. Blocks as long as the storage
+    /// takes.
     pub(in super::super) fn shut(&self) -> ShutGate<'_> {
         self.shut.fetch_add(1, Ordering::SeqCst);
         let shut = ShutGate(self);
@@ -67,14 +68,14 @@ impl Gate {
         shut
     }
 
-    /// Shuts the gate for ever, and waits for nobody.
+    /// Shuts the gate permanently, without waiting.
     pub(in super::super) fn shut_for_ever(&self) {
         self.shut.fetch_add(1, Ordering::SeqCst);
     }
 }
 
 impl InsideCell {
-    /// Sets how many requests are inside.
+    /// Sets the number of requests inside.
     #[inline]
     pub(super) fn set(&self, inside: u32) {
         self.0.store(inside, Ordering::Release);

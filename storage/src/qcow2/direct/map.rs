@@ -1,8 +1,9 @@
-//! Where the data of clusters is, as far as requests have found out: what workers look up without the library.
+//! Locations of the data of clusters, as far as requests have found them, for lookups by workers without the library.
 //!
-//! An entry is written by the disk's threads while they share the image, and forgotten by one that has it alone. Between, it goes one way
-//! only: unknown, then read elsewhere (a backing file, zeroes), then in the image itself and writable. So a thread that learns late, of a
-//! state before somebody's write, cannot undo what that one has learnt: it only replaces what is unknown.
+//! The disk's threads write an entry while they share the image, and a thread with exclusive access forgets it. In
+//! between, an entry changes in one direction only: unknown, then read elsewhere (a backing file, zeroes), then in the
+//! image itself and writable. So a thread with late knowledge, from before another one's write, cannot undo that one's
+//! entry: it only replaces unknown ones.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,28 +11,28 @@ use std::sync::{Mutex, OnceLock};
 
 use mqblk_core::lock::lock;
 
-/// Entries of a chunk, which is allocated when the first of them is learnt.
+/// Entries of a chunk, which is allocated for its first entry.
 const CHUNK: u64 = 4096;
 /// Most chunks: 64 MiB, enough for 512 GiB of clusters of 64 KiB. Beyond, clusters stay unknown.
 const MAX_CHUNKS: usize = 2048;
 /// A disk that grows beyond this many times its size has unknown clusters at its end.
 const GROWTH: u64 = 4;
-/// Files that an entry can name.
+/// Most files of entries.
 const MAX_FILES: usize = 64;
 
 const KIND: u64 = 0b11;
-/// At an offset of a file; a write needs a cluster of its own first.
+/// At an offset of a file; a write first needs its own cluster.
 const READABLE: u64 = 1;
-/// At an offset of the image's own data file, and of no other cluster.
+/// At an offset of the image's own data file, exclusive to the cluster.
 const WRITABLE: u64 = 2;
 const ZERO: u64 = 3;
-/// Not known, and no longer elsewhere: only that it is in the image can be learnt.
+/// Unknown, but no longer elsewhere: only a location in the image can be entered.
 const WRITTEN: u64 = 1 << 2;
 const FILE_SHIFT: u32 = 2;
 /// Offsets are multiples of 512, the smallest cluster.
 const OFFSET: u64 = !0x1ff;
 
-/// Where data is.
+/// Location of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// At this offset of a file of the chain. Only in file 0, the image's own, it may be writable.
@@ -65,7 +66,7 @@ impl Place {
         }
     }
 
-    /// Returns the place this many bytes further on.
+    /// Returns the location this many bytes further.
     pub(super) fn skip(self, bytes: u64) -> Place {
         match self {
             Place::Data { file, at, writable } => Place::Data { file, at: at + bytes, writable },
@@ -86,7 +87,7 @@ pub(super) struct ClusterMap {
 }
 
 impl ClusterMap {
-    /// Creates a map that knows nothing, for a disk of `size` bytes.
+    /// Creates an empty map for a disk of `size` bytes.
     pub(super) fn new(size: u64, cluster_bits: u32) -> ClusterMap {
         let clusters = size.saturating_mul(GROWTH).div_ceil(1 << cluster_bits);
         let chunks = clusters.div_ceil(CHUNK).min(64 * MAX_CHUNKS as u64);
@@ -103,7 +104,8 @@ impl ClusterMap {
     fn entry(&self, cluster: u64) -> Option<&AtomicU64> {
         let place = self.chunks.get(usize::try_from(cluster / CHUNK).ok()?)?;
         if place.get().is_none() {
-            // One at a time: who finds no room must be sure that nobody else makes the chunk, and learns in it what is older.
+            // One thread at a time: a thread without room must be sure that no other one makes the chunk, and enters
+            // older knowledge in it.
             let mut allocated = lock(&self.allocated);
             if place.get().is_none() && *allocated < MAX_CHUNKS {
                 *allocated += 1;
@@ -113,7 +115,7 @@ impl ClusterMap {
         place.get()?.get((cluster % CHUNK) as usize)
     }
 
-    /// Learns where a whole cluster is. Called by threads that share the image.
+    /// Enters the location of a whole cluster. Called by threads that share the image.
     pub(super) fn learn(&self, cluster: u64, place: Place) {
         let Some(packed) = place.pack() else { return self.mark_written(cluster) };
         let Some(entry) = self.entry(cluster) else { return };
@@ -124,15 +126,15 @@ impl ClusterMap {
         }
     }
 
-    /// Makes a cluster unknown: somebody has written it, and could not find out where it is, or it may not be written there by others yet. What was
-    /// true before is not learnt any more.
+    /// Makes a cluster unknown after a write whose location is not known, or not writable by others yet. Earlier
+    /// locations are no longer entered.
     pub(super) fn mark_written(&self, cluster: u64) {
         if let Some(entry) = self.entry(cluster) {
             entry.store(WRITTEN, Ordering::Release);
         }
     }
 
-    /// Forgets clusters. Called by who has the image alone.
+    /// Forgets clusters. Requires exclusive access to the image.
     pub(super) fn forget(&self, clusters: Range<u64>) {
         for index in clusters.start / CHUNK..clusters.end.div_ceil(CHUNK).min(self.chunks.len() as u64) {
             let Some(chunk) = self.chunks[index as usize].get() else { continue };
@@ -144,7 +146,7 @@ impl ClusterMap {
         }
     }
 
-    /// Returns where a range is: in one place, without a gap.
+    /// Returns the location of a range that is contiguous.
     #[inline]
     pub(super) fn find(&self, at: u64, len: u64) -> Option<Place> {
         let look_up = |cluster| Place::unpack(self.known(cluster)?.load(Ordering::Acquire));
@@ -209,7 +211,7 @@ mod tests {
         map.forget(9..10);
         map.learn(9, Place::Zero);
         assert_eq!(map.find(9 * CLUSTER, 512), Some(Place::Zero));
-        // What cannot be an entry is not known.
+        // Impossible entries are unknown.
         map.learn(9, own(100));
         assert_eq!(map.find(9 * CLUSTER, 512), None);
     }

@@ -1,11 +1,11 @@
-//! Requests past the library: reads and writes of clusters that have a place go from the worker's ring to the file, without a thread and
-//! without a copy.
+//! Requests that bypass the library: reads and writes of allocated clusters go from the worker's ring to the file,
+//! without a thread or a copy.
 //!
-//! The disk's threads learn where clusters are from what the library answers after their own requests ([`map`]). A worker looks there. What it
-//! finds goes on while nobody has the image alone ([`gate`]): whoever does forgets the clusters that it changes. What a worker does not find,
-//! and everything that changes tables, goes to the threads ([`channel`]).
+//! The disk's threads learn the locations of clusters from the library after their own requests ([`map`]). A worker
+//! looks them up there. Its requests proceed unless a thread has exclusive access ([`gate`]), which forgets the
+//! clusters that it changes. Clusters without an entry, and all changes of tables, go to the threads ([`channel`]).
 //!
-//! Only data changes this way: a write goes to a cluster of the image's own with one user, so that no table says anything else afterwards.
+//! Only data changes this way: a write goes to the image's own cluster with one user, so no table changes.
 
 pub(super) mod channel;
 pub(super) mod gate;
@@ -24,38 +24,38 @@ use crate::file::HostFile;
 use gate::Gate;
 use map::{ClusterMap, Place};
 
-/// How far beyond a request is learnt where clusters are.
+/// Distance beyond a request in which the locations of clusters are looked up.
 const LEARN_AHEAD: u64 = 1 << 20;
 
-/// What workers need to go past the library.
+/// A worker's data to bypass the library.
 #[derive(Debug)]
 pub(super) struct Direct {
     map: ClusterMap,
     pub(super) gate: Gate,
     cluster: u64,
-    /// The image's own data file, and those beneath, with the paths that the library knows them by.
+    /// The image's own data file, and those beneath, with the library's paths.
     files: Vec<(PathBuf, HostFile)>,
-    /// A length that the first of them has at least.
+    /// A lower bound of the first one's length.
     file_len: AtomicU64,
 }
 
-/// Where clusters are, as the library says, before workers may go there.
+/// Locations of clusters from the library, before workers may use them.
 #[derive(Debug, Default)]
 pub(super) struct FoundClusters {
     /// In order.
     places: Vec<(u64, Place)>,
-    /// The clusters that were written, of which nothing from before is true.
+    /// The written clusters: earlier locations are invalid.
     own: Range<u64>,
 }
 
 impl FoundClusters {
-    /// Without the places of other clusters, as the tables that say so may not be in the file.
+    /// Returns it without the locations of other clusters, whose tables may not be in the file.
     pub(super) fn own(mut self) -> FoundClusters {
         self.places.retain(|(cluster, _)| self.own.contains(cluster));
         self
     }
 
-    /// Without places that workers may write.
+    /// Returns it without locations that workers may write.
     pub(super) fn readable(mut self) -> FoundClusters {
         self.places.retain(|(_, place)| !matches!(place, Place::Data { writable: true, .. }));
         self
@@ -63,8 +63,8 @@ impl FoundClusters {
 }
 
 impl Direct {
-    /// Returns it for an image whose data is in these files, its own first. `None` if a file cannot be used without waiting for its file
-    /// system.
+    /// Returns it for an image with its data in these files, its own first. `None` if a file cannot be used without
+    /// waiting for its file system.
     pub(super) fn new(
         files: &[(PathBuf, &File)],
         (size, cluster_bits): (u64, u32),
@@ -79,8 +79,8 @@ impl Direct {
         Ok(Some(Direct { map, gate, cluster: 1 << cluster_bits, files: opened, file_len: AtomicU64::new(0) }))
     }
 
-    /// Looks up where the clusters of a range are, and some more behind it, for [`enter`](Self::enter). Called by who shares the image, after a
-    /// request. `written`: it may have given clusters of the range another place.
+    /// Looks up the locations of a range's clusters, and some beyond it, for [`enter`](Self::enter). Called with the
+    /// image shared, after a request. `written`: it may have moved clusters of the range.
     pub(super) fn look_up(&self, format: &FormatAccess<ImageFile>, at: u64, len: u64, written: bool) -> FoundClusters {
         let mut found = FoundClusters::default();
         let is_known = |place| !written || matches!(place, Place::Data { writable: true, .. });
@@ -98,7 +98,7 @@ impl Direct {
             let start = next * cluster;
             let Ok((mapping, run)) = format.get_mapping(start, end - start) else { break };
             let place = self.place(&mapping);
-            // A part of a cluster is one only at the end of the disk.
+            // A part of a cluster counts only at the end of the disk.
             let whole = if start + run >= size { run.div_ceil(cluster) } else { run / cluster };
             for number in 0..whole.max(1) {
                 let place = place.filter(|_| whole > 0).map(|place| place.skip(number * cluster));
@@ -111,8 +111,8 @@ impl Direct {
         found
     }
 
-    /// Lets workers go to what was found. Called while the image is still shared, when the tables that say so are in the file: a write of a
-    /// worker completes without any.
+    /// Lets workers use the found locations. Called while the image is still shared and their tables are in the file: a
+    /// worker's write completes without tables.
     pub(super) fn enter(&self, found: FoundClusters) {
         let mut entered = found.places.iter().map(|(cluster, _)| *cluster).peekable();
         for cluster in found.own {
@@ -124,7 +124,7 @@ impl Direct {
         found.places.iter().for_each(|(cluster, place)| self.map.learn(*cluster, *place));
     }
 
-    /// Returns the place of a mapping, if workers can go there.
+    /// Returns the location of a mapping, if workers can use it.
     fn place(&self, mapping: &Mapping<'_, ImageFile>) -> Option<Place> {
         match *mapping {
             Mapping::Raw { offset: at, writable: true, .. } => Some(Place::Data { file: 0, at, writable: true }),
@@ -138,8 +138,8 @@ impl Direct {
         }
     }
 
-    /// Returns true if workers may go to the cluster at this place. A write must not make the file longer: the library knows how long it is,
-    /// and relies on that where it zeroes or discards.
+    /// Returns true if workers may use the cluster at this location. A write must not extend the file: the library
+    /// relies on its known length when it zeroes or discards.
     fn may_go(&self, place: Place) -> bool {
         let Place::Data { at, writable: true, .. } = place else { return true };
         let end = at + self.cluster;
@@ -155,7 +155,7 @@ impl Direct {
         self.files.iter().for_each(|(_, file)| file.unlock());
     }
 
-    /// Forgets where the clusters of a range are. Called by who has the image alone, before it changes that.
+    /// Forgets the locations of a range's clusters. Called with exclusive access, before a change of them.
     pub(super) fn forget(&self, start: u64, end: u64) {
         self.file_len.store(0, Ordering::Relaxed);
         self.map.forget(start / self.cluster..end.div_ceil(self.cluster));

@@ -1,4 +1,4 @@
-//! Requests that go past the library: which do, and what they may not meet.
+//! Requests that bypass the library: their selection, and the exclusions.
 
 use std::path::Path;
 use std::process::Command;
@@ -37,7 +37,7 @@ fn done(len: u64) -> Outcome {
 fn what_has_a_known_place_needs_no_thread() {
     let (_dir, path) = overlay(8 * MIB);
     let disk = open(&path, &[]);
-    // Learnt: of the backing file, of the image, and of zeroes.
+    // Learns locations in the backing file, in the image, and zeroes.
     assert_eq!(read_one(&disk, 4 * MIB, 512), [0xb5; 512]);
     write_one(&disk, MIB, BLOCK, 7);
     assert_eq!(do_one(&disk, Op::Discard { secure: false }, 2 * MIB, CLUSTER), done(0));
@@ -72,11 +72,11 @@ fn a_write_that_needs_tables_goes_to_the_library() {
     write_one(&disk, 0, 512, 1);
     assert!(std::fs::read(path.with_file_name("base.raw")).unwrap().iter().all(|byte| *byte == 0xb5));
     assert_eq!(read_one(&disk, 0, 1024), [[1; 512], [0xb5; 512]].concat());
-    // And after the cluster has lost its place.
+    // And after the cluster was freed.
     for forgotten in [Op::Discard { secure: false }, Op::WriteZeroes { may_unmap: true, fua: false }] {
         assert_eq!(do_one(&disk, forgotten, 0, CLUSTER), done(0));
         assert_eq!(read_one(&disk, 0, 1024), [0; 1024]);
-        // Its former place is given to this one.
+        // Its former location is allocated to this one.
         write_one(&disk, 5 * MIB, CLUSTER, 5);
         write_one(&disk, 0, 512, 2);
         assert_eq!(read_one(&disk, 0, 1024), [[2; 512], [0; 512]].concat());
@@ -87,7 +87,7 @@ fn a_write_that_needs_tables_goes_to_the_library() {
     assert_eq!(read_one(&disk, 5 * MIB, 512), [0; 512]);
 }
 
-/// A file that ends within its last cluster, as `qemu-img` leaves them: the rest reads as zeroes.
+/// A file that ends within its last cluster, as `qemu-img` makes them: the rest reads as zeroes.
 #[test]
 fn files_that_end_within_a_cluster() {
     let (_dir, root) = folder(2 * MIB);
@@ -111,7 +111,7 @@ fn files_that_end_within_a_cluster() {
         assert_eq!(read_one(&disk, end + 512, 512), [0; 512]);
     }
     drop(disk);
-    // The library makes the file longer, and nobody else: it relies on the length that it knows.
+    // Only the library extends the file: it relies on its known length.
     let disk = open(&path, &[]);
     let is_known = || disk.image.direct().is_some_and(|direct| direct.map.find(0, 512).is_some());
     write_one(&disk, 0, 512, 4);
@@ -127,7 +127,7 @@ fn files_that_end_within_a_cluster() {
     }
 }
 
-/// A cluster of the image is several of the backing file, of which some have no data: it has no one place.
+/// A cluster of the image is several of the backing file, some without data: it has no single location.
 #[test]
 fn a_backing_file_of_smaller_clusters() {
     let (_dir, root) = folder(MIB);
@@ -149,7 +149,7 @@ fn a_backing_file_of_smaller_clusters() {
     }
 }
 
-/// What is durable has its tables in the file, too.
+/// Durable data also has its tables in the file.
 #[test]
 fn a_durable_write_has_durable_tables() {
     let (_dir, path) = overlay(2 * MIB);
@@ -158,14 +158,15 @@ fn a_durable_write_has_durable_tables() {
     let mut worker = TestWorker::new(&disk, 8, FixedBufferUse::Off);
     worker.write_memory(0, &[2; BLOCK as usize]);
     assert_eq!(worker.run_one(TestRequest::with_data(Op::Write { fua: true }, MIB, BLOCK, 0)), done(BLOCK));
-    // What a kill would leave.
+    // The state after a kill.
     let killed = path.with_file_name("killed.qcow2");
     std::fs::copy(&path, &killed).unwrap();
     worker.close();
     assert_eq!(read_one(&open(&killed, &[("lock", "off")]), MIB, BLOCK), [2; BLOCK as usize]);
 }
 
-/// Workers write blocks of shared clusters while another one discards clusters, whose places the first get: nobody meets somebody else's data.
+/// Workers write blocks of shared clusters while another one discards clusters, whose locations are reused: no read
+/// returns foreign data.
 #[test]
 fn workers_and_discards_side_by_side() {
     const WRITERS: u64 = 2;

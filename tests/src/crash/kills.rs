@@ -266,7 +266,7 @@ pub fn replayed_requests(log: &str) -> u64 {
         line.split(key).nth(1)?.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
     };
     log.lines()
-        .filter_map(|line| match line.contains("taken up again") {
+        .filter_map(|line| match line.contains("replaying unanswered requests") {
             true => number(line, "requests="),
             false => number(line, "replayed="),
         })

@@ -54,7 +54,7 @@ fn kill_and_stop(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[Strin
             let written = looping.wait_for_writes(guest, WRITES);
             written.with_context(|| format!("round {round}; the daemon:\n{}", daemon.log()))?;
         }
-        taken_up += daemon.log().matches("requests taken up again").count();
+        taken_up += daemon.log().matches("replaying unanswered requests").count();
     }
     ensure!(taken_up > 0, "no kill has found a request under way");
     for looping in loops {

@@ -26,7 +26,7 @@ const RETRY: Duration = Duration::from_millis(20);
 /// Maximum number of queues: the queue index of SET_VRING_KICK is 8 bits wide.
 const MAX_QUEUES: u64 = 256;
 
-/// Why a backend cannot be used.
+/// Error of a connection to a backend.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No server listens.
@@ -42,9 +42,9 @@ pub enum ClientError {
     Exchange {
         /// The socket.
         path: PathBuf,
-        /// What was tried.
+        /// The failed step.
         step: &'static str,
-        /// Why it failed.
+        /// The error.
         source: vhost::Error,
     },
     /// The server did not reply.
@@ -52,9 +52,9 @@ pub enum ClientError {
     NoReply {
         /// The socket.
         path: PathBuf,
-        /// What was tried.
+        /// The step without a reply.
         step: &'static str,
-        /// How long the client waited.
+        /// Time that the client waited.
         limit: Duration,
     },
     /// The server lacks a required feature.
@@ -68,7 +68,7 @@ pub enum ClientError {
     /// A system call failed.
     #[error("{what}: {source}")]
     Host {
-        /// What it was for.
+        /// The purpose of the call.
         what: &'static str,
         /// The system's error.
         source: io::Error,
@@ -217,7 +217,8 @@ impl Client {
         Ok(negotiated & wanted)
     }
 
-    /// Does what [`negotiate`](Self::negotiate) does with a server that resumes the queues of another one, and requires the same features.
+    /// As [`negotiate`](Self::negotiate), with a server that resumes the queues of another one. Requires the same
+    /// features.
     ///
     /// # Errors
     /// When a feature is missing, or an exchange fails.
@@ -307,8 +308,8 @@ impl Client {
         self.step("SET_MEM_TABLE", |f| f.set_mem_table(&table).map(|_| ()))
     }
 
-    /// Sends GET_INFLIGHT_FD for `queues` queues of at most `queue_size` entries, then SET_INFLIGHT_FD. `None` if INFLIGHT_SHMFD was not
-    /// negotiated. To be called before any queue starts.
+    /// Sends GET_INFLIGHT_FD for `queues` queues of at most `queue_size` entries, then SET_INFLIGHT_FD. `None` if
+    /// INFLIGHT_SHMFD was not negotiated. Call it before any queue starts.
     ///
     /// # Errors
     /// When an exchange fails.
@@ -325,7 +326,7 @@ impl Client {
         Ok(Some(memory))
     }
 
-    /// Sends SET_INFLIGHT_FD with the memory of an earlier backend. To be called before any queue starts.
+    /// Sends SET_INFLIGHT_FD with the memory of an earlier backend. Call it before any queue starts.
     ///
     /// # Errors
     /// When INFLIGHT_SHMFD was not negotiated, or the exchange fails.

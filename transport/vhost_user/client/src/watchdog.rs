@@ -1,7 +1,7 @@
 //! A bound on the wait for a reply.
 //!
-//! The `vhost` crate retries a read for ever, even after a read timeout. Only the end of the socket ends its wait, so a thread shuts the
-//! socket down when a reply is overdue.
+//! The `vhost` crate retries a read without a limit, even after a read timeout. Only the end of the socket ends its
+//! wait, so a thread shuts the socket down when a reply is overdue.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;

@@ -1,5 +1,6 @@
-//! The virtio devices that vhost-user serves. The server and the engine are generic over the device; the code that a request passes is compiled
-//! in this crate, once for each device: so it can be optimised where what calls it is not (`profile.checked` in the workspace's `Cargo.toml`).
+//! The virtio devices that vhost-user serves. The server and the engine are generic over the device. The code of the
+//! request path is compiled in this crate, once for each device, so it can be optimised without its callers
+//! (`profile.checked` in the workspace's `Cargo.toml`).
 
 #![forbid(unsafe_code)]
 

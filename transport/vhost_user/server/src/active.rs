@@ -61,7 +61,7 @@ impl ActiveDisks {
     /// Deactivates the disks after the last queue has stopped. No request is in flight.
     ///
     /// # Errors
-    /// The last disk's of which it is not sure that all is there. Each is logged.
+    /// The last disk whose writes may be missing. Each is logged.
     pub(crate) fn deactivate(&mut self) -> Result<(), DiskError> {
         let mut all = Ok(());
         for (_, disk) in self.disks.take().into_iter().flatten() {

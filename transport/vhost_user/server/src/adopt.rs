@@ -7,14 +7,14 @@ use std::time::Duration;
 use crate::hand_over::{AdoptError, HandedConnection, POSITIONS_ALONE, StandbyMessage};
 use crate::server::{Server, Standby};
 
-/// How long a control thread takes for a message at most. It maps the guest's memory, or starts the queues.
+/// Longest time of a control thread for a message. It maps the guest's memory, or starts the queues.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl Server {
     /// Prepares to serve the connection of another process, in standby: maps the guest's memory, and starts no queue.
     ///
     /// # Errors
-    /// When the connection is not one that this device can have.
+    /// When the connection is not possible for this device.
     pub fn adopt(&self, connection: HandedConnection) -> Result<(), AdoptError> {
         let mut standby = self.standby.lock();
         let Some(standby) = &mut *standby else { return Err(AdoptError::Configuration(not_in_standby())) };
@@ -34,11 +34,12 @@ impl Server {
         }
     }
 
-    /// Ends the standby: starts the queues of the connection at these positions, if there is one, and serves. The file of the
-    /// socket stays the other process', until [`own_file`](Self::own_file): that may have to serve the device again.
+    /// Ends the standby: starts the queues of the connection, if there is one, at these positions, and serves. The
+    /// socket's file belongs to the other process until [`own_file`](Self::own_file): that process may have to serve
+    /// the device again.
     ///
     /// # Errors
-    /// When the positions are not those of the connection, or a queue cannot start. Then the frontend has to connect again.
+    /// When the positions do not match the connection, or a queue cannot start. Then the frontend must connect again.
     pub fn serve(&self, positions: Option<String>) -> Result<(), String> {
         match self.standby.lock().take() {
             None => Err(not_in_standby()),
@@ -63,7 +64,7 @@ fn not_in_standby() -> String {
     "found it in service, expected it in standby".to_owned()
 }
 
-/// Tells a control thread in standby something, and waits for what it says.
+/// Sends a message to a control thread in standby, and waits for its reply.
 fn tell<R>(
     thread: &Sender<StandbyMessage>,
     message: impl FnOnce(SyncSender<R>) -> StandbyMessage,

@@ -55,12 +55,12 @@ pub enum ConfigChangeResult {
     NoReply,
 }
 
-/// What a peek at a message has found.
+/// The result of a peek at a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PeekedMessage {
     /// The request number; `None` if the header was not complete.
     pub(crate) request: Option<u32>,
-    /// It has more descriptors than any message may have.
+    /// True if it has more descriptors than any message may have.
     pub(crate) has_too_many_descriptors: bool,
 }
 
@@ -69,14 +69,14 @@ struct ChannelState {
     connected: bool,
     protocol_features: u64,
     socket: Option<Arc<OwnedFd>>,
-    /// The configuration has changed since the frontend's last GET_CONFIG.
+    /// True if the configuration has changed since the frontend's last GET_CONFIG.
     config_stale: bool,
 }
 
 /// See [`connection_changes`].
 static CONNECTION_CHANGES: AtomicU64 = AtomicU64::new(0);
 
-/// Returns a number that changes whenever a frontend of any device of the process has connected or disconnected.
+/// Returns a number that changes with each connect or disconnect of a frontend of any device of the process.
 pub fn connection_changes() -> u64 {
     CONNECTION_CHANGES.load(Ordering::SeqCst)
 }
@@ -106,8 +106,8 @@ impl BackendChannel {
         CONNECTION_CHANGES.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Returns the negotiated protocol features, the socket, and whether the frontend has not read the last configuration: what
-    /// [`restore`](Self::restore) needs.
+    /// Returns the state for [`restore`](Self::restore): the negotiated protocol features, the socket, and true if the
+    /// frontend has not read the last configuration.
     pub(crate) fn saved(&self) -> (u64, Option<Arc<OwnedFd>>, bool) {
         let ChannelState { protocol_features, socket, config_stale, .. } = &*self.state.lock();
         (*protocol_features, socket.clone(), *config_stale)
@@ -126,7 +126,8 @@ impl BackendChannel {
 
     /// Waits for the connection's next message, and peeks at it.
     ///
-    /// A header that arrives in parts may be peeked at too early: then there is no number, and the socket is not seen.
+    /// A header that arrives in parts may be peeked at too early: then the number is missing and the socket is not
+    /// seen.
     pub(crate) fn peek_message(&self, stream: impl AsFd) -> PeekedMessage {
         let mut bytes = [0; HEADER + 8];
         // Without space for descriptors: the flags say if there are any.
@@ -140,7 +141,7 @@ impl BackendChannel {
         PeekedMessage { request, has_too_many_descriptors: has_descriptors && has_too_many_descriptors(stream.as_fd()) }
     }
 
-    /// Notes what the message means for this channel. Returns its request number.
+    /// Records the message's effect on this channel. Returns its request number.
     fn note_message(&self, stream: BorrowedFd<'_>, bytes: &[u8]) -> Option<u32> {
         let request = word(bytes, 0)?;
         match request {

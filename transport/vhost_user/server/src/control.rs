@@ -1,6 +1,6 @@
 //! The control thread of a device that has a frontend: passes messages to the session, detects disconnects and a second frontend.
 //!
-//! `idle` is a device without a frontend, `place` where a device is: idle, or on its control thread.
+//! `idle` is a device without a frontend, `place` is a device's place: idle, or on its control thread.
 
 mod hand_over;
 mod idle;
@@ -40,14 +40,14 @@ const LOCK_SLICE: Duration = Duration::from_millis(100);
 
 /// State of the control thread.
 pub(crate) struct ControlThread<D: VirtioDevice<UringContext>> {
-    /// What the device is without the thread. Its frontend waits: it is served after the current one has disconnected.
+    /// The device's state without the thread. Its frontend waits until the current one has disconnected.
     idle: IdleDevice<D>,
     shared: Arc<Shared>,
-    /// Signalled by who wants something of the thread.
+    /// Signalled by requests to the thread.
     wakeup: EventFd,
     current: Option<Connection<D>>,
     drains: Vec<JoinHandle<()>>,
-    /// Another process serves the device now.
+    /// True if another process serves the device now.
     is_released: bool,
 }
 
@@ -55,7 +55,8 @@ struct Connection<D: VirtioDevice<UringContext>> {
     stream: Arc<UnixStream>,
     session: Arc<Mutex<Session<D>>>,
     handler: BackendReqHandler<Mutex<Session<D>>>,
-    /// Set while queues wait for requests of an earlier connection or daemon: since when, and true if that has been logged.
+    /// Set while queues wait for requests of an earlier connection or daemon: the start, and true if it has been
+    /// logged.
     waiting: Option<(Instant, bool)>,
 }
 
@@ -88,13 +89,13 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         None
     }
 
-    /// Returns true if there is no frontend, and nothing of an earlier one.
+    /// Returns true if there is no frontend, and no drain of an earlier one.
     fn is_idle(&mut self) -> bool {
         let has_frontend = self.current.is_some() || self.idle.waiting_frontend.is_some();
         if has_frontend || self.shared.disks.is_draining() || self.shared.hold.lock().is_some() {
             return false;
         }
-        // They have ended but for their last steps.
+        // They have ended except for their last steps.
         self.drains.drain(..).for_each(|drain| _ = drain.join());
         true
     }
@@ -112,7 +113,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         }
         let hold = self.shared.hold.lock().take();
         if let Some(hold) = hold {
-            // What is ready is found again by the next turn.
+            // The next turn finds the ready events again.
             return self.hold(hold);
         }
         if ready.message {
@@ -137,11 +138,11 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         }
     }
 
-    /// Goes on after a panic, which is a bug: it ends this disk's connection, and nobody else's. Returns false if the disk cannot be served
-    /// any more.
+    /// Continues after a panic, which is a bug: it ends only this disk's connection. Returns false if the disk can no
+    /// longer be served.
     fn recover(&mut self) -> bool {
         tracing::error!(disk = self.name(), "the control thread panicked, which is a bug: the disk's connection ends");
-        // A bug that shows itself in every turn must not take a CPU.
+        // A bug in every turn must not occupy a CPU.
         std::thread::sleep(PANIC_PAUSE);
         let end = AssertUnwindSafe(|| match self.current {
             Some(_) => self.disconnect(None),
@@ -150,7 +151,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         if catch_unwind(end).is_ok() {
             return true;
         }
-        // Its queues may still be attached: a next connection could wait for them for ever.
+        // Its queues may still be attached: a next connection could wait for them without a limit.
         tracing::error!(
             disk = self.name(),
             "the control thread panicked again: the disk is not served until a restart"
@@ -167,7 +168,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
     }
 
     fn wait(&self) -> ReadyEvents {
-        // Asked once: what is not polled for has to end the poll when it may be.
+        // Read once: the end of a delay must end the poll.
         let (connection_delay, message_delay) = (self.idle.connections.delay(), self.idle.messages.delay());
         // One frontend is served and one waits; others stay in the socket's backlog.
         let listening = self.idle.waiting_frontend.is_none() && connection_delay.is_none();
@@ -235,7 +236,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         self.set_session(connection, stream, Instant::now());
     }
 
-    /// Makes the session of a connection: `connection` since when. Its messages come from `stream`.
+    /// Makes the session of `connection`, which began at `since`. Its messages come from `stream`.
     fn set_session(&mut self, connection: Arc<UnixStream>, stream: UnixStream, since: Instant) {
         let frontend = peer(&connection);
         let features = Arc::new(AtomicU64::new(0));
@@ -334,7 +335,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
             let why = match (error, session.take_rejection()) {
                 (_, Some(why)) => Some(why),
                 (Some(error), None) => (!is_hang_up(error)).then(|| error.to_string()),
-                // `recover` has said why.
+                // `recover` has logged the reason.
                 (None, None) => None,
             };
             if let Some(why) = why {
@@ -352,7 +353,8 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         self.drain(session);
     }
 
-    /// Drains a session: for [`LOCK_SLICE`] here, so that the next frontend usually need not wait, then on a thread of its own.
+    /// Drains a session: for [`LOCK_SLICE`] here, so that the next frontend usually need not wait, then on its own
+    /// thread.
     fn drain(&mut self, session: SharedSession) {
         lock_session(&session).begin_drain();
         if lock_session(&session).wait_drained(Some(Instant::now() + LOCK_SLICE)) {

@@ -1,8 +1,9 @@
 //! Migration of a device's state: a JSON document that is sent through a pipe of the frontend. Source: QEMU's `vhost-user.rst`,
 //! "Migrating back-end state".
 //!
-//! A thread writes or reads the pipe, so that a stalled pipe blocks only the transfer. The control thread validates and applies what was
-//! read without the session's lock, because disks that it adds or removes are opened and closed through the session.
+//! A thread writes or reads the pipe, so that a stalled pipe blocks only the transfer. The control thread validates and
+//! applies the document without the session's lock, because disks that it adds or removes are opened and closed through
+//! the session.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -44,7 +45,7 @@ struct DocumentHeader {
 pub(crate) struct StateDocument {
     format: String,
     version: u32,
-    /// The kind of device: another one does not take the document.
+    /// The device's type: another type refuses the document.
     device: String,
     /// [`VirtioDevice::save_state`].
     pub(crate) state: Box<RawValue>,
@@ -93,9 +94,9 @@ fn build_document<D: VirtioDevice<UringContext>>(
 /// A session's transfer of the device state.
 #[derive(Default)]
 pub(crate) struct StateTransfer {
-    /// The frontend negotiated DEVICE_STATE.
+    /// True if the frontend negotiated DEVICE_STATE.
     pub(crate) negotiated: bool,
-    /// A state has been loaded: the driver continues from the source.
+    /// True if a state has been loaded: the driver continues from the source.
     pub(crate) loaded: bool,
     transfer: Option<TransferThread>,
     /// Reply to the next CHECK_DEVICE_STATE.
@@ -147,7 +148,7 @@ impl StateTransfer {
     /// Takes the reply to CHECK_DEVICE_STATE.
     ///
     /// # Errors
-    /// Why the transfer has failed.
+    /// The reason of a failed transfer.
     pub(crate) fn take_result(&mut self) -> Result<(), String> {
         let split = || Err("found a header that came in pieces, expected it at once".to_owned());
         self.result.take().unwrap_or_else(split)

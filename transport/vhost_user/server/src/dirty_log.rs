@@ -20,12 +20,12 @@ pub(crate) const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
 #[derive(Debug, Default)]
 pub(crate) struct DirtyLogging {
     log: Option<Arc<DirtyLog>>,
-    /// LOG_ALL is set in the features.
+    /// True if LOG_ALL is set in the features.
     log_all: bool,
 }
 
 impl DirtyLogging {
-    /// Returns the active log: it is set, and so is LOG_ALL.
+    /// Returns the log if it is active: set, with LOG_ALL.
     pub(crate) fn active(&self) -> Option<&Arc<DirtyLog>> {
         self.log.as_ref().filter(|_| self.log_all)
     }
@@ -62,7 +62,7 @@ impl DirtyLogging {
     /// Checks that the active log has a bit for each page of a memory table.
     ///
     /// # Errors
-    /// When it has not.
+    /// When it does not.
     pub(crate) fn check(&self, memory: &GuestMemory) -> Result<(), DirtyLogError> {
         self.active().map_or(Ok(()), |log| log.check_covers(memory))
     }

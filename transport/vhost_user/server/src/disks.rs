@@ -10,10 +10,10 @@ use mqblk_engine::{
     WorkerError,
 };
 
-/// How long the close of a disk that nobody uses waits for a worker.
+/// Longest wait of the close of an unused disk for a worker.
 const UNUSED_CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a change of settings waits for the session.
+/// Longest wait of a change of settings for the session.
 const SETTING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Interval of the checks while a disk that is in use is closed.
@@ -35,7 +35,8 @@ pub(crate) trait SessionQueues: Send {
     fn set_polling(&mut self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), WorkerError>;
     /// Starts to drain all queues.
     fn begin_drain(&mut self);
-    /// As [`begin_drain`](Self::begin_drain), before another process serves the queues, or none: their requests do not wait for limits.
+    /// As [`begin_drain`](Self::begin_drain), if another process or none serves the queues next: their requests do not
+    /// wait for limits.
     fn begin_end(&mut self);
     /// Waits until the draining queues have no request in flight, until `end` at most. Returns true if none is left.
     fn wait_drained(&mut self, end: Option<Instant>) -> bool;
@@ -45,13 +46,13 @@ pub(crate) trait SessionQueues: Send {
     fn freeze_recorded(&mut self) -> Result<(), String>;
     /// Returns the positions of the drained queues, for another process.
     fn save_drained(&mut self) -> Result<String, String>;
-    /// Starts the drained queues again. Returns false if the frontend has to connect again.
+    /// Starts the drained queues again. Returns false if the frontend must connect again.
     fn resume(&mut self) -> bool;
 }
 
 /// A session as threads other than its control thread see it.
 ///
-/// The crate `vhost` locks it too, so that it is a mutex of the standard library: [`lock_session`].
+/// The crate `vhost` locks it too, so it is a mutex of the standard library: [`lock_session`].
 pub(crate) type SharedSession = Arc<Mutex<dyn SessionQueues>>;
 
 /// Locks a session.
@@ -70,7 +71,7 @@ fn lock_current(
     }
 }
 
-/// The disks of a device, how its queues are served, and the session that uses them.
+/// The disks of a device, the settings of its queues, and the session that uses them.
 pub(crate) struct DeviceDisks {
     list: RankedMutex<Vec<QueueDisk>>,
     session: RankedMutex<Option<SharedSession>>,
@@ -92,7 +93,7 @@ impl DeviceDisks {
         }
     }
 
-    /// Returns how the queues are served.
+    /// Returns the settings of its queues.
     pub(crate) fn queues(&self) -> &SharedQueueSettings {
         &self.queues
     }
@@ -150,7 +151,7 @@ impl DeviceDisks {
         drop(session);
         let left = current.clone();
         drop(current);
-        // Without a lock: storage may take for ever, and the frontend's messages must be answered.
+        // Without a lock: storage may take any time, and the frontend's messages must be answered.
         closing.iter().for_each(|disk| while !disk.wait(CLOSE_CHECK) {});
         left.iter().for_each(|session| lock_session(session).end_close_disk(slot));
         let draining = self.draining_sessions.lock();
@@ -160,8 +161,8 @@ impl DeviceDisks {
     pub(crate) fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
         let deadline = Instant::now() + timeout;
         let Some(current) = self.session.lock_until(deadline) else { return Ok(QueueMove::Busy) };
-        // Locked until the worker is recorded: a queue that starts in between would begin at the one of before. A message of the frontend that
-        // waits for storage has the session, too.
+        // Locked until the worker is recorded: a queue that starts in between would begin at the previous one. A
+        // message of the frontend that waits for storage also holds the session.
         let Some(mut session) = lock_current(current.as_ref(), deadline) else { return Ok(QueueMove::Busy) };
         let timeout = deadline.saturating_duration_since(Instant::now());
         let moved =

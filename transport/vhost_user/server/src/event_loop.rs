@@ -1,7 +1,7 @@
 //! The thread that waits for frontends, for all devices of the process that have none.
 //!
-//! A device is watched for one event at a time: [`Registration::watch`] says when the next one may come, so that a device with a control thread,
-//! which polls the socket itself, costs nothing here.
+//! A device is watched for one event at a time: [`Registration::watch`] allows the next one. So a device with a control
+//! thread, which polls the socket itself, costs nothing here.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -31,12 +31,12 @@ static CURRENT: RankedMutex<Weak<EventLoop>> = RankedMutex::new(LockRank::EventL
 
 /// A device that is watched.
 pub(crate) trait WatchedDevice: Send + Sync {
-    /// A frontend may be there. Returns when to call this again without an event; `None`: the device [watches](Registration::watch) for the next
-    /// frontend, or has no use for one. Never blocks.
+    /// Called when a frontend may have arrived. Returns when to call this again without an event; `None`: the device
+    /// [watches](Registration::watch) for the next frontend, or needs none. Never blocks.
     fn frontend_arrives(&self) -> Option<Instant>;
 }
 
-/// The thread, and what it watches. Ends with the last reference.
+/// The thread and its watched devices. Ends with the last reference.
 pub(crate) struct EventLoop {
     state: Arc<LoopState>,
     thread: Option<JoinHandle<()>>,
@@ -92,7 +92,7 @@ impl EventLoop {
         Ok(EventLoop { state, thread: Some(thread) })
     }
 
-    /// Adds a device, of which nothing is watched yet. Its listening socket must not block.
+    /// Adds a device, not watched yet. Its listening socket must not block.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -137,7 +137,7 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         let state = &self.events.state;
-        // The listener may live on in another process, and would still be reported here.
+        // The listener may stay open in another process, and would still be reported here.
         let _ = epoll::delete(&state.epoll, &*self.listener);
         let device = state.devices.lock().by_key.remove(&self.key);
         // Outside of the lock: it may be the last reference.
@@ -202,7 +202,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_millis(50);
 
-    /// Tells of each event, and answers what it is given.
+    /// Reports each event, and returns the configured time.
     struct ToldDevice {
         told: Mutex<Sender<()>>,
         retry: Mutex<Option<Duration>>,
@@ -249,7 +249,7 @@ mod tests {
             told.recv_timeout(LONG).unwrap();
             assert!(told.recv_timeout(SHORT).is_err());
         }
-        // Another one is told meanwhile.
+        // Another one is notified meanwhile.
         let (_other, of_second, second_told) = super::tests::device(&events, &second);
         *device.retry.lock().unwrap() = Some(LONG);
         registration.watch().unwrap();
@@ -264,7 +264,7 @@ mod tests {
         registration.watch().unwrap();
         told.recv_timeout(LONG).unwrap();
         drop(registration);
-        // The loop's thread has one while it tells the device, and a moment longer.
+        // The loop's thread holds a reference while it notifies the device, and briefly afterwards.
         let until = Instant::now() + LONG;
         while Arc::strong_count(&device) > 1 {
             assert!(Instant::now() < until, "the event loop keeps a device that is gone");

@@ -14,23 +14,23 @@ use crate::hand_over::{HandedConnection, HoldEnd, HoldRequest};
 use crate::server::Server;
 use crate::shared::Shared;
 
-/// How often a wait for requests in flight checks whether the server stops, and lets others have the session.
+/// Interval at which a wait for requests in flight checks for the server's stop, and releases the session.
 const DRAIN_CHECK: Duration = Duration::from_millis(50);
 
-/// A device whose control thread waits, while its queues still run; or one without a frontend, which no frontend reaches. Served on when it is
-/// dropped, once the drain that has begun has ended: that is waited for on a thread.
+/// A device whose control thread waits while its queues still run, or one without a frontend, kept from frontends. When
+/// dropped it is served further, after the end of a begun drain, which a thread waits for.
 pub struct HeldDevice {
     end: EndHold,
     shared: Arc<Shared>,
     drain_timeout: Duration,
     session: Option<SharedSession>,
     connection: Option<HandedConnection>,
-    /// When the drain that has begun is given up.
+    /// Time at which a begun drain is given up.
     drain_end: Option<Instant>,
     has_ended: bool,
 }
 
-/// Who is told how a hold ends.
+/// Target of the end of a hold.
 #[derive(Clone)]
 enum EndHold {
     Thread(Sender<HoldEnd>),
@@ -48,7 +48,7 @@ impl EndHold {
     }
 }
 
-/// A hold that has begun.
+/// A begun hold.
 #[must_use = "the device is held until the hold is waited for"]
 pub struct BegunHold<'a> {
     server: &'a Server,
@@ -58,7 +58,7 @@ pub struct BegunHold<'a> {
 enum BegunState {
     /// The device has no control thread, and is held.
     Held(HeldDevice),
-    /// The control thread has been asked.
+    /// The control thread has received the request.
     Asked(Receiver<Result<HandedConnection, String>>, Sender<HoldEnd>),
     Refused(String),
 }
@@ -67,7 +67,7 @@ impl BegunHold<'_> {
     /// Waits until the device is held, until `end` at most.
     ///
     /// # Errors
-    /// When the device cannot be handed over now, and why; then it is served on.
+    /// When the device cannot be handed over now; the reason. It is then served further.
     pub fn wait(self, end: Instant) -> Result<HeldDevice, String> {
         let (replied, end_hold) = match self.state {
             BegunState::Held(held) => return Ok(held),
@@ -91,7 +91,8 @@ impl BegunHold<'_> {
 }
 
 impl Server {
-    /// Begins to hold the device for another process: no message of its frontend is read from now on. Its queues run on.
+    /// Begins to hold the device for another process: no message of its frontend is read from now on. Its queues
+    /// continue.
     pub fn begin_hold(&self) -> BegunHold<'_> {
         let ((reply, replied), (end, ended)) = (sync_channel(1), channel());
         *self.shared.hold.lock() = Some(HoldRequest { reply, end: ended });
@@ -115,7 +116,7 @@ impl Server {
         self.shared.disks.list().into_iter().map(|disk| disk.disk).collect()
     }
 
-    /// Ends the connection of the frontend, which has to connect again.
+    /// Ends the connection of the frontend, which must connect again.
     pub fn end_connection(&self) {
         let connection = self.shared.connection.lock().clone();
         if let Some(connection) = connection {
@@ -132,7 +133,7 @@ impl Server {
 }
 
 impl HeldDevice {
-    /// Takes what the other process needs to prepare. `None` when it was taken before.
+    /// Takes the other process's data to prepare; `None` if already taken.
     pub fn take_connection(&mut self) -> Option<HandedConnection> {
         self.connection.take()
     }
@@ -142,7 +143,7 @@ impl HeldDevice {
         self.session.is_some()
     }
 
-    /// Starts to drain the queues: nothing more is taken off them here.
+    /// Starts to drain the queues: no more requests are taken off them here.
     pub fn begin_drain(&mut self) {
         if let Some(session) = &self.session {
             self.drain_end = Some(Instant::now() + self.drain_timeout);
@@ -158,7 +159,7 @@ impl HeldDevice {
     /// Leaves the requests that are still in flight to the other process.
     ///
     /// # Errors
-    /// When there are some, and the VMM keeps no in-flight region that they are recorded in.
+    /// When there are some, and the VMM keeps no in-flight region for them.
     pub fn freeze(&self) -> Result<(), String> {
         match &self.session {
             Some(session) => lock_session(session).freeze_recorded(),
@@ -174,12 +175,14 @@ impl HeldDevice {
         self.session.as_ref().map(|session| lock_session(session).save_drained()).transpose()
     }
 
-    /// Gives the device up: another process serves it. The files of its socket and its storage are left to that.
+    /// Releases the device: another process serves it. The files of its socket and its storage are left to that
+    /// process.
     pub fn release(self) {
         self.end(HoldEnd::Release);
     }
 
-    /// Serves the device on, and ends the frontend's connection: another process has served its queues, and has ended.
+    /// Continues to serve the device, and ends the frontend's connection: another process has served its queues, and
+    /// has ended.
     pub fn disconnect(self) {
         self.end(HoldEnd::Disconnect);
     }
@@ -199,7 +202,7 @@ impl Drop for HeldDevice {
             return self.end.tell(HoldEnd::Resume);
         };
         let resume = ResumedDevice { end: self.end.clone(), shared: Arc::clone(&self.shared), session, drain_end };
-        // A queue must not start here beside its own requests of before. Whoever drops this serves other devices.
+        // A queue must not start here beside its own earlier requests. The dropping thread serves other devices.
         if let Err((error, resume)) = spawn_with("hold-end", resume, ResumedDevice::run) {
             tracing::warn!("a device is waited for, and others with it: {error}");
             resume.into_iter().for_each(ResumedDevice::run);
@@ -207,7 +210,7 @@ impl Drop for HeldDevice {
     }
 }
 
-/// A device whose drain has begun, and that no other process takes.
+/// A device with a begun drain that no other process takes.
 struct ResumedDevice {
     end: EndHold,
     shared: Arc<Shared>,
@@ -216,7 +219,8 @@ struct ResumedDevice {
 }
 
 impl ResumedDevice {
-    /// Waits for its requests in flight, and serves it on. A drain that takes too long goes on behind a frontend that connects again.
+    /// Waits for its requests in flight, then serves it further. A drain that takes too long continues behind a
+    /// frontend that connects again.
     fn run(self) {
         loop {
             let next = self.drain_end.min(Instant::now() + DRAIN_CHECK);

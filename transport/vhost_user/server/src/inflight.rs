@@ -132,7 +132,7 @@ impl InflightRegion {
         self.fence.as_ref().is_none_or(Fence::acquire)
     }
 
-    /// Releases the fence: nothing of these rings is in flight.
+    /// Releases the fence: no request of these rings is in flight.
     pub(crate) fn release_fence(&self) {
         if let Some(fence) = &self.fence {
             fence.release();
@@ -145,9 +145,10 @@ impl InflightRegion {
     }
 }
 
-/// An I/O fence: an flock on the region through an open file description of its own. Each worker that serves a ring of the region has the
-/// file in its io_uring's table of registered files, which the kernel frees only after all the ring's requests have completed. The next
-/// holder of the lock therefore knows that no request of an earlier holder, killed or not, is in flight.
+/// An I/O fence: an flock on the region through its own open file description. Each worker that serves a ring of the
+/// region has the file in its io_uring's table of registered files, which the kernel frees only after all the ring's
+/// requests have completed. The next holder of the lock therefore knows that no request of an earlier holder, killed or
+/// not, is in flight.
 struct Fence {
     file: Arc<OwnedFd>,
 }

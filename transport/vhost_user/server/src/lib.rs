@@ -2,17 +2,17 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `listen`, `prepared`, `bind` | the listening socket; those that are there before they are served; one of either |
+//! | `listen`, `prepared`, `bind` | the listening socket; sockets that exist before they are served; the choice of one |
 //! | `server`, `options`, `shared` | starts and stops a device; its options; the state that threads share |
 //! | `event_loop` | the thread that waits for the frontends of all devices |
 //! | `control` | the device's control thread while it has a frontend: one at a time |
-//! | `gate` | when queues may start |
+//! | `gate` | the start of queues |
 //! | `session` | handles the messages of one connection |
 //! | `vring` | one queue, from its configuration to its end |
 //! | `inflight` | the in-flight region, which outlives this process |
-//! | `disks`, `active` | the device's disks, added and removed at run time; which of them are activated |
+//! | `disks`, `active` | the device's disks, added and removed at run time; their activation |
 //! | `dirty_log`, `device_state` | live migration: the dirty log, the device's state |
-//! | `hand_over`, `hold`, `adopt` | the device goes to another process, with its connection |
+//! | `hand_over`, `hold`, `adopt` | the hand-over of the device with its connection to another process |
 //! | `sharing` | warns when the guest's memory is not shared |
 //! | `backend_channel` | messages from the backend to the frontend |
 //!

@@ -17,14 +17,14 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 /// Backlog of the socket. One frontend is served at a time; the others wait for their first reply.
 const BACKLOG: i32 = 8;
 
-/// Who may connect to a socket: the permissions of its file.
+/// Access to a socket: the permissions of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketAccess {
     /// Permission bits, as for `chmod`.
     pub mode: u32,
-    /// The UID of the owner; `None`: that of the process.
+    /// The UID of the owner; `None`: the process's.
     pub owner: Option<u32>,
-    /// The GID of the group; `None`: that of the process.
+    /// The GID of the group; `None`: the process's.
     pub group: Option<u32>,
 }
 
@@ -40,7 +40,7 @@ impl SocketAccess {
     }
 }
 
-/// Why a socket cannot be at a path.
+/// Error of creating a socket at a path.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Another process listens on it.
@@ -67,7 +67,7 @@ pub enum SocketError {
         /// The system's error.
         source: io::Error,
     },
-    /// The process has as many files open as it may.
+    /// The process has reached its limit of open files.
     #[error(
         "found {path:?}, and a limit of {limit} open files that is reached, expected a higher one (ulimit -n, LimitNOFILE=): each disk has a socket, each file of a disk one more, each connected VMM about ten and four for each queue"
     )]
@@ -146,7 +146,7 @@ pub struct ListenSocket {
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
-    /// Device and inode: a later server's file at the same path is not removed. `None`: it is another process' to remove.
+    /// Device and inode: a later server's file at the same path is not removed. `None`: another process removes it.
     identity: RankedMutex<Option<(u64, u64)>>,
 }
 
@@ -155,7 +155,7 @@ impl SocketFile {
         Arc::new(SocketFile { path: path.to_owned(), identity: RankedMutex::leaf(identity) })
     }
 
-    /// Takes the file over that is at the path: it is removed with the socket.
+    /// Takes over the file at the path: it is removed with the socket.
     pub(crate) fn own(&self) {
         let file = std::fs::symlink_metadata(&self.path).ok().filter(|file| file.file_type().is_socket());
         *self.identity.lock() = file.map(|file| (file.dev(), file.ino()));
@@ -166,7 +166,7 @@ impl SocketFile {
         *self.identity.lock() = None;
     }
 
-    /// Returns true if it is this process' to remove.
+    /// Returns true if this process removes it.
     pub(crate) fn is_own(&self) -> bool {
         self.identity.lock().is_some()
     }
@@ -179,9 +179,9 @@ impl SocketFile {
 }
 
 impl ListenSocket {
-    /// Makes the socket's file. Connections are refused until [`listen`](Self::listen). Returns the lock of its folder, to be held until then:
-    /// two daemons that start together could both find a stale socket, and one remove the other's. A folder that cannot be locked is used
-    /// without the lock.
+    /// Makes the socket's file. Connections are refused until [`listen`](Self::listen). Returns the lock of its folder,
+    /// to be held until then: otherwise two daemons that start together could both find a stale socket, and one remove
+    /// the other's. A folder that cannot be locked is used without the lock.
     pub(crate) fn make(path: &Path, access: &SocketAccess) -> Result<(Option<OwnedFd>, ListenSocket), SocketError> {
         let os = |source: io::Error| SocketError::of_system(path, source);
         let folder = lock_folder(folder_of(path));
@@ -198,9 +198,9 @@ impl ListenSocket {
         let identity = (file.dev(), file.ino());
         let bound = ListenSocket { listener: Arc::new(socket.into()), file: SocketFile::new(path, Some(identity)) };
         let file = open_file(path, identity).map_err(os)?;
-        // A descriptor of O_PATH has no fchmod; its entry in procfs names the same file (open(2)).
+        // A descriptor of O_PATH has no fchmod; its entry in procfs refers to the same file (open(2)).
         let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-        // The mode first: a file of another owner takes CAP_FOWNER.
+        // The mode first: a file of another owner needs CAP_FOWNER.
         rustix::fs::chmod(link, bits).map_err(|error| os(error.into()))?;
         if access.changes_owner() {
             let (owner, group) = (access.owner.map(Uid::from_raw), access.group.map(Gid::from_raw));
@@ -224,12 +224,12 @@ impl ListenSocket {
         ListenSocket { listener: Arc::new(listener), file: SocketFile::new(&path, None) }
     }
 
-    /// Takes the file over that is at the path: it is removed on drop.
+    /// Takes over the file at the path: it is removed on drop.
     pub fn own_file(&self) {
         self.file.own();
     }
 
-    /// Returns true if the file is this process' to remove.
+    /// Returns true if this process removes the file.
     pub fn owns_file(&self) -> bool {
         self.file.is_own()
     }
@@ -276,8 +276,8 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Opens the socket file that was just bound, to change its permissions. Fails if another file has taken its place, such as a symbolic link by
-/// somebody who may write to the folder.
+/// Opens the newly bound socket file, to change its permissions. Fails if another file has taken its place, for example
+/// a symbolic link by a user who may write to the folder.
 fn open_file(path: &Path, identity: (u64, u64)) -> io::Result<OwnedFd> {
     let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let stat = rustix::fs::fstat(&file)?;
@@ -287,8 +287,8 @@ fn open_file(path: &Path, identity: (u64, u64)) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// How long another process may hold the lock of a folder. Whoever may read the folder can lock it for ever; a daemon that starts needs
-/// milliseconds.
+/// Longest wait for another process's lock of a folder. Any user who may read the folder can lock it permanently; a
+/// starting daemon needs milliseconds.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 

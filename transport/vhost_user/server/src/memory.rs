@@ -11,12 +11,12 @@ use vhost::vhost_user::message::VhostUserMemoryRegion;
 /// QEMU has at most 509 (KVM's limit less three); libblkio and cloud-hypervisor use a few.
 pub(crate) const MAX_SLOTS: usize = 512;
 
-/// What a frontend may share: which files, and how much of them.
+/// Rules for files that a frontend shares, and their limits.
 #[derive(Clone, Debug, Default)]
 pub struct SharePolicy {
-    /// Which files.
+    /// Rules for the files.
     pub files: SharedFileRules,
-    /// How many mappings and bytes.
+    /// Limits of mappings and bytes.
     pub budget: Arc<TenantBudget>,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct ChargedMemory {
     pub(crate) files: Vec<SharedFile>,
 }
 
-/// A slot of a memory table and the file that the frontend shares as it: another process maps it from these.
+/// A slot of a memory table and its shared file, from which another process maps it.
 #[derive(Clone)]
 pub(crate) struct SharedFile {
     pub(crate) slot: VhostUserMemoryRegion,

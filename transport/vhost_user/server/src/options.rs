@@ -1,4 +1,4 @@
-//! Options of a served device, and what it needs of its host.
+//! Options of a served device, and its interfaces to the host.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,18 +18,18 @@ pub struct ServerOptions {
     pub socket: PathBuf,
     /// Permissions of the socket.
     pub socket_access: SocketAccess,
-    /// Worker of each queue at first; further queues are assigned round-robin.
+    /// Initial worker of each queue; further queues are assigned round-robin.
     pub queue_map: Vec<usize>,
-    /// Polling of the request queues at first.
+    /// Initial polling of the request queues.
     pub poll: PollPolicy,
-    /// Coalescing of calls at first.
+    /// Initial coalescing of calls.
     pub coalesce: Coalesce,
-    /// What a frontend may share.
+    /// Rules for files that a frontend shares.
     pub sharing: SharePolicy,
     /// Registration of guest memory with the workers' io_urings.
     pub fixed_buffers: FixedBufferUse,
-    /// How long a stop waits for storage. Requests still in flight then never complete; the next backend replays them if the frontend
-    /// keeps an in-flight region.
+    /// Longest wait of a stop for storage. Requests still in flight then never complete; the next backend replays them
+    /// if the frontend keeps an in-flight region.
     pub drain_timeout: Duration,
     /// The initial disks.
     pub disks: Vec<QueueDisk>,
@@ -37,14 +37,15 @@ pub struct ServerOptions {
     pub engine: Arc<Engine>,
     /// The host's part of the migration state, beside the device's own.
     pub host_state: Option<Arc<dyn HostState>>,
-    /// Nothing is accepted before [`Server::serve`](crate::Server::serve): another process still serves the device.
+    /// True if nothing is accepted before [`Server::serve`](crate::Server::serve): another process still serves the
+    /// device.
     pub standby: bool,
     /// Notified of the device's guests.
     pub guests: Option<Arc<dyn GuestObserver>>,
 }
 
-/// The host's part of a device's migration state, which the device itself does not know (a controller's LUNs). Methods run on the device's
-/// control thread while none of its queues runs.
+/// The host's part of a device's migration state, unknown to the device itself (a controller's LUNs). Methods run on
+/// the device's control thread while none of its queues runs.
 pub trait HostState: Send + Sync {
     /// Returns the state as JSON.
     ///

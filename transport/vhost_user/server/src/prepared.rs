@@ -1,5 +1,5 @@
-//! Sockets that exist before they are served: those that the process was started with, and those that are made while it still has the rights for
-//! their owner and group. Of the whole process, as file descriptors and rights are.
+//! Sockets that exist before they are served: those passed to the process at its start, and those made while it still
+//! has the rights for their owner and group. They belong to the whole process, like file descriptors and rights.
 //!
 //! [`ListenSocket::bind`] takes the one of its path.
 
@@ -14,29 +14,29 @@ use mqblk_core::lock::{RankedGuard, RankedMutex};
 
 use crate::listen::{ListenSocket, SocketAccess, SocketError};
 
-/// What a path begins with that names a socket which the process was started with.
+/// Prefix of the path of a socket passed to the process at its start.
 pub const PASSED_PREFIX: &str = "fd:";
 
 static PREPARED: LazyLock<RankedMutex<Prepared>> = LazyLock::new(|| RankedMutex::leaf(Prepared::default()));
 
 #[derive(Default)]
 struct Prepared {
-    /// Those that this process has made or another one has handed over, by their paths.
+    /// Sockets made by this process or handed over by another one, by their paths.
     own: HashMap<PathBuf, ListenSocket>,
-    /// Those that it was started with.
+    /// Sockets passed at the start.
     passed: Vec<Passed>,
 }
 
-/// A socket that the process was started with. It stays known: the configuration may be read again.
+/// A socket passed at the start. It stays known: the configuration may be read again.
 struct Passed {
     /// `None` once it is served.
     socket: Option<ListenSocket>,
-    /// The path that it is found by, made of its name.
+    /// Its path for lookups, made from its name.
     path: PathBuf,
     name: String,
-    /// Where it is bound, if it is bound to a path.
+    /// The path to which it is bound, if any.
     bound: Option<PathBuf>,
-    /// True once the configuration has named it.
+    /// True if the configuration contains it.
     is_claimed: bool,
 }
 
@@ -73,7 +73,7 @@ pub fn make_early(path: &Path, access: &SocketAccess) -> Result<(), SocketError>
     Ok(())
 }
 
-/// Takes over a listening socket that the process was started with as `fd:NAME`, and as the path that it is bound to. Its file is never removed.
+/// Takes over a listening socket passed at the start, as `fd:NAME` and as its bound path. Its file is never removed.
 ///
 /// # Errors
 /// If the socket does not listen, or another one has the name.
@@ -83,7 +83,7 @@ pub fn adopt(name: &str, listener: UnixListener) -> io::Result<()> {
     }
     let bound = listener.local_addr()?.as_pathname().map(Path::to_owned);
     let path = PathBuf::from(format!("{PASSED_PREFIX}{name}"));
-    // A listener that would not block is asked by threads that poll it first.
+    // The accepting threads poll the listener before an accept.
     listener.set_nonblocking(false)?;
     let mut all = prepared();
     if all.passed.iter().any(|other| other.path == path) {
@@ -94,11 +94,11 @@ pub fn adopt(name: &str, listener: UnixListener) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes over the listening socket of the process that hands over to this one, by the path that its configuration has. Its file is left to that
-/// process, until [`ListenSocket::own_file`].
+/// Takes over a listening socket from the process that hands over to this one, by its configured path. Its file is left
+/// to that process, until [`ListenSocket::own_file`].
 ///
 /// # Errors
-/// If the socket does not listen, or is bound to another path: whoever connects there would be served another's disk.
+/// If the socket does not listen, or is bound to another path: a client there would be served another disk.
 pub fn adopt_handed(path: PathBuf, listener: UnixListener) -> io::Result<()> {
     if let Some(name) = path.to_str().and_then(|path| path.strip_prefix(PASSED_PREFIX)) {
         return adopt(name, listener);
@@ -117,13 +117,13 @@ pub fn adopt_handed(path: PathBuf, listener: UnixListener) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns true if two paths name one file, also by links; or are the same.
+/// Returns true if two paths are equal or refer to one file, also by links.
 fn is_same_file(one: &Path, other: &Path) -> bool {
     let identity = |path: &Path| path.symlink_metadata().map(|file| (file.dev(), file.ino())).ok();
     one == other || identity(one).is_some_and(|file| identity(other) == Some(file))
 }
 
-/// Returns true if the process was started with the socket of this path, which the configuration names.
+/// Returns true if the socket of this configured path was passed at the start.
 pub fn claim_passed(path: &Path) -> bool {
     let mut all = prepared();
     all.passed.iter_mut().find(|one| one.is_for(path)).is_some_and(|passed| {
@@ -132,25 +132,25 @@ pub fn claim_passed(path: &Path) -> bool {
     })
 }
 
-/// Returns true if the process was started with the socket of this path.
+/// Returns true if the socket of this path was passed at the start.
 pub fn is_passed(path: &Path) -> bool {
     prepared().passed.iter().any(|one| one.is_for(path))
 }
 
-/// Returns the names of the sockets that the process was started with and that nothing has taken; with `unclaimed`, of those alone that the
-/// configuration has not named.
+/// Returns the names of the sockets passed at the start that are not taken; with `unclaimed`, only of those that the
+/// configuration does not contain.
 pub fn passed_names(unclaimed: bool) -> Vec<String> {
     let all = prepared();
     all.passed.iter().filter(|passed| !unclaimed || !passed.is_claimed).map(|passed| passed.name.clone()).collect()
 }
 
-/// Gives up the sockets that nothing has taken: removes those that this process made.
+/// Drops the sockets that are not taken, and removes the files of those that this process made.
 pub fn discard() {
     let all = std::mem::take(&mut *prepared());
     drop(all);
 }
 
-/// Returns true if there is one for this path that nothing has taken.
+/// Returns true if there is an untaken one for this path.
 pub fn has(path: &Path) -> bool {
     let all = prepared();
     all.own.contains_key(path) || all.passed.iter().any(|one| one.socket.is_some() && one.is_for(path))
@@ -182,7 +182,7 @@ mod tests {
 
     const ACCESS: SocketAccess = SocketAccess::with_mode(0o600);
 
-    /// Else a guest that connects there would be served another's disk.
+    /// Otherwise a guest that connects there would be served another disk.
     #[test]
     fn a_socket_that_is_handed_over_is_bound_to_its_path() {
         let folder = tempfile::tempdir().unwrap();

@@ -33,9 +33,9 @@ pub struct Server {
     /// While in standby.
     pub(crate) standby: RankedMutex<Option<Standby>>,
     listener: Weak<UnixListener>,
-    /// This process has made the file of the socket.
+    /// The file of the socket; removed if this process has made it.
     pub(crate) file: Arc<SocketFile>,
-    /// [`stop`](Self::stop) has been called.
+    /// True if [`stop`](Self::stop) has been called.
     has_stopped: AtomicBool,
     socket: PathBuf,
     pub(crate) drain_timeout: Duration,
@@ -44,9 +44,9 @@ pub struct Server {
 
 /// A device in standby.
 pub(crate) enum Standby {
-    /// It has no connection so far, and no control thread.
+    /// It has no connection yet, and no control thread.
     Empty,
-    /// To its control thread.
+    /// The channel to its control thread.
     Thread(Sender<StandbyMessage>),
 }
 
@@ -55,7 +55,7 @@ pub(crate) enum Standby {
 pub struct Frontend {
     /// Its process id, 0 if unknown.
     pub pid: i32,
-    /// For how long it has been connected.
+    /// Time since it connected.
     pub connected: Duration,
     /// The features that the driver has accepted; 0 before.
     pub features: u64,
@@ -147,9 +147,9 @@ impl Server {
         self.shared.disks.refresh(slot);
     }
 
-    /// Moves a queue to another worker (modulo their number) while its guest uses it. The guest sees a pause as long as the queue's requests
-    /// in flight. It stays where it is if these take longer than `timeout`, such as those parked at a stopped disk. Else it begins at the
-    /// other worker from now on, also when it is set up again.
+    /// Moves a queue to another worker (modulo their number) while its guest uses it. The guest sees a pause as long as
+    /// the queue's requests in flight. It stays if these take longer than `timeout`, for example those parked at a
+    /// stopped disk. Otherwise it starts at the other worker from now on, also when it is set up again.
     ///
     /// # Errors
     /// When the other worker refuses the queue, which is served by its former one again.
@@ -157,7 +157,7 @@ impl Server {
         self.shared.disks.move_queue(queue, worker, timeout)
     }
 
-    /// Returns how its queues are served.
+    /// Returns the settings of its queues.
     pub fn queue_settings(&self) -> QueueSettings {
         self.shared.disks.queues().get()
     }
@@ -167,7 +167,7 @@ impl Server {
         self.shared.stats.attached_queues()
     }
 
-    /// Changes how the request queues are polled, and how their calls are coalesced: of those that are served, and of those that start.
+    /// Changes the polling of the request queues, and the coalescing of their calls: of running and of future ones.
     ///
     /// # Errors
     /// When a worker has ended, or does not respond: it uses the new ones when it does. The others use them already. When a message of the
@@ -181,7 +181,7 @@ impl Server {
         self.shared.backend_channel.config_changed(timeout)
     }
 
-    /// Returns what the frontends use of their budget.
+    /// Returns the frontends' use of their budget.
     pub fn budget(&self) -> BudgetUse {
         self.budget.report()
     }
@@ -241,7 +241,7 @@ impl Server {
         }
         self.shared.stopped.store(true, Ordering::SeqCst);
         if let Some(SharedConnection { stream, .. }) = connected
-            // That of another process is left alone.
+            // The file of another process is unchanged.
             && !self.shared.stands_by.load(Ordering::SeqCst)
         {
             // The connection may be closed already.

@@ -44,8 +44,8 @@ pub(crate) const RETRY: Duration = Duration::from_millis(10);
 /// Time in which all resumed queues must start, counted from the first one's start. A frontend starts them all at once.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Interval at which a wait in a message checks for the server's stop, and the time that such a wait has nevertheless: most storage is done
-/// by then.
+/// Poll interval for the stop flag of a wait in a message, and the grace period after it: most storage has finished by
+/// then.
 const STOP_CHECK: Duration = Duration::from_millis(100);
 const STOP_GRACE: Duration = Duration::from_secs(1);
 
@@ -62,7 +62,7 @@ pub(crate) struct Session<D: VirtioDevice<UringContext>> {
     shared_files: Vec<SharedFile>,
     /// The in-flight region, if the frontend keeps one.
     inflight: Option<Arc<InflightRegion>>,
-    /// As the frontend passed it.
+    /// The region as passed by the frontend.
     inflight_file: Option<(VhostUserInflight, File)>,
     /// Checks that the guest's memory is shared.
     sharing: Option<SharingMonitor>,
@@ -72,22 +72,22 @@ pub(crate) struct Session<D: VirtioDevice<UringContext>> {
     active: ActiveDisks,
     /// Transfer of the device's state in a migration.
     state_transfer: StateTransfer,
-    /// A queue has started, or the device was reset.
+    /// True if a queue has started, or the device was reset.
     driver_started: bool,
-    /// Until when started queues wait for the other resumed queues.
+    /// End of the wait of started queues for the other resumed queues.
     resume_deadline: Option<Instant>,
     /// Owns the backend channel's socket on the `vhost` crate's side.
     backend: Option<Backend>,
-    /// Why the last message was rejected, for its log line.
+    /// Reason of the last message's rejection, for its log line.
     rejection: Option<String>,
-    /// The process id of the frontend, 0 if unknown, and when it connected.
+    /// The process id of the frontend, 0 if unknown, and its connection time.
     frontend: i32,
     since: Instant,
-    /// The accepted features, for others.
+    /// The accepted features, for other threads.
     shown_features: Arc<AtomicU64>,
-    /// The log has a line about the end of the connection.
+    /// True if the log has a line about the end of the connection.
     end_logged: bool,
-    /// Requests were left in flight.
+    /// True if requests were left in flight.
     is_frozen: bool,
 }
 
@@ -137,12 +137,12 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         }
     }
 
-    /// Takes the reason why the last message was rejected.
+    /// Takes the reason of the last message's rejection.
     pub(crate) fn take_rejection(&mut self) -> Option<String> {
         self.rejection.take()
     }
 
-    /// Returns which memory that the frontend shared was lost, and why.
+    /// Returns the lost memory of the frontend, with the reason.
     pub(crate) fn memory_loss(&self) -> Option<String> {
         let region = self.memory.loss().map(|(at, why)| format!("the region at guest address {:#x}: {why}", at.0));
         region.or_else(|| self.logging.is_lost().then(|| "the dirty log: the file behind it was truncated".to_owned()))
@@ -155,7 +155,7 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         }
     }
 
-    /// Returns until when started queues wait for the other resumed queues; `None` if none waits.
+    /// Returns the end of the wait of started queues for the other resumed queues; `None` if none waits.
     pub(crate) fn resume_deadline(&self) -> Option<Instant> {
         self.resume_deadline
     }
@@ -200,8 +200,8 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         self.wait_in_message(Self::wait_drained)
     }
 
-    /// Waits while a frontend's message is handled, for the drain timeout at most: until `wait`, which waits until a given time, returns
-    /// true. Returns false if it does not, or the server stops: a stop needs the session.
+    /// Waits within a frontend's message, for the drain timeout at most, until `wait`, which waits until a given time,
+    /// returns true. Returns false if it does not, or the server stops: a stop needs the session.
     fn wait_in_message(&mut self, mut wait: impl FnMut(&mut Self, Option<Instant>) -> bool) -> bool {
         let begin = Instant::now();
         let end = begin + self.options.drain_timeout;
@@ -219,7 +219,7 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
     /// Deactivates the disks if all queues have stopped: the next backend, here or on another host, may use them.
     ///
     /// # Errors
-    /// When it is not sure that all that was written is there: the locks of such disks are kept.
+    /// When writes may be missing: the locks of those disks are kept.
     fn deactivate_if_stopped(&mut self) -> std::result::Result<(), DiskError> {
         if self.vrings.iter().all(Vring::is_stopped) { self.active.deactivate() } else { Ok(()) }
     }
@@ -302,7 +302,7 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         if let Err(error) = self.logging.check(&table) {
             return self.reject(error.to_string());
         }
-        // Checked once: later tables are the same guest's.
+        // Checked once: later tables belong to the same guest.
         if self.memory.regions().is_empty() {
             let control =
                 self.vrings.iter().take_while(|vring| self.device.queue_role(vring.index) == QueueRole::Control);

@@ -20,16 +20,16 @@ pub(crate) struct Shared {
     pub(crate) connection: RankedMutex<Option<SharedConnection>>,
     /// Disconnected sessions with requests in flight.
     pub(crate) draining: RankedMutex<Vec<SharedSession>>,
-    /// The server has stopped: the control thread ends.
+    /// True if the server has stopped: the control thread ends.
     pub(crate) stopped: AtomicBool,
-    /// When a stop gives up waiting for storage.
+    /// Time at which a stop ends its wait for storage.
     pub(crate) stop_deadline: RankedMutex<Option<Instant>>,
     pub(crate) stats: Arc<StatsRegistry>,
     pub(crate) disks: Arc<DeviceDisks>,
     pub(crate) backend_channel: BackendChannel,
-    /// Another process still serves the device.
+    /// True if another process still serves the device.
     pub(crate) stands_by: AtomicBool,
-    /// Another process takes the device.
+    /// Request of another process that takes the device.
     pub(crate) hold: RankedMutex<Option<HoldRequest>>,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct SharedConnection {
 }
 
 impl Shared {
-    /// Returns when a stop gives up waiting for storage; `None` before a stop.
+    /// Returns when a stop ends its wait for storage; `None` before a stop.
     pub(crate) fn stop_deadline(&self) -> Option<Instant> {
         *self.stop_deadline.lock()
     }

@@ -1,5 +1,5 @@
-//! Detects guest memory that the VMM does not share. A VMM that maps it privately still passes the descriptors: then the backend never
-//! sees the guest's writes, the rings stay empty, and the guest's firmware waits for ever.
+//! Detects guest memory that the VMM does not share. A VMM that maps it privately still passes the descriptors: then
+//! the backend never sees the guest's writes, the rings stay empty, and the guest's firmware hangs.
 //!
 //! The only sign is that the guest kicks while its rings are empty. A thread checks for this until the connection's first request; not for
 //! resumed rings, whose driver may be idle. QEMU kicks each queue once when it starts it (`virtio_bus_set_host_notifier` creates the
@@ -32,14 +32,14 @@ const SUSPECT_CHECKS: u32 = 8;
 /// Kicks of one queue since its start that include at least one of the guest's: the VMM's own is the first.
 const GUEST_KICKED: u64 = 2;
 
-/// The statistics that the checks of all connections of an engine share: a worker copies those of all its queues, which would take all its time if
-/// hundreds of guests that boot asked it, each for itself.
+/// The statistics that the checks of all connections of an engine share: a worker copies those of all its queues, which
+/// would take all its time if hundreds of booting guests queried it separately.
 static RECENT: RankedMutex<Option<RecentStats>> = RankedMutex::new(LockRank::SharedStats, None);
 
 struct RecentStats {
     engine: Weak<Engine>,
     read: Instant,
-    /// Kept by those who use it, until their next check.
+    /// Kept by its users until their next check.
     workers: Weak<Vec<WorkerStats>>,
 }
 
@@ -109,7 +109,7 @@ impl SharingMonitor {
                 }
             }
         };
-        // Without a thread there is only no warning.
+        // Without a thread only the warning is missing.
         let thread = spawn(name, watch)
             .inspect_err(|error| tracing::debug!(disk, "shared memory is not checked: {error}"))
             .ok()?;

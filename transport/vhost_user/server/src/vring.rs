@@ -1,4 +1,4 @@
-//! One queue: its configuration by SET_VRING_* messages, and the attached queue that it becomes.
+//! One queue: its configuration by SET_VRING_* messages, and its attached queue.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ pub(crate) struct Vring<Q> {
     pub(crate) addresses: Option<UserAddresses>,
     /// Guest address at which writes to the used ring are logged; `None` if they are not.
     pub(crate) log_address: Option<GuestAddress>,
-    /// Where the ring is resumed; `None` if it is new.
+    /// The position at which the ring is resumed; `None` if it is new.
     pub(crate) base: Option<u32>,
     /// The ring's format, since it was started.
     format: RingFormat,
@@ -60,16 +60,16 @@ pub(crate) struct Vring<Q> {
     pub(crate) kick: Option<Option<EventFd>>,
     /// Moved into the queue when it starts.
     pub(crate) call: Option<Notifier>,
-    /// What `call` signals.
+    /// The eventfd of `call`.
     pub(crate) call_event: Option<EventFd>,
     pub(crate) err: Option<EventFd>,
     pub(crate) enabled: bool,
     pub(crate) attached: Option<QueueHandle<Q>>,
-    /// The in-flight region records its requests.
+    /// True if the in-flight region records its requests.
     tracked: bool,
-    /// The queue is draining.
+    /// The drain, while the queue drains.
     draining: Option<DrainingVring>,
-    /// What it counted each time that it was attached, and how often that was.
+    /// Its counters over all attachments, and their number.
     served: ServedQueue,
 }
 
@@ -109,7 +109,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         }
     }
 
-    /// Makes the notifier again that the queue took with it.
+    /// Makes the notifier again, which the queue has taken.
     pub(crate) fn renew_call(&mut self) -> Result<(), String> {
         if self.is_stopped() {
             let call = self.call_event.as_ref().map(Notifier::new).transpose();
@@ -118,12 +118,12 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         Ok(())
     }
 
-    /// Forgets what the frontend has set up.
+    /// Forgets the frontend's setup.
     pub(crate) fn reset(&mut self) {
         *self = Vring { served: self.served, ..Vring::new(self.index) };
     }
 
-    /// Returns what it has counted until it was stopped.
+    /// Returns its counters until the stop.
     pub(crate) fn served(&self) -> ServedQueue {
         self.served
     }
@@ -259,7 +259,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
                 disk = start.name,
                 queue = index,
                 requests = ring.replays(),
-                "requests taken up again that were not answered"
+                "replaying unanswered requests"
             );
         }
         Ok(ring)
@@ -315,7 +315,8 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         }
     }
 
-    /// Lets the requests of a draining queue pass that wait for a limit and that nobody would replay: this process serves the queue no more.
+    /// Lets throttled requests of a draining queue pass if no process would replay them: this process no longer serves
+    /// the queue.
     pub(crate) fn pass_throttled(&self, name: &str) {
         if let Some(drain) = self.draining.as_ref().filter(|_| !self.tracked)
             && let Err(gone) = drain.queue.pass_throttled()

@@ -22,7 +22,7 @@ use crate::hand_over::{
 };
 use crate::session::KickEvents;
 
-/// How often a thread that waits for the other process looks whether the server stops.
+/// Interval at which a thread that waits for the other process checks for the server's stop.
 const STOP_CHECK: Duration = Duration::from_millis(20);
 
 /// A connection whose queues start with the next message.
@@ -32,7 +32,7 @@ struct PreparedConnection {
 }
 
 impl<D: VirtioDevice<UringContext>> ControlThread<D> {
-    /// Waits while another process takes the device, and until it is known which of both serves it.
+    /// Waits while another process takes the device, until it is decided which of both serves it.
     pub(super) fn hold(&mut self, request: HoldRequest) {
         let held = self.held_connection();
         let is_held = held.is_ok();
@@ -62,7 +62,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         Ok(HandedConnection { state: Some(state), descriptors, waiting })
     }
 
-    /// Ends: another process has the connections, and the file of the socket.
+    /// Releases the device: another process has the connections and the socket's file.
     fn release(&mut self) {
         self.is_released = true;
         self.idle.socket.file().leave();
@@ -71,7 +71,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         }
     }
 
-    /// Takes what another process hands over, until this one is to serve or the server stops.
+    /// Handles messages of the hand-over, until this process must serve or the server stops.
     pub(super) fn stand_by(&mut self, messages: &StandbyMessages) {
         let mut prepared = None;
         while !self.is_stopped() {
@@ -121,8 +121,8 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         Ok(Some(PreparedConnection { state, kicks }))
     }
 
-    /// Makes the session, with a handler that knows the features. The library's handler learns them by messages only, so it gets those over
-    /// another socket first.
+    /// Makes the session, with a handler that knows the features. The library's handler learns features only by
+    /// messages, so it receives these over another socket first.
     fn adopt_session(
         &mut self,
         state: &ConnectionState,

@@ -1,4 +1,4 @@
-//! A device without a frontend: what its control thread begins with, and leaves.
+//! A device without a frontend: the initial and final state of its control thread.
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
@@ -28,7 +28,7 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 pub(super) struct Pace {
     limit: RateLimit,
     bucket: TokenBucket,
-    /// When the next one is handled, if it has to wait.
+    /// Time at which the next one is handled, if it must wait.
     pub(super) resume_at: Option<Instant>,
 }
 
@@ -37,7 +37,7 @@ impl Pace {
         Pace { limit, bucket: TokenBucket::new(limit, Instant::now()), resume_at: None }
     }
 
-    /// Returns true if the next one may be handled now. Else [`resume_at`](Self::resume_at) says when.
+    /// Returns true if the next one may be handled now. Else [`resume_at`](Self::resume_at) is the time.
     pub(super) fn take(&mut self) -> bool {
         let now = Instant::now();
         let taken = self.bucket.take(self.limit, now);
@@ -55,17 +55,17 @@ impl Pace {
 /// A frontend that is accepted and not served yet.
 pub(super) struct WaitingFrontend {
     pub(super) stream: UnixStream,
-    /// When the wait is logged; `None` if it has been.
+    /// Time at which the wait is logged; `None` if it has been.
     pub(super) log_at: Option<Instant>,
 }
 
-/// What a try to accept a frontend has come to.
+/// The result of accepting a frontend.
 pub(super) enum Accepted {
     /// It waits to be served.
     Frontend,
     /// There was none.
     Nothing,
-    /// One may be there, and is accepted later: from [`Pace::resume_at`] of the connections on.
+    /// One may wait, and is accepted later: from [`Pace::resume_at`] of the connections.
     Later,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct IdleDevice<D: VirtioDevice<UringContext>> {
     pub(super) options: Arc<ServerOptions>,
     pub(super) shared: Arc<Shared>,
     pub(super) waiting_frontend: Option<WaitingFrontend>,
-    /// The last accept failed.
+    /// True if the last accept failed.
     accept_failed: bool,
     pub(super) connections: Pace,
     pub(super) messages: Pace,
@@ -126,8 +126,8 @@ impl<D: VirtioDevice<UringContext>> IdleDevice<D> {
         }
     }
 
-    /// Puts off the next frontend. Most likely the process is out of descriptors or threads: the connection stays in the backlog, and nothing
-    /// spins on it.
+    /// Postpones the next frontend. Most likely the process is out of descriptors or threads: the connection stays in
+    /// the backlog, and no thread spins on it.
     pub(super) fn postpone(&mut self, error: &std::io::Error) {
         if !std::mem::replace(&mut self.accept_failed, true) {
             let disk = &self.options.name;

@@ -1,4 +1,5 @@
-//! Where a device is: idle in the event loop, on its control thread, or kept from frontends while another process has it.
+//! The place of a device: idle in the event loop, on its control thread, or kept from frontends while another process
+//! has it.
 
 use std::io;
 use std::sync::mpsc::{Sender, channel};
@@ -27,19 +28,19 @@ enum State<D: VirtioDevice<UringContext>> {
     Idle(IdleDevice<D>),
     /// It has a control thread.
     Running { thread: JoinHandle<()>, wakeup: EventFd, begin: Option<ThreadBegin<D>> },
-    /// Nobody watches for a frontend: another process serves the device, or may soon.
+    /// No thread watches for a frontend: another process serves the device, or may soon.
     Kept(IdleDevice<D>),
     /// The server has stopped, or not started yet.
     Gone,
 }
 
-/// What a control thread takes when it begins.
+/// The initial state of a control thread.
 struct ThreadBegin<D: VirtioDevice<UringContext>> {
     idle: IdleDevice<D>,
     standby: Option<StandbyMessages>,
 }
 
-/// What came of a request to hold a device.
+/// Result of a request to hold a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldStart {
     /// It had no control thread, and is kept from frontends until [`DeviceControl::end_hold`].
@@ -53,13 +54,13 @@ pub(crate) trait DeviceControl: Send + Sync {
     /// Keeps the device from frontends, or wakes its control thread to do so.
     ///
     /// # Errors
-    /// When it cannot be held now, and why.
+    /// When it cannot be held now; the reason.
     fn hold(&self) -> Result<HoldStart, String>;
 
     /// Ends a hold of a device without a control thread. `released`: another process serves it.
     fn end_hold(&self, released: bool);
 
-    /// Starts the control thread of a device in standby. Returns where it is told what another process hands over.
+    /// Starts the control thread of a device in standby. Returns the sender of the hand-over's messages.
     ///
     /// # Errors
     /// When the host has no thread, or the device is not in standby.
@@ -68,8 +69,8 @@ pub(crate) trait DeviceControl: Send + Sync {
     /// Ends the standby of a device without a control thread.
     fn end_standby(&self);
 
-    /// Ends the control thread, if there is one, and closes the socket. The caller has set that the server has stopped. Returns false if the
-    /// thread has panicked.
+    /// Ends the control thread, if there is one, and closes the socket. The caller has set the server's stop. Returns
+    /// false if the thread has panicked.
     fn stop(&self) -> bool;
 }
 
@@ -95,7 +96,7 @@ impl<D: VirtioDevice<UringContext>> DevicePlace<D> {
         Ok(())
     }
 
-    /// Starts the control thread of a device without one. On an error the device stays as it was.
+    /// Starts the control thread of a device without one. On an error the device is unchanged.
     fn start_thread(&self, state: &mut State<D>, standby: Option<StandbyMessages>) -> io::Result<()> {
         let (State::Idle(idle) | State::Kept(idle), Some(place)) = (&*state, self.this.upgrade()) else {
             return Err(io::Error::other("it is served, or stops"));
@@ -129,8 +130,8 @@ impl<D: VirtioDevice<UringContext>> DevicePlace<D> {
         }
     }
 
-    /// Has the event loop watch for the next frontend instead of this thread. Returns the device if the thread is wanted: the device is to
-    /// be held, or the server stops.
+    /// Makes the event loop watch for the next frontend instead of this thread. Returns the device if the thread is
+    /// still needed: to hold the device, or because the server stops.
     fn leave_thread(&self, idle: IdleDevice<D>) -> Option<IdleDevice<D>> {
         let mut state = self.state.lock();
         if !matches!(*state, State::Running { .. }) || idle.shared.hold.lock().is_some() {
@@ -141,7 +142,7 @@ impl<D: VirtioDevice<UringContext>> DevicePlace<D> {
     }
 }
 
-/// Has the event loop watch for the device's next frontend.
+/// Makes the event loop watch for the device's next frontend.
 fn watch<D: VirtioDevice<UringContext>>(state: &mut State<D>, idle: IdleDevice<D>) {
     if let Err(error) = idle.registration.watch() {
         // The socket is registered, so that nothing has to be allocated.

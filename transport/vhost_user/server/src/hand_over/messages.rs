@@ -6,21 +6,21 @@ use std::sync::mpsc::{Receiver, SyncSender};
 /// A device's connections, on their way to another process.
 #[derive(Debug, Default)]
 pub struct HandedConnection {
-    /// That of the frontend that is served, as JSON; `None` without one.
+    /// The served frontend's state, as JSON; `None` without one.
     pub state: Option<String>,
     /// The descriptors that the state refers to.
     pub descriptors: Vec<OwnedFd>,
-    /// That of a second frontend, which waits until the first has left.
+    /// Connection of a second frontend, which waits until the first has left.
     pub waiting: Option<OwnedFd>,
 }
 
-/// Why a connection cannot be taken over.
+/// Error of taking a connection over.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdoptError {
-    /// The device here is not what the guest has: the configuration has to be changed.
+    /// The device here differs from the guest's: the configuration must be changed.
     #[error("{0}")]
     Configuration(String),
-    /// What the frontend has set up cannot be set up here: it has to connect again.
+    /// The frontend's setup is not possible here: it must connect again.
     #[error("{0}")]
     Frontend(String),
 }
@@ -41,17 +41,17 @@ pub(crate) const POSITIONS_ALONE: &str = "positions: found some without a connec
 /// Asks a control thread to hold its device.
 pub(crate) struct HoldRequest {
     pub(crate) reply: SyncSender<Result<HandedConnection, String>>,
-    /// What follows. Disconnected: the device is served on.
+    /// The end of the hold. Disconnected: the device is served further.
     pub(crate) end: Receiver<HoldEnd>,
 }
 
 /// The end of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldEnd {
-    /// The device is served on.
+    /// The device is served further.
     Resume,
     /// Another process serves the device.
     Release,
-    /// The device is served on, but not the connection: the frontend connects again.
+    /// The device is served further without the connection: the frontend connects again.
     Disconnect,
 }

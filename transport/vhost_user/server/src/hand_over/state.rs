@@ -1,11 +1,11 @@
-//! What is sent of a connection: JSON, and descriptors that it refers to by number.
+//! The sent state of a connection: JSON, and descriptors that it refers to by number.
 
 use std::os::fd::{AsFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// The place of a descriptor among those that are sent with a state.
+/// Index of a descriptor among those sent with a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct DescriptorIndex(usize);
@@ -49,7 +49,7 @@ impl ReceivedDescriptors {
     }
 }
 
-/// A connection of a frontend: all that it has set up, except the positions of its queues.
+/// A connection of a frontend: its setup, except the positions of its queues.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ConnectionState {
@@ -57,17 +57,17 @@ pub(crate) struct ConnectionState {
     pub(crate) device: String,
     /// The connected socket.
     pub(crate) socket: DescriptorIndex,
-    /// For how long the frontend has been connected, in milliseconds.
+    /// Time since the frontend connected, in milliseconds.
     pub(crate) connected_ms: u64,
-    /// The features that the driver has accepted, and the protocol features that the frontend has.
+    /// The features that the driver has accepted, and the frontend's protocol features.
     pub(crate) features: u64,
     pub(crate) protocol_features: u64,
     pub(crate) memory: Vec<MemorySlot>,
     pub(crate) in_flight: Option<InFlightLayout>,
     pub(crate) queues: Vec<QueueSetup>,
-    /// The driver has started the device.
+    /// True if the driver has started the device.
     pub(crate) is_started: bool,
-    /// The channel to the frontend, and whether it has not read the last configuration.
+    /// The channel to the frontend, and true if it has not read the last configuration.
     pub(crate) backend_channel: Option<DescriptorIndex>,
     pub(crate) config_stale: bool,
 }
@@ -92,7 +92,7 @@ pub(crate) struct InFlightLayout {
     pub(crate) file: DescriptorIndex,
 }
 
-/// What the frontend has set up of a queue.
+/// The frontend's setup of a queue.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct QueueSetup {
@@ -100,7 +100,7 @@ pub(crate) struct QueueSetup {
     /// Descriptor table, available ring and used ring, in the frontend's address space.
     pub(crate) addresses: Option<[u64; 3]>,
     pub(crate) enabled: bool,
-    /// The frontend has started it; it has a descriptor to kick, or none.
+    /// True if the frontend has started it, with or without a kick descriptor.
     pub(crate) is_kicked: bool,
     pub(crate) kick: Option<DescriptorIndex>,
     pub(crate) call: Option<DescriptorIndex>,
@@ -111,7 +111,7 @@ pub(crate) struct QueueSetup {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DrainedState {
-    /// The position of each queue, as SET_VRING_BASE has it.
+    /// The position of each queue, as in SET_VRING_BASE.
     pub(crate) bases: Vec<u32>,
     /// The driver's configuration ([`VirtioDevice::config_bits`](mqblk_virtio::VirtioDevice::config_bits)).
     pub(crate) config_bits: u64,

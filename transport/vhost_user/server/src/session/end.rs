@@ -1,4 +1,4 @@
-//! The end of a connection, as the log has it.
+//! The log of a connection's end.
 
 use mqblk_core::counters::QueueCounters;
 use mqblk_engine::UringContext;
@@ -8,7 +8,7 @@ use super::Session;
 use crate::vring::Vring;
 
 impl<D: VirtioDevice<UringContext>> Session<D> {
-    /// Suppresses the log line about the end of the connection: another one says why it ends.
+    /// Suppresses the log line about the end of the connection: another one has the reason.
     pub(crate) fn set_end_logged(&mut self) {
         self.end_logged = true;
     }

@@ -24,11 +24,11 @@ use crate::hand_over::state::{
 use crate::memory::SharedFile;
 use crate::vring::{UserAddresses, Vring};
 
-/// The descriptors by which a frontend kicks its queues, until these start.
+/// The frontend's kick descriptors of its queues, until these start.
 pub(crate) type KickEvents = Vec<Option<EventFd>>;
 
 impl<D: VirtioDevice<UringContext>> Session<D> {
-    /// Saves all that the frontend has set up, except the positions of its queues.
+    /// Saves the frontend's setup, except the positions of its queues.
     ///
     /// # Errors
     /// When the connection cannot be handed over now: the guest is being migrated, or the process is out of descriptors.
@@ -80,7 +80,7 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         if let Some(vring) = self.vrings.iter().find(|vring| !vring.is_stopped()) {
             return Err(format!("found queue {} started, expected all queues drained", vring.index));
         }
-        // Else it is released when this process has ended, and the kernel all its requests.
+        // Otherwise it is released after the end of this process and of all its requests in the kernel.
         if let Some(region) = self.inflight.as_ref().filter(|_| !self.is_frozen) {
             region.release_fence();
         }
@@ -94,8 +94,8 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         serde_json::to_string(&state).map_err(|error| error.to_string())
     }
 
-    /// Starts the drained queues again where they have stopped: the other process did not take them. Returns false if the frontend has to
-    /// connect again.
+    /// Starts the drained queues again at their positions: the other process did not take them. Returns false if the
+    /// frontend must connect again.
     pub(super) fn resume_queues(&mut self) -> bool {
         if self.is_frozen {
             tracing::error!(
@@ -140,11 +140,11 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         Ok(())
     }
 
-    /// Sets up what the frontend has set up with another process, except the features, which the connection's handler knows too. No queue
-    /// starts.
+    /// Restores the frontend's setup from another process, except the features, which the connection's handler also
+    /// knows. No queue starts.
     ///
     /// # Errors
-    /// When it is not what this device can have.
+    /// When it is not possible for this device.
     pub(crate) fn load_connection(
         &mut self,
         state: &ConnectionState,
@@ -155,7 +155,7 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
             let table = self.options.sharing.new_table(files);
             let applied = self.apply_memory(table);
             applied.map_err(|error| self.take_rejection().unwrap_or_else(|| error.to_string()))?;
-            // The process before has watched that.
+            // The previous process has checked it.
             self.sharing = None;
         }
         if let Some(in_flight) = &state.in_flight {
@@ -173,10 +173,10 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         kicks.collect()
     }
 
-    /// Starts the queues of a connection that another process had, where they have stopped there.
+    /// Starts the queues of another process's connection at their positions there.
     ///
     /// # Errors
-    /// When the state is not one of this device, or a queue cannot start.
+    /// When the state does not belong to this device, or a queue cannot start.
     pub(crate) fn load_positions(
         &mut self,
         state: &ConnectionState,
@@ -206,7 +206,7 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
             let started = self.start_if_ready(queue);
             started.map_err(|error| self.take_rejection().unwrap_or_else(|| error.to_string()))?;
         }
-        // All that run have started: none waits for another one.
+        // All running queues have started: none waits for another.
         self.resume_deadline = None;
         self.device.end_replay_wait();
         self.shown_features.store(self.features, Ordering::Relaxed);

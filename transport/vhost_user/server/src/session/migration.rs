@@ -28,7 +28,7 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
     /// Checks that no queue runs or is about to start.
     ///
     /// # Errors
-    /// Names the queue that does.
+    /// The queue that does.
     fn check_stopped(&self) -> Result<(), String> {
         match self.vrings.iter().find(|vring| !vring.is_stopped() || vring.is_startable()) {
             Some(vring) => Err(format!("found queue {} started, expected all queues stopped", vring.index)),

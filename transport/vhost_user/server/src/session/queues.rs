@@ -13,7 +13,7 @@ use crate::disks::SessionQueues;
 use crate::vring::{StartParams, Vring};
 
 impl<D: VirtioDevice<UringContext>> Session<D> {
-    /// Returns the queues, and what those that start on `worker` have in common.
+    /// Returns the queues, and the common parameters of those that start on `worker`.
     pub(super) fn start_params(&mut self, worker: usize) -> (&mut [Vring<D::Queue>], StartParams<'_, D>) {
         let QueueSettings { poll, coalesce, .. } = self.disks.queues().get();
         let start = StartParams {
@@ -83,7 +83,7 @@ impl<D: VirtioDevice<UringContext>> SessionQueues for Session<D> {
         // No short circuit: every queue that can finish its drain does.
         let drained =
             self.vrings.iter_mut().map(|vring| vring.wait_drained(name, stats, end)).fold(true, |all, one| all & one);
-        // Logged. Nobody waits for an answer who could act on it.
+        // Logged. No caller could act on the result.
         let _ = self.deactivate_if_stopped();
         drained
     }

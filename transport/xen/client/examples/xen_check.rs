@@ -20,7 +20,7 @@ type Failure = Box<dyn std::error::Error>;
 type Check = Result<(), Failure>;
 type Named<T> = (&'static str, fn(&T) -> Check);
 
-/// Fails the check unless the two are the same.
+/// Fails the check unless the two are equal.
 macro_rules! same {
     ($found:expr, $expected:expr) => {
         match (&$found, &$expected) {
@@ -37,7 +37,7 @@ const CHECK_DIRECTORY: &str = "mqblk-check";
 const PAGE: usize = PAGE_BYTES as usize;
 /// Timeout of an event. Emulated machines are slow.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a check waits to see that no event arrives.
+/// Time that a check waits for the absence of an event.
 const SILENCE: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {

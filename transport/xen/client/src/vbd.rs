@@ -79,7 +79,7 @@ impl MalformedValue {
 /// Parses a number of at most `max`: decimal digits, with white space around them ignored.
 ///
 /// # Errors
-/// When it is no such number. `key` is for the message.
+/// When it is not such a number. `key` is for the message.
 pub fn parse_number(key: &str, value: &str, max: u64) -> Result<u64, MalformedValue> {
     let digits = value.trim_matches(|c: char| c.is_ascii_whitespace() || c == '\0');
     let decimal = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());

@@ -10,12 +10,13 @@ use mqblk_memory::DomainId;
 
 use crate::ioctl::{BindInterdomain, BindUnbound, NotifyPort, ResetEvents, ioctl};
 
-/// The local port of one event channel, over a descriptor of its own. The port is closed with the last duplicate of the descriptor.
+/// The local port of one event channel, over its own descriptor. The port is closed with the last duplicate of the
+/// descriptor.
 #[derive(Debug)]
 pub struct EvtchnPort {
     node: File,
     port: u32,
-    /// The port is masked: an event was received.
+    /// True if the port is masked: an event was received.
     masked: Cell<bool>,
 }
 

@@ -21,7 +21,7 @@ struct GrantMapping {
     pages: u32,
 }
 
-/// Access to the pages that one domain grants, over a descriptor of its own.
+/// Access to the pages that one domain grants, over its own descriptor.
 ///
 /// Mapped pages stay mapped after this is dropped, until their slots are cleared or their arena is dropped.
 #[derive(Debug)]

@@ -42,11 +42,11 @@ const MAX_DEVICES: usize = 4096;
 const MAX_EVENTS: usize = 256;
 /// Interval of attempts to reconnect to xenstore.
 const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
-/// How long the watcher may take for a stop besides its waits for storage.
+/// Time of the watcher for a stop, besides its waits for storage.
 const STOP_SLACK: Duration = Duration::from_secs(5);
 /// Interval at which idle rings release unused pages.
 const RECLAIM_INTERVAL: Duration = Duration::from_secs(1);
-/// Token of the watch of the backend directory. Watches of frontends have tokens of their own.
+/// Token of the watch of the backend directory. Watches of frontends have their own tokens.
 const BACKENDS_TOKEN: &str = "backends";
 /// Token of the special watch for released domains.
 const RELEASE_TOKEN: &str = "release";
@@ -64,16 +64,17 @@ pub struct BackendOptions {
     /// Directory of the journals. `None`: no journals; rings that were in use when the process was killed are resumed from their
     /// content.
     pub journal_dir: Option<PathBuf>,
-    /// The backend serves every device of the type: no other process may do the same with this journal directory.
+    /// True if the backend serves every device of the type: no other process may do the same with this journal
+    /// directory.
     pub exclusive: bool,
     /// Rate limit of the checks of one device.
     pub rate_limit: RateLimit,
-    /// How long a stop waits for storage. Requests in flight after that get no response; with journals, the next process replays
-    /// them.
+    /// Longest wait of a stop for storage. Requests in flight after that get no response; with journals, the next
+    /// process replays them.
     pub drain_timeout: Duration,
 }
 
-/// Why a backend could not be started.
+/// Error of starting a backend.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// Xen is not available or has refused.
@@ -103,7 +104,7 @@ pub struct Backend {
     pub(crate) shared: Arc<BackendShared>,
     stop: Arc<AtomicBool>,
     pub(crate) wakeup: EventFd,
-    /// Disconnected when the watcher's thread has ended. `None`: it was waited for.
+    /// Disconnected when the watcher's thread has ended. `None` after the wait for it.
     thread: RankedMutex<Option<Receiver<()>>>,
 }
 
@@ -135,7 +136,7 @@ impl Backend {
         self.shared.device_checks.load(Ordering::Relaxed)
     }
 
-    /// Looks for devices that the opener has not accepted before. Does not wait.
+    /// Searches for devices that the opener has not accepted before. Does not wait.
     pub fn scan(&self) {
         self.shared.is_scan_due.store(true, Ordering::SeqCst);
         self.wakeup.signal();
@@ -172,24 +173,24 @@ pub(crate) struct WatchedDevice {
     backend_path: String,
     pub(crate) frontend_path: String,
     pub(crate) phase: DevicePhase,
-    /// The device may have changed since its last check.
+    /// True if the device may have changed since its last check.
     dirty: bool,
     bucket: TokenBucket,
-    /// The device's thread runs, and holds `device`.
+    /// True if the device's thread runs, and holds `device`.
     pub(crate) busy: bool,
     /// `None` while busy, and permanently after its thread has panicked: the state of its rings is unknown.
     pub(crate) device: Option<Device>,
     pub(crate) stats: Option<Arc<DeviceStats>>,
     /// As [`Device::is_journaled`] when its last task ended.
     pub(crate) was_journaled: bool,
-    /// Another process has its lock: when it is tried again, and the interval.
+    /// Set while another process has its lock: the time of the next attempt, and the interval.
     pub(crate) lock_retry: Option<(Instant, Duration)>,
-    /// It stops, or has stopped.
+    /// True if it stops, or has stopped.
     pub(crate) is_stopped: bool,
 }
 
 impl WatchedDevice {
-    /// Returns true if it is to be checked and can be.
+    /// Returns true if it must be checked and can be.
     fn is_ready(&self, now: Instant) -> bool {
         self.dirty && self.device.is_some() && self.lock_retry.is_none_or(|(at, _)| now >= at)
     }
@@ -209,7 +210,7 @@ pub(crate) struct Watcher {
     pub(crate) devices: BTreeMap<(DomainId, u32), WatchedDevice>,
     pub(crate) results: Receiver<TaskResult>,
     pub(crate) result_sender: Sender<TaskResult>,
-    /// The type is served by one process.
+    /// True if only one process serves the type.
     exclusive: bool,
     /// Lock of the device type, if it is [exclusive](Self::exclusive), held until the devices are left.
     lock: Option<File>,
@@ -290,7 +291,7 @@ impl Watcher {
         let mut store = Some(store);
         while !self.stop.load(Ordering::SeqCst) {
             if catch_unwind(AssertUnwindSafe(|| self.watch(&mut store))).is_err() {
-                // All devices depend on this thread. What it has read of them may be wrong: it reads it again.
+                // All devices depend on this thread. Its data of them may be wrong: it reads them again.
                 tracing::error!("the thread that watches xenstore panicked, which is a bug: it connects again");
                 store = None;
                 wait(None, &self.wakeup, Some(RECONNECT_INTERVAL));
@@ -299,7 +300,7 @@ impl Watcher {
         self.stop_devices();
     }
 
-    /// Connects if necessary, does what is to be done, and waits.
+    /// Connects if necessary, handles pending work, and waits.
     fn watch(&mut self, store: &mut Option<Xenstore>) {
         self.wakeup.take();
         while let Ok(ended) = self.results.try_recv() {
@@ -307,7 +308,7 @@ impl Watcher {
         }
         let mode = self.shared.leaving.mode();
         if mode != WatchMode::Serves {
-            // Another process may serve the devices. What changes is read again afterwards.
+            // Another process may serve the devices. Their changes are read again afterwards.
             (*store, self.lock) = (None, None);
             let is_waiting = self.leave_devices(mode);
             return wait(None, &self.wakeup, is_waiting.then_some(LEAVE_RETRY));
@@ -521,7 +522,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Returns true if a device is to be checked.
+    /// Returns true if a device must be checked.
     pub(crate) fn has_work(&self) -> bool {
         self.devices.values().any(|watched| watched.dirty && watched.device.is_some())
     }

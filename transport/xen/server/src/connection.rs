@@ -18,7 +18,8 @@ use crate::journal_dir::JournalDir;
 use crate::name::DeviceName;
 use crate::storage::DiskBacking;
 
-/// How long a port of an earlier process may stay bound after that has released the device: the kernel closes it a moment later.
+/// Time that a port of an earlier process may stay bound after the release of the device: the kernel closes it shortly
+/// after.
 const REBIND_TIME: Duration = Duration::from_secs(2);
 const REBIND_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -54,7 +55,7 @@ impl Drop for MappedRing {
     }
 }
 
-/// How a ring starts: its position, and the requests to replay.
+/// The start of a ring: its position, and the requests to replay.
 struct RingStart {
     ring: BackRing,
     journal: Option<Journal>,
@@ -70,14 +71,14 @@ pub(crate) struct RingConnector<'a> {
     pub(crate) engine: &'a Engine,
     pub(crate) name: &'a DeviceName,
     pub(crate) backing: &'a DiskBacking,
-    /// How the rings are served.
+    /// Settings of the rings.
     pub(crate) queues: QueueSettings,
     pub(crate) journals: Option<&'a JournalDir>,
     /// The device's lock, if there is one.
     pub(crate) lock: Option<&'a Arc<OwnedFd>>,
-    /// When a stop ends its wait for storage; empty before a stop.
+    /// Time at which a stop ends its wait for storage; empty before a stop.
     pub(crate) stop_deadline: &'a OnceLock<Instant>,
-    /// An earlier process served these rings.
+    /// True if an earlier process served these rings.
     pub(crate) resume: bool,
     /// Called on a worker's thread when a ring is broken.
     pub(crate) on_broken: BrokenHandler,
@@ -168,7 +169,8 @@ impl RingConnector<'_> {
         self.engine.attach(worker, options, open).map_err(|error| error.to_string())
     }
 
-    /// Returns how the ring starts: from the journal of an earlier process if there is one, else from the ring's content.
+    /// Returns the start of the ring: from the journal of an earlier process if there is one, else from the ring's
+    /// content.
     fn start_ring(&self, pages: &MappedRing, abi: Abi, index: usize, keys: &RingKeys) -> Result<RingStart, String> {
         let ring = BackRing::attach(pages.resolve(abi)?);
         let Some(journals) = self.journals else {

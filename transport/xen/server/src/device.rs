@@ -38,13 +38,13 @@ pub(crate) struct BackendShared {
     pub(crate) registry: DeviceRegistry,
     /// Number of device checks, over all devices.
     pub(crate) device_checks: AtomicU64,
-    /// The opener may accept devices that it has not accepted before.
+    /// True if the opener may accept devices that it has not accepted before.
     pub(crate) is_scan_due: AtomicBool,
-    /// How long a stop waits for storage, once for requests in flight and once for flushes.
+    /// Longest wait of a stop for storage, once for requests in flight and once for flushes.
     pub(crate) drain_timeout: Duration,
-    /// When a stop ends its wait for requests in flight; empty before a stop.
+    /// Time at which a stop ends its wait for requests in flight; empty before a stop.
     pub(crate) stop_deadline: OnceLock<Instant>,
-    /// What the watcher does, and what it has come to.
+    /// The watcher's mode and progress.
     pub(crate) leaving: LeaveState,
 }
 
@@ -60,7 +60,7 @@ impl BackendShared {
     }
 }
 
-/// Why an effect failed.
+/// Error of an effect.
 #[derive(Debug)]
 pub(crate) enum EffectError {
     /// The device's directory is gone.
@@ -85,7 +85,7 @@ impl From<FrontendConfigError> for EffectError {
 pub(crate) const EINVAL: u16 = 22;
 const ENODEV: u16 = 19;
 
-/// A time that is never waited for, from now on.
+/// A time from now that never passes.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// One device.
@@ -96,7 +96,7 @@ pub(crate) struct Device {
     pub(crate) frontend_path: String,
     error_path: String,
     pub(crate) open_disk: Option<OpenDisk>,
-    /// Held while the device has rings or open storage, and while it is acted on.
+    /// Held while the device has rings or open storage, and during actions on it.
     lock: DeviceOwnership,
     /// Statistics of the last open disk, which is usually the next one too.
     last_stats: Option<Arc<DeviceStats>>,
@@ -104,11 +104,11 @@ pub(crate) struct Device {
     last_offer: Option<FeatureOffer>,
     /// The last value of `params`.
     params: Option<String>,
-    /// This process has written a state since it discovered the directory.
+    /// True if this process has written a state since it discovered the directory.
     state_written: bool,
 }
 
-/// How a task of a device has ended.
+/// The end of a device's task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TaskEnd {
     /// The device is in this phase.
@@ -237,7 +237,7 @@ impl Device {
             }
             DeviceTask::Leave => {
                 self.leave_rings(shared);
-                // Its image may be another process' from here on. What closes it may still wait for storage.
+                // Its image may belong to another process from here on. Closing it may still wait for storage.
                 self.lock.pass_on();
                 self.close_storage(false);
                 self.state_written = false;
@@ -246,13 +246,13 @@ impl Device {
         }
     }
 
-    /// Has the workers stop its rings without waiting for storage, and closes nothing: for a process that ends and has no thread for the
-    /// device.
+    /// Makes the workers stop its rings without waiting for storage, and closes nothing: for a process that ends and
+    /// has no thread for the device.
     pub(crate) fn abandon(mut self, shared: &BackendShared) {
         let is_journaled = self.is_journaled(shared);
         if let Some(opened) = self.open_disk.take() {
             opened.stats.detach_rings(&|| Some(Instant::now()), is_journaled);
-            // What closes it may wait for storage.
+            // Closing it may wait for storage.
             std::mem::forget(opened);
         }
     }
@@ -566,7 +566,7 @@ impl Device {
             "rings"
         );
         opened.stats.set_rings(vbd, handles, connected_with);
-        // Before the guest reads what the disk is.
+        // Before the guest reads the disk's description.
         if let Some(guests) = self.guests() {
             guests.arrived();
         }

@@ -1,4 +1,4 @@
-//! The lock of a device: which process acts on it.
+//! The lock of a device: its holder is the process that acts on it.
 //!
 //! A process holds it from its first action on a device until the device has no rings and no open storage. Each worker that serves a ring has the
 //! file in its io_uring's table of registered files, which the kernel frees only after all requests of that io_uring have ended. So the
@@ -23,7 +23,8 @@ pub(crate) struct DeviceLock {
 }
 
 impl DeviceLock {
-    /// Acquires the lock with the file at `path`, which is created if missing. `None`: another holder has it, or had it a moment ago.
+    /// Acquires the lock with the file at `path`, which is created if missing. `None`: another holder has it, or had it
+    /// until now.
     ///
     /// # Errors
     /// When a system call fails.
@@ -61,7 +62,7 @@ mod tests {
         let path = dir.path().join("mqblk-1-51712.lock");
         let lock = DeviceLock::acquire(&path).unwrap().unwrap();
         assert!(DeviceLock::acquire(&path).unwrap().is_none());
-        // As a worker has it.
+        // Like a worker's reference.
         let file = Arc::clone(&lock.file);
         drop(lock);
         assert!(DeviceLock::acquire(&path).unwrap().is_none());

@@ -30,7 +30,7 @@ struct AttachedRings {
 pub(crate) struct DetachResult {
     /// Number of rings that were attached.
     pub(crate) rings: usize,
-    /// Requests are still in flight, which this process never completes.
+    /// True if requests are still in flight, which this process never completes.
     pub(crate) is_frozen: bool,
 }
 
@@ -42,9 +42,9 @@ pub struct DeviceStats {
     pub id: String,
     /// Name of the storage backend.
     pub storage: String,
-    /// How its requests are plugged and merged.
+    /// Plugging and merging of its requests.
     pub plug: PlugOptions,
-    /// Error policy, and whether the disk is stopped.
+    /// Error policy and stop of the disk.
     pub health: Arc<DiskHealth>,
     queues: Arc<SharedQueueSettings>,
     registry: StatsRegistry,
@@ -95,7 +95,7 @@ impl DeviceStats {
         self.lock().handles.len()
     }
 
-    /// Returns how its rings are served, with the worker of each offered one.
+    /// Returns the settings of its rings, with the worker of each offered one.
     pub fn queue_settings(&self) -> QueueSettings {
         self.queues.get()
     }
@@ -110,12 +110,12 @@ impl DeviceStats {
         self.queues.get().map.len()
     }
 
-    /// Changes how the rings are polled, and how events to the guest are coalesced.
+    /// Changes the polling of the rings, and the coalescing of events to the guest.
     ///
     /// # Errors
     /// When a worker has ended, or does not respond: it uses the new ones when it does. The others use them already.
     pub fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), WorkerError> {
-        // Locked first: rings that connect meanwhile are told when they have.
+        // Locked first: rings that connect meanwhile get the settings afterwards.
         let served = self.lock();
         self.queues.set_polling(poll, coalesce);
         served.handles.iter().try_for_each(|handle| handle.set_polling(poll, coalesce))
@@ -128,7 +128,7 @@ impl DeviceStats {
     /// When the other worker refuses the ring, which is served by its former one again.
     pub fn move_ring(&self, engine: &Engine, ring: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
         let at = usize::from(ring);
-        // Locked all the time: a detach waits for the ring.
+        // Locked throughout: a detach waits for the ring.
         let mut served = self.lock();
         if at >= served.handles.len() {
             self.queues.set_worker(ring, worker);
@@ -153,7 +153,7 @@ impl DeviceStats {
         result
     }
 
-    /// Registers the attached rings of a connection. `connected_with`: how they are polled and coalesced.
+    /// Registers the attached rings of a connection. `connected_with`: their polling and coalescing.
     pub(crate) fn set_rings(
         &self,
         vbd: Arc<Vbd>,
@@ -207,8 +207,9 @@ impl DeviceStats {
         }
     }
 
-    /// Detaches the rings and waits until they have nothing in flight, no longer than until the time that `end` returns, if it does. `resumes`: the
-    /// next process replays requests without a response from the rings' journals, so requests parked at a stopped disk are left to it.
+    /// Detaches the rings and waits until they have nothing in flight, at most until the time that `end` returns, if
+    /// any. `resumes`: the next process replays requests without a response from the rings' journals, so requests
+    /// parked at a stopped disk are left to it.
     pub(crate) fn detach_rings(&self, end: &dyn Fn() -> Option<Instant>, resumes: bool) -> DetachResult {
         let (handles, _vbd) = {
             let mut served = self.lock();

@@ -35,7 +35,7 @@ pub(crate) struct FrontendConfig {
     pub rings: Vec<RingKeys>,
 }
 
-/// Why a frontend's rings cannot be served.
+/// Error of a frontend's keys.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FrontendConfigError {
     /// A key has an invalid value.
@@ -65,14 +65,15 @@ impl FrontendConfigError {
     }
 }
 
-/// Layout of a frontend without a `protocol` key. Linux's xen-blkback on x86 assumes 32-bit, whatever the backend's own layout.
+/// Layout of a frontend without a `protocol` key. Linux's xen-blkback on x86 assumes 32-bit, independent of the
+/// backend's own layout.
 const DEFAULT_ABI: Abi = if cfg!(any(target_arch = "x86_64", target_arch = "x86")) { Abi::X86_32 } else { Abi::Arm };
 
 /// Reads a key, by its path below the frontend's directory.
 pub(crate) type ReadKey<'a> = &'a mut dyn FnMut(&str) -> Result<Option<String>, XenstoreError>;
 
 impl FrontendConfig {
-    /// Reads and validates the keys. `bounds` limits the number of keys read, whatever the frontend publishes.
+    /// Reads and validates the keys. `bounds` limits the number of keys read, for any published keys.
     ///
     /// # Errors
     /// At the first invalid key.
@@ -111,11 +112,11 @@ fn malformed_value(key: &str, found: &str, expected: impl Into<String>) -> Malfo
     MalformedValue { key: key.to_owned(), found: found.chars().take(40).collect(), expected: expected.into() }
 }
 
-/// Number of pages of each ring, and how the frontend numbers them.
+/// Number of pages of each ring, and the frontend's numbering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RingSize {
     pages: u32,
-    /// The frontend has published the number, so its keys start at `ring-ref0` even for one page.
+    /// True if the frontend has published the number, so its keys start at `ring-ref0` even for one page.
     explicit: bool,
 }
 

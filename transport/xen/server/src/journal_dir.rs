@@ -1,4 +1,4 @@
-//! Journal files: one per ring, kept while a later process may resume the ring. And the locks of devices.
+//! Journal files: one per ring, kept while a later process may resume the ring; and the locks of devices.
 
 use std::fs::File;
 use std::io;

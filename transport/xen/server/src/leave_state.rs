@@ -1,4 +1,4 @@
-//! What the thread that watches xenstore does while devices leave, and how far they are.
+//! Mode of the thread that watches xenstore while devices leave, and their progress.
 
 use std::time::Duration;
 
@@ -6,16 +6,16 @@ use mqblk_core::lock::RankedMutex;
 
 use crate::name::DeviceName;
 
-/// How often the watcher tries again to start a thread for a device that leaves.
+/// Interval at which the watcher retries to start a thread for a device that leaves.
 pub(crate) const LEAVE_RETRY: Duration = Duration::from_millis(100);
 
-/// What the watcher does.
+/// The watcher's mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum WatchMode {
-    /// It looks at devices.
+    /// It checks devices.
     #[default]
     Serves,
-    /// It looks at none.
+    /// It checks no device.
     Paused,
     /// Devices without a journal leave.
     LeavesUnjournaled,
@@ -26,13 +26,13 @@ pub(crate) enum WatchMode {
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     pub(crate) mode: WatchMode,
-    /// The watcher has acted upon the mode since it was set.
+    /// True if the watcher has acted upon the mode since it was set.
     pub(crate) is_current: bool,
     /// The devices that have not left.
     pub(crate) remaining: Vec<DeviceName>,
 }
 
-/// What the watcher is asked to do, and what it has come to.
+/// The watcher's requested mode, and its progress.
 pub(crate) struct LeaveState(pub(crate) RankedMutex<Progress>);
 
 impl Default for LeaveState {

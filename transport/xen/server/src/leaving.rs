@@ -1,7 +1,8 @@
-//! A backend that leaves its devices to another process, and may serve them on.
+//! A backend that leaves its devices to another process, and may continue to serve them.
 //!
-//! It is *paused* first: the watcher looks at no device. Then devices *leave*, each on its own thread: their rings drain, and the lock of each
-//! ([`crate::device_lock`]) passes to the other process when nothing of it is in flight. A device whose storage does not answer holds up no other.
+//! It is *paused* first: the watcher checks no device. Then devices *leave*, each on its own thread: their rings drain,
+//! and the lock of each ([`crate::device_lock`]) passes to the other process when no request is in flight. A device
+//! whose storage does not respond delays no other.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use crate::leave_state::WatchMode;
 use crate::name::DeviceName;
 use crate::state_machine::DevicePhase;
 
-/// How often a wait for the watcher checks.
+/// Interval of checks of a wait for the watcher.
 const CHECK: Duration = Duration::from_millis(2);
 impl Backend {
     fn set_mode(&self, mode: WatchMode) {
@@ -21,8 +22,8 @@ impl Backend {
         self.wakeup.signal();
     }
 
-    /// Waits until the watcher has acted upon the mode and `is_done` is true of the devices that have not left; until `is_over` at most. Returns
-    /// the devices that have not left, and true if it is done.
+    /// Waits until the watcher has acted upon the mode and `is_done` is true for the devices that have not left; until
+    /// `is_over` at most. Returns the devices that have not left, and true if it is done.
     fn wait_for(&self, is_done: impl Fn(&[DeviceName]) -> bool, is_over: impl Fn() -> bool) -> (Vec<DeviceName>, bool) {
         loop {
             let over = is_over();
@@ -36,10 +37,10 @@ impl Backend {
         }
     }
 
-    /// Pauses: devices are served as they are, and nothing of them changes. The lock of the device type is released.
+    /// Pauses: devices are served unchanged. The lock of the device type is released.
     ///
     /// # Errors
-    /// When the watcher does not answer in time. Then devices are served on.
+    /// When the watcher does not respond in time. Then devices are served further.
     pub fn pause(&self, timeout: Duration) -> Result<(), String> {
         self.set_mode(WatchMode::Paused);
         let end = Instant::now() + timeout;
@@ -50,10 +51,11 @@ impl Backend {
         Err(format!("the thread that watches xenstore has not answered within {} s", timeout.as_secs()))
     }
 
-    /// Has the devices leave whose requests no journal records: they must have drained before another process serves them.
+    /// Makes the devices leave whose requests no journal records: they must have drained before another process serves
+    /// them.
     ///
     /// # Errors
-    /// Returns those that have not by `end`, or when `is_over` is true. They go on draining.
+    /// Returns those that have not by `end`, or when `is_over` is true. They continue to drain.
     pub fn leave_unjournaled(&self, end: Instant, is_over: &dyn Fn() -> bool) -> Result<(), Vec<DeviceName>> {
         self.set_mode(WatchMode::LeavesUnjournaled);
         match self.wait_for(<[_]>::is_empty, || is_over() || Instant::now() >= end) {
@@ -62,7 +64,7 @@ impl Backend {
         }
     }
 
-    /// Has all devices leave. Does not wait for them.
+    /// Makes all devices leave. Does not wait for them.
     pub fn leave(&self) {
         self.set_mode(WatchMode::Leaves);
     }
@@ -72,14 +74,14 @@ impl Backend {
         self.wait_for(<[_]>::is_empty, is_over).0
     }
 
-    /// Serves the devices on, as far as no other process does: those that have left are resumed.
+    /// Continues to serve the devices that no other process serves: those that have left are resumed.
     pub fn serve_on(&self) {
         self.set_mode(WatchMode::Serves);
     }
 }
 
 impl Watcher {
-    /// Has devices leave as `mode` says, and reports which have not.
+    /// Makes devices leave by `mode`, and reports those that have not.
     pub(crate) fn leave_devices(&mut self, mode: WatchMode) -> bool {
         let leaves = |device: &Device, shared: &_| match mode {
             WatchMode::Serves | WatchMode::Paused => false,

@@ -2,15 +2,15 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `backend`, `stepped` | the thread that watches xenstore; the same without the thread, for simulations |
+//! | `backend`, `stepped` | the thread that watches xenstore; a backend without it, for simulations |
 //! | `state_machine`, `observe` | decides a device's next transition, from what `observe` reads |
 //! | `device`, `tasks` | executes it, on a thread for each device; starts and ends these |
 //! | `leaving`, `leave_state` | devices go to another process |
 //! | `frontend`, `offer`, `params` | the keys of a frontend; those of the backend |
 //! | `connection`, `journal_dir` | opens rings; their journal files |
-//! | `ownership`, `device_lock` | whether this process acts on a device |
+//! | `ownership`, `device_lock` | the lock by which this process acts on a device |
 //! | `storage`, `open_disk` | the interface to the program that opens disks; an open one |
-//! | `resize`, `resize_key` | changes its size, when a key says so |
+//! | `resize`, `resize_key` | changes its size, as requested by a key |
 //! | `device_stats`, `registry` | statistics of the devices with open disks |
 //! | `toolstack` | creates and removes devices |
 #![forbid(unsafe_code)]

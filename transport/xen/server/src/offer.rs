@@ -68,9 +68,9 @@ pub(crate) struct DiskDescription {
     pub geometry: Geometry,
     /// Capabilities and limits.
     pub limits: Limits,
-    /// The disk is presented as a CD-ROM.
+    /// True if the disk is presented as a CD-ROM.
     pub cdrom: bool,
-    /// The medium is removable.
+    /// True if the medium is removable.
     pub removable: bool,
 }
 
@@ -84,7 +84,7 @@ impl DiskDescription {
         bits.into_iter().filter(|(set, _)| *set).fold(0, |info, (_, bit)| info | bit)
     }
 
-    /// Returns the `sectors` key: the size in units of 512 bytes, whatever the block size, rounded down.
+    /// Returns the `sectors` key: the size in units of 512 bytes, for any block size, rounded down.
     pub(crate) fn sectors(&self) -> KeyValue {
         (keys::SECTORS, Some(self.geometry.size.sectors().0.to_string()))
     }

@@ -1,4 +1,4 @@
-//! An open disk, and the features that are offered of it.
+//! An open disk, and its offered features.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Whether this process acts on a device: it holds the [lock](crate::device_lock).
+//! The right of this process to act on a device: it holds the [lock](crate::device_lock).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::device_lock::DeviceLock;
 use crate::journal_dir::JournalDir;
 use crate::name::DeviceName;
 
-/// How long a device waits for its lock before the log says so.
+/// Time after which a device's wait for its lock is logged.
 const LOG_AFTER: Duration = Duration::from_secs(1);
 
 /// A wait for a device's lock.
@@ -19,21 +19,22 @@ enum LockWait {
     None,
     /// Since this time.
     Since(Instant),
-    /// The log has said so.
+    /// Logged.
     Logged,
 }
 
-/// Whether this process acts on a device.
+/// This process's right to act on a device.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceOwnership {
     lock: Option<DeviceLock>,
     wait: LockWait,
-    /// Requests of the device are in flight that this process never completes: its workers keep the lock.
+    /// True if requests of the device are in flight that this process never completes: its workers keep the lock.
     is_frozen: bool,
 }
 
 impl DeviceOwnership {
-    /// Acquires the device's lock, if there is a directory for it. Returns false while another process has it; the log says so after a while.
+    /// Acquires the device's lock, if there is a directory for it. Returns false while another process has it; this is
+    /// logged after a while.
     pub(crate) fn acquire(&mut self, dir: Option<&JournalDir>, name: &DeviceName) -> bool {
         let Some(dir) = dir.filter(|_| self.lock.is_none()) else { return true };
         let why = match dir.lock_device(name) {

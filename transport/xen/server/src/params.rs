@@ -21,7 +21,7 @@ impl Params {
     /// Parses `file:PATH`, `null:SIZE` or `mqblk:ID`.
     ///
     /// # Errors
-    /// For any other text: what was found and what is expected.
+    /// For any other text: the found and the expected value.
     pub fn parse(text: &str) -> Result<Params, String> {
         let error = |expected: &str| {
             let found: String = text.chars().take(100).collect();

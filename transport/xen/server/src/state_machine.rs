@@ -54,7 +54,7 @@ pub(crate) struct ObservedState {
     pub frontend: XenbusState,
     /// The `online` key: false if the toolstack wants to remove the device.
     pub online: bool,
-    /// The frontend's domain is gone, and this program has created the device's directory, so must remove it.
+    /// True if the frontend's domain is gone, and this program has created the device's directory, so must remove it.
     pub abandoned: bool,
 }
 
@@ -72,7 +72,7 @@ pub(crate) enum Effect {
     /// Read the frontend's keys, and attach its rings to workers. `resume`: an earlier process served them, and its journals
     /// hold the requests without a response.
     Connect {
-        /// An earlier process served the rings.
+        /// True if an earlier process served the rings.
         resume: bool,
     },
     /// Write the keys that describe the disk, together with state 4.

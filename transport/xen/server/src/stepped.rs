@@ -1,4 +1,4 @@
-//! A backend without a watcher thread: its owner says when it looks at xenstore.
+//! A backend without a watcher thread: its owner decides when it checks xenstore.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,8 +10,8 @@ use mqblk_xen::vbd;
 use crate::backend::{BackendError, BackendOptions, Watcher};
 use crate::device_stats::DeviceStats;
 
-/// A backend that handles changes of xenstore only in [`settle`](Self::settle): for simulations. Its turns and its devices' threads are those
-/// of a [`Backend`](crate::Backend).
+/// A backend that handles changes of xenstore only in [`settle`](Self::settle): for simulations. Its turns and its
+/// devices' threads are the same as a [`Backend`](crate::Backend)'s.
 pub struct SteppedBackend {
     watcher: Watcher,
     store: Xenstore,

@@ -21,19 +21,19 @@ pub struct VbdSettings {
     pub indirect_segments: u16,
     /// Grant mode.
     pub mode: GrantMode,
-    /// Which rings share a pool of mapped pages and buffer pages.
+    /// The sharing of a pool of mapped pages and buffer pages.
     pub pool: PoolScope,
     /// Maximum of persistent grants of a ring.
     pub persistent_max: u32,
     /// A persistent grant that is unused for this time is unmapped; zero: never.
     pub persistent_idle: Duration,
-    /// Requests are recorded in a journal, if the backend has a journal directory.
+    /// True if requests are recorded in a journal, where the backend has a journal directory.
     pub journal: bool,
-    /// Every write is durable before its response.
+    /// True if every write is durable before its response.
     pub write_through: bool,
 }
 
-/// An open disk and how it is served.
+/// An open disk and its settings.
 pub struct DiskBacking {
     /// Id of the disk in statistics.
     pub id: String,
@@ -41,15 +41,15 @@ pub struct DiskBacking {
     pub storage: String,
     /// The disk.
     pub disk: Arc<AnyDisk>,
-    /// How its requests are plugged and merged.
+    /// Plugging and merging of its requests.
     pub plug: PlugOptions,
-    /// Error policy, and whether the disk is stopped.
+    /// Error policy and stop of the disk.
     pub health: Arc<DiskHealth>,
     /// Settings of the device.
     pub settings: VbdSettings,
-    /// How its rings are served; those past the end of the map are assigned round-robin.
+    /// Settings of its rings; those past the end of the map are assigned round-robin.
     pub queues: Arc<SharedQueueSettings>,
-    /// Is told of the device's guest.
+    /// Notified of the device's guest.
     pub guests: Option<Arc<dyn GuestObserver>>,
     /// Dropped when the disk is no longer served.
     pub guard: Box<dyn Any + Send>,

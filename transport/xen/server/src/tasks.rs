@@ -1,4 +1,4 @@
-//! Tasks of devices: each on a thread of its own, because it may wait for storage. Nothing waits for a task without a limit.
+//! Tasks of devices: each on its own thread, because it may wait for storage. Nothing waits for a task without a limit.
 
 use std::collections::btree_map::Entry;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,13 +14,13 @@ use crate::backend::{WatchedDevice, Watcher, watch_token};
 use crate::device::{Device, DeviceTask, TaskEnd, TaskResult};
 use crate::state_machine::DevicePhase;
 
-/// Interval at which a device's lock is tried that another process has: at first, and at most. It doubles.
+/// Interval of attempts to take a device's lock from another process: at first, and at most. It doubles.
 const LOCK_RETRY: Duration = Duration::from_millis(5);
 const MAX_LOCK_RETRY: Duration = Duration::from_secs(1);
 
 impl Watcher {
-    /// Runs a device's task on a thread: it may wait for storage. A device has one task at a time. Without a thread a device that stops is
-    /// abandoned; all else is tried again.
+    /// Runs a device's task on a thread: it may wait for storage. A device has one task at a time. Without a thread a
+    /// device that stops is abandoned; all others are retried.
     pub(crate) fn start_task(&mut self, key: (DomainId, u32), device: Device, phase: DevicePhase, task: DeviceTask) {
         let (shared, sender, wakeup) = (Arc::clone(&self.shared), self.result_sender.clone(), self.wakeup.clone());
         let name = format!("vbd-{}-{}", key.0.0, key.1);
@@ -84,7 +84,7 @@ impl Watcher {
         }
     }
 
-    /// Waits for running tasks, of simulations: without a limit. Returns how many there were.
+    /// Waits without a limit for running tasks, in simulations. Returns their number.
     pub(crate) fn finish_tasks(&mut self, mut store: Option<&mut Xenstore>) -> usize {
         let running = self.devices.values().filter(|watched| watched.busy).count();
         for _ in 0..running {
@@ -94,8 +94,8 @@ impl Watcher {
         running
     }
 
-    /// Stops all devices, each when its task has ended. Those that have not by the [end of the stop](crate::device::BackendShared::stop_end) are left as
-    /// they are: the process ends.
+    /// Stops all devices, each when its task has ended. Those that have not by the [end of the
+    /// stop](crate::device::BackendShared::stop_end) are left: the process ends.
     pub(crate) fn stop_devices(&mut self) {
         let end = self.shared.stop_end();
         loop {

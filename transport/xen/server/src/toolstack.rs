@@ -39,7 +39,7 @@ pub enum ToolstackError {
         vdev: String,
         /// The domain.
         front: u16,
-        /// What uses it.
+        /// The user of the number.
         what: String,
     },
     /// The device does not exist.

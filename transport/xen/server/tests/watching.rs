@@ -27,7 +27,7 @@ const GUEST: DomainId = DomainId(1);
 struct GatedOpener {
     requests: Mutex<Sender<String>>,
     permits: Mutex<Receiver<()>>,
-    /// Refuse without waiting.
+    /// True to refuse without waiting.
     immediate: AtomicBool,
 }
 

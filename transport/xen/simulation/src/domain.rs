@@ -16,7 +16,7 @@ use super::stats::DomainLimits;
 struct MappedPage {
     count: u32,
     frame: u32,
-    /// The owner has ended the grant: the page is freed with the last mapping.
+    /// True if the owner has ended the grant: the page is freed with the last mapping.
     grant_ended: bool,
 }
 

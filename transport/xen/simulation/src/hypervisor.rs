@@ -58,7 +58,7 @@ pub(super) struct Hypervisor {
     channels: EventChannels,
     /// Number of map calls still to fail.
     failing_maps: u32,
-    /// The machine has ended: no program can connect.
+    /// True if the machine has ended: no program can connect.
     ended: bool,
     totals: MachineStats,
 }

@@ -148,7 +148,7 @@ impl Machine {
         self.shared.hypervisor().set_copy_failure(id, gref, status)
     }
 
-    /// Sets how many foreign pages each domain may have mapped at once. Existing mappings stay.
+    /// Sets the maximum of foreign pages that each domain may have mapped at once. Existing mappings stay.
     pub fn set_maptrack_limit(&self, pages: u32) {
         self.shared.hypervisor().set_maptrack_limit(pages);
     }

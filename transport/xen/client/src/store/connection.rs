@@ -10,7 +10,7 @@ use rustix::net::SendFlags;
 
 use super::wire::{HEADER_BYTES, Header, PAYLOAD_MAX};
 
-/// Deadline of an operation. `None`: waits for ever.
+/// Deadline of an operation. `None`: unlimited.
 pub(super) type Deadline = Option<Instant>;
 
 /// One message.
@@ -28,7 +28,7 @@ pub(super) struct Connection {
     socket: bool,
     /// A partially received message.
     input: Vec<u8>,
-    /// Why the connection is lost.
+    /// Reason of the lost connection.
     lost: Option<String>,
 }
 
@@ -56,7 +56,7 @@ impl Connection {
     /// Sends a message.
     ///
     /// # Errors
-    /// Why the connection is lost, also if only a part of the message could be sent by the deadline.
+    /// The reason of the lost connection, also if only a part of the message could be sent by the deadline.
     pub(super) fn send(&mut self, bytes: &[u8], deadline: Deadline) -> Result<(), String> {
         self.check_usable()?;
         let mut sent = 0;
@@ -84,7 +84,7 @@ impl Connection {
     /// Returns the next message, or `None` if it is incomplete at the deadline. The received part is kept.
     ///
     /// # Errors
-    /// Why the connection is lost.
+    /// The reason of the lost connection.
     pub(super) fn receive(&mut self, deadline: Deadline) -> Result<Option<Message>, String> {
         self.check_usable()?;
         loop {

@@ -102,7 +102,8 @@ pub fn split_strings(payload: &[u8]) -> impl Iterator<Item = &[u8]> {
     payload.split(|byte| *byte == 0).filter(move |_| !payload.is_empty())
 }
 
-/// Returns why a path is invalid; `None` if it is valid. Source: Xen's `docs/misc/xenstore.txt`, and xenstored's set of characters.
+/// Returns the error of an invalid path; `None` if it is valid. Source: Xen's `docs/misc/xenstore.txt`, and xenstored's
+/// set of characters.
 pub fn path_error(path: &str) -> Option<String> {
     let limit = if path.starts_with('/') { ABSOLUTE_PATH_MAX } else { RELATIVE_PATH_MAX };
     let known = |byte: &u8| byte.is_ascii_alphanumeric() || b"-/_@".contains(byte);

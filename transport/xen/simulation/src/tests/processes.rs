@@ -24,7 +24,7 @@ fn start_backend(folder: &Path) -> Child {
     child
 }
 
-/// The other process: maps and binds what xenstore names, replies once, and waits until it is killed.
+/// The other process: maps and binds the grants and the port from xenstore, replies once, and waits until it is killed.
 #[test]
 #[ignore = "run by the others, in a process of its own"]
 fn a_backend_in_another_process() {

@@ -81,7 +81,7 @@ fn a_guest_writes_only_its_own_nodes() {
         assert_eq!(errno(guest.set_permissions(path, &[permission(Access::ReadWrite, 1)])), "EACCES", "{path}");
     }
     assert_eq!(errno(guest.read("/local/domain/0/backend")), "EACCES");
-    assert_eq!(errno(guest.read("/local/domain/2/name")), "EACCES", "that there is no such node is not told");
+    assert_eq!(errno(guest.read("/local/domain/2/name")), "EACCES", "a missing node is not revealed");
     assert_eq!(guest.read("/local/domain/1/device/vbd").unwrap(), None, "here it is");
 
     // As a toolstack does for a disk.

@@ -135,7 +135,7 @@ impl Tree {
         names(path).try_fold(Arc::make_mut(&mut self.root), |node, name| node.children.get_mut(name).map(Arc::make_mut))
     }
 
-    /// Sets a value (`None`: leaves it), and creates missing nodes.
+    /// Sets a value (`None`: keeps it), and creates missing nodes.
     pub(super) fn write(
         &mut self,
         path: &str,

@@ -15,7 +15,7 @@ use mqblk_xen::store::wire::path_error;
 pub(super) struct Watch {
     path: String,
     token: Vec<u8>,
-    /// The path is relative to the domain's directory, and so are the paths of its events.
+    /// True if the path is relative to the domain's directory, and so are the paths of its events.
     relative: bool,
 }
 

@@ -121,7 +121,7 @@ fn run(steps: Vec<Step>) {
                 serial.tree = before;
                 let unchanged = all(&serial);
                 let again = serial.connect(domains[client]);
-                // A quota applies to a moment, not to the accessed nodes: refused requests are left out.
+                // A quota applies to a moment, not to the accessed nodes: refused requests are skipped.
                 let mut answered = asked.into_iter().filter(|(_, _, answer)| *answer != Err(XsdError::NoSpace));
                 let same = answered.all(|(verb, payload, answer)| ask(&mut serial, again, verb, 0, &payload) == answer);
                 if commit && ended.is_ok() {

@@ -32,8 +32,8 @@ impl SharedFileRules {
             let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()));
             let path = path.map_or_else(|_| "a file".to_owned(), |path| path.display().to_string());
             return refuse(format!(
-                "found {path}, expected a memfd or a file of tmpfs or hugetlbfs (guest-memory=any accepts others, and then whatever holds \
-                 them up holds up this daemon's other disks)"
+                "found {path}, expected a memfd or a file of tmpfs or hugetlbfs (guest-memory=any accepts others; one that \
+                 stalls then stalls this daemon's other disks)"
             ));
         }
         if self.require_seals && !seals.is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {

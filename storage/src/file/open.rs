@@ -32,7 +32,7 @@ static DIRECT: Key = Key::switch("direct").default("on").about(
     "With O_DIRECT. Where the file system refuses, a warning is logged and the cache is used.",
 );
 static FORMAT: Key = Key::words("format", &["auto", "raw"]).default("auto").about(
-    "raw: serve the file whatever it begins with; auto: refuse an image of another format",
+    "raw: serve the file with any content; auto: refuse an image of another format",
     "Give `raw` where guests are not trusted: [storage/file.md](storage/file.md#what-a-file-is).",
 );
 static AIO: Key = Key::words("aio", &["auto", "io_uring", "threads"]).default("auto").about(

@@ -101,7 +101,7 @@ pub struct ConnectionStats {
     pub counters: ConnectionCounters,
     /// For how long the storage has not been reached; `None` while it is.
     pub unreachable: Option<Duration>,
-    /// Why a connection was lost or an attempt to connect failed, the last time.
+    /// The last reason of a lost connection or a failed attempt to connect.
     pub last_failure: Option<String>,
     /// The last error of the storage's own, with the request.
     pub last_error: Option<String>,

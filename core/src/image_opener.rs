@@ -26,7 +26,7 @@ pub struct ImageAccess {
 pub struct OpenImage {
     /// Its path, as it was opened.
     pub path: PathBuf,
-    /// How it was opened.
+    /// The mode of the open.
     pub access: ImageAccess,
     /// A descriptor of the same open file.
     pub file: OwnedFd,

@@ -51,7 +51,7 @@ pub struct ResourceUse {
     pub highest: u64,
     /// The limit; `None`: unlimited.
     pub limit: Option<u64>,
-    /// How often it was refused.
+    /// Number of refusals.
     pub refused: u64,
 }
 
@@ -64,9 +64,9 @@ pub struct BudgetUse {
     pub address_space: ResourceUse,
     /// Guest memory of its frontends' tables, in bytes.
     pub guest_memory: ResourceUse,
-    /// How often its next connection had to wait.
+    /// Number of waits of its next connection.
     pub delayed_connections: u64,
-    /// How often its next message had to wait.
+    /// Number of waits of its next message.
     pub delayed_messages: u64,
 }
 

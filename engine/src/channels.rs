@@ -44,7 +44,7 @@ pub(crate) struct OpenChannel {
     depth: u32,
     /// True if it has a depth or a throttle.
     is_bounded: bool,
-    /// How requests are plugged.
+    /// The plugging of requests.
     options: PlugOptions,
     users: usize,
 }

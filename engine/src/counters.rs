@@ -145,14 +145,14 @@ pub struct QueueStats {
     pub slots: u32,
     /// Age of the oldest request in flight, in nanoseconds.
     pub oldest_ns: Option<u64>,
-    /// How it is polled now; `None` while it is detached.
+    /// Its current polling; `None` while it is detached.
     pub polling: Option<Polling>,
     /// Of each of the queue's disks, in the order of their slots. The counters of a closed disk stay until another is opened in its slot,
     /// which begins at 0; the queue's own counters go on.
     pub disks: Vec<DiskCounters>,
 }
 
-/// How a queue is polled at this moment.
+/// The current polling of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Polling {
     /// The reason for polling, or for not polling.

@@ -33,7 +33,7 @@ pub struct QueueOptions {
     pub kick: Option<Kick>,
     /// Its polling.
     pub poll: PollPolicy,
-    /// How calls to its guest are coalesced.
+    /// Coalescing of calls to its guest.
     pub coalesce: Coalesce,
     /// True if the queue is not pulled from until [`QueueHandle::set_enabled`](crate::QueueHandle::set_enabled).
     pub paused: bool,

@@ -44,9 +44,9 @@ pub struct BlkfrontOptions {
     pub threads: u16,
     /// Data memory of each queue, rounded up to whole pages.
     pub data_per_queue: ByteLen,
-    /// How long to wait for the toolstack.
+    /// Longest wait for the toolstack.
     pub connect_timeout: Duration,
-    /// How long to wait for each step of the backend.
+    /// Longest wait for each step of the backend.
     pub reply_timeout: Duration,
 }
 

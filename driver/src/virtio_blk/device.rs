@@ -45,9 +45,9 @@ pub struct BlkConnectOptions {
     pub inflight: bool,
     /// True to accept config change messages. The server may wait for [`BlkDevice::wait_config_change`] then.
     pub config_changes: bool,
-    /// How long to retry to connect.
+    /// Longest time of retries to connect.
     pub connect_timeout: Duration,
-    /// How long to wait for a reply on the socket.
+    /// Longest wait for a reply on the socket.
     pub reply_timeout: Duration,
 }
 

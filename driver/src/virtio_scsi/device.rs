@@ -57,9 +57,9 @@ pub struct ScsiConnectOptions {
     pub poison_status: bool,
     /// True to create an in-flight region, if the server supports it, so that the next server replays commands.
     pub inflight: bool,
-    /// How long to retry to connect.
+    /// Longest time of retries to connect.
     pub connect_timeout: Duration,
-    /// How long to wait for a reply on the socket, or for a completion in a scan.
+    /// Longest wait for a reply on the socket, or for a completion in a scan.
     pub reply_timeout: Duration,
 }
 

@@ -227,7 +227,7 @@ fn a_queue_that_moves_is_served_at_its_limit() {
     assert_eq!((disks, limited.stats().waiting), (Ok(1), 0));
 }
 
-/// However often and in whichever way a queue leaves, the served requests are within the limit.
+/// The served requests are within the limit after any number of leaves of a queue, in any way.
 #[test]
 fn queues_that_leave_evade_no_limit() {
     for way in ["drained", "recorded"] {

@@ -1,6 +1,5 @@
 //! Counters of queues: plain numbers. The queue's worker writes them, others read a copy. With the feature `serde` they
 //! are the answer of `stat`, under the same names except where a field says so.
-//! `stat` answers, under the same names except where a field says so.
 
 /// Defines a structure of counters, with the sum of two.
 macro_rules! counters {

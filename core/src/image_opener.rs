@@ -1,7 +1,6 @@
 //! Opening of images by storage backends. They use an opener that the program passes to them, because the process that
 //! serves guests may not have the right to open files itself. The opener also knows which connections the process may
 //! make.
-//! right to open files itself. It also knows which connections the process may make.
 
 use std::fmt;
 use std::fs::File;

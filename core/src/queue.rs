@@ -58,7 +58,6 @@ pub trait EventChannel: Send {
 
 /// The end of a pull. `taken`: the number of requests that it took off the ring, including those that the queue has
 /// completed in the pull, which are published because they were taken.
-/// published because it was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PullEnd {
     /// The ring was empty at the end of the batch.

@@ -198,8 +198,8 @@ impl PackedInflight {
         self.store(Self::entry_word(entry), pack_quarters([low as u16, next, last, count]));
     }
 
-    /// Puts all entries in the free list, then writes the header. Returns the number of chains that were in flight, if the
-    /// table was used.
+    /// Puts all entries in the free list, then writes the header. Returns the number of chains that were in flight, if
+    /// the table was used.
     fn reset(&mut self, was_used: bool) -> usize {
         // After a death in between the table is unused.
         self.store(1, 0);

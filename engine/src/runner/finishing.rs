@@ -232,7 +232,7 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         }
     }
 
-    /// Records the latencies of requests noted before a lone one.
+    /// Records the latencies of requests noted before one that completes alone.
     #[cold]
     fn record_noted(&mut self, finished: Ticks, published: Ticks) {
         self.record_latencies(None, finished, published);

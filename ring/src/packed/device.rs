@@ -205,7 +205,7 @@ impl PackedDevice {
     ///
     /// # Errors
     /// When the ring violates the protocol.
-    #[inline(always)] // of a batch, and of a lone one
+    #[inline(always)] // of a batch
     pub(super) fn take(&mut self) -> Result<Option<(u16, Descriptor)>, VirtqueueError> {
         let slot = self.avail.slot;
         let (first, mut id) = self.ring.load(slot);

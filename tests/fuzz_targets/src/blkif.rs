@@ -12,8 +12,10 @@ use mqblk_core::ByteLen;
 use mqblk_test_bounds::Bound;
 
 use crate::blkif_device::{BlkifMachine, RingBackend, TURNS};
+use crate::blkif_guest::requests::{
+    BATCH, DeviceRules, Effect, GuestRequest, PART, PageAccess, SECTOR, SECTORS, Verdict,
+};
 use crate::blkif_guest::{GuestRing, SharedGuest, lock};
-use crate::blkif_requests::{BATCH, DeviceRules, Effect, GuestRequest, PART, PageAccess, SECTOR, SECTORS, Verdict};
 
 /// Most requests that a backend reads at once. Up to this number, the guest knows which ones it has read.
 const READ_AT_ONCE: usize = 32;

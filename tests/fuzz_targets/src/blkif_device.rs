@@ -17,8 +17,8 @@ use mqblk_memory::{GrantAccess, GrantRef, GuestAddress, PageArena, PageSlot, cre
 use mqblk_ring::blkif::{Abi, BackRing, BlkifRing};
 use mqblk_xen::EventPort;
 
+use crate::blkif_guest::requests::{DeviceRules, PageAccess, SECTOR, SECTORS};
 use crate::blkif_guest::{BlkifGuest, BlkifMemory, GuestRing, HostileGrants, SharedGuest, lock};
-use crate::blkif_requests::{DeviceRules, PageAccess, SECTOR, SECTORS};
 use crate::memory_disk::open_memory_disk;
 use crate::xen_host::{GUEST, HOST, XenHost};
 

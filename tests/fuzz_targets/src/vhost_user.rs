@@ -10,11 +10,11 @@ use std::sync::{Mutex, Once, PoisonError};
 
 use arbitrary::{Result, Unstructured};
 
-use crate::vhost_user_files::InflightFile;
-use crate::vhost_user_guest::{BlkChoice, QUEUES, RING, RingPlaces};
 use crate::vhost_user_machine::{Machine, is_document};
 use crate::vhost_user_messages::{self as messages, AnyMessage};
 use crate::vhost_user_session::PROTOCOL;
+use crate::vhost_user_session::files::InflightFile;
+use crate::vhost_user_session::guest::{BlkChoice, QUEUES, RING, RingPlaces};
 use crate::vhost_user_wire::message as m;
 
 /// Steps of an input.

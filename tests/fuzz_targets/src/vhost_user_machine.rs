@@ -13,9 +13,9 @@ use mqblk_vhost_user_server::{Server, ServerOptions, SharePolicy, SocketAccess};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
 use crate::memory_disk::open_memory_disk;
-use crate::vhost_user_files::InflightFile;
-use crate::vhost_user_guest::{BlkChoice, Guest, QUEUES, RING, RingPlaces, SECTOR, SECTORS};
 use crate::vhost_user_messages::{self as messages, AnyMessage};
+use crate::vhost_user_session::files::InflightFile;
+use crate::vhost_user_session::guest::{BlkChoice, Guest, QUEUES, RING, RingPlaces, SECTOR, SECTORS};
 use crate::vhost_user_session::{DeviceModel, FEATURES, LOG_ALL, Outcome, RING_PACKED, Session, protocol};
 use crate::vhost_user_wire::{REPLY, Reply, VERSION, Wire, longs, message as m, wait_until};
 

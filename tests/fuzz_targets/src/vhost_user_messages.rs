@@ -8,8 +8,8 @@ use std::rc::Rc;
 use arbitrary::{Result, Unstructured};
 use mqblk_engine::EventFd;
 
-use crate::vhost_user_files::{DirtyLogFile, Fd, InflightFile};
-use crate::vhost_user_guest::{FILE_BYTES, MemoryTable, RING, RingPlaces, SECTOR, SECTORS, TableRegion};
+use crate::vhost_user_session::files::{DirtyLogFile, Fd, InflightFile};
+use crate::vhost_user_session::guest::{FILE_BYTES, MemoryTable, RING, RingPlaces, SECTOR, SECTORS, TableRegion};
 use crate::vhost_user_session::{FEATURES, LOG_ALL, PROTOCOL, RING_PACKED, WRITEBACK, protocol};
 use crate::vhost_user_wire::{MAX_FDS, Message, NEED_REPLY, REPLY, VERSION, longs, message as m, words};
 
@@ -57,7 +57,7 @@ pub(crate) fn vring_event(request: u32, queue: usize, event: Option<Fd>) -> AnyM
 /// Returns SET_VRING_ADDR, with user addresses of `table`. `log`: the guest address at which the used ring is logged.
 pub(crate) fn vring_addresses(queue: usize, ring: &RingPlaces, table: &MemoryTable, log: bool) -> AnyMessage {
     let region = |file| table.regions().iter().find(|r| r.file == file).copied().unwrap_or(SLOTS[file]);
-    let user = |place: crate::vhost_user_guest::Place| {
+    let user = |place: crate::vhost_user_session::guest::Place| {
         let region = region(place.file);
         region.user.wrapping_add(place.at.wrapping_sub(region.offset))
     };

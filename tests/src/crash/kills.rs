@@ -13,8 +13,8 @@ use rand::{RngExt, SeedableRng};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::load::{CrashLoad, LoadControl, LoadHistory};
-use super::queues::DeviceQueues;
 use super::stats::{CrashStats, print_uncaptured};
+use crate::load_queues::DeviceQueues;
 
 /// A request that takes longer counts as hung.
 const HANG_TIMEOUT: Bound = Bound::seconds(90);

@@ -10,9 +10,10 @@ use mqblk_memory::{GuestAddress, GuestMemory};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use super::oracle::{DiskOracle, SECTOR, SectorRange, WriteOutcome, fill};
-use super::queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType, TaskFunction};
+use super::oracle::{DiskOracle, SECTOR, WriteOutcome, fill};
 use super::stats::CrashStats;
+use crate::load_queues::SectorRange;
+use crate::load_queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType, TaskFunction};
 
 /// Requests in flight on each queue.
 pub const DEPTH: usize = 8;

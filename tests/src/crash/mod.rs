@@ -1,7 +1,7 @@
 //! A backend that is killed and stopped repeatedly under a verified load: the driver sees only a pause.
 //!
 //! `oracle` models the possible contents of a disk. `load` keeps the queues of any interface busy and validates every
-//! completion. `queues` abstracts the interfaces (`blk`, `scsi`, `xen`). `blk_rig` has both ends of virtio-blk disks.
+//! completion, through [`load_queues`](crate::load_queues) of `blk`, `scsi` or `xen`. `blk_rig` has both ends of virtio-blk disks.
 //! `daemon` is the restarted `mqblk` binary, `kills` ends it at random times, `stats` sums up.
 
 pub mod blk;
@@ -10,7 +10,6 @@ pub mod daemon;
 pub mod kills;
 pub mod load;
 pub mod oracle;
-pub mod queues;
 pub mod scsi;
 pub mod stats;
 pub mod xen;

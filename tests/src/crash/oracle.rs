@@ -5,6 +5,7 @@
 //! W2 was sent after W completed and completed before the read was sent. Requests may overlap in any way, and replayed
 //! writes are checked like all others.
 
+use crate::load_queues::SectorRange;
 use std::collections::HashMap;
 
 use mqblk_core::units::SECTOR_BYTES;
@@ -14,9 +15,6 @@ pub const SECTOR: usize = SECTOR_BYTES as usize;
 
 /// Later than all times.
 const NEVER: u64 = u64::MAX;
-
-/// Sectors of a request: the first one, and their number.
-pub type SectorRange = (u64, u32);
 
 /// Fills a sector with the pattern of write `id`; 0 is the zeroes of discards and writes of zeroes.
 pub fn fill(id: u64, sector: u64, bytes: &mut [u8]) {

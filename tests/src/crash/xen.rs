@@ -8,7 +8,7 @@ use mqblk_driver::{DataSegment, SubmitError, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use super::load::DATA_BYTES;
-use super::queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType};
+use crate::load_queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType};
 
 /// Distribution of a load's request types.
 const REQUEST_MIX: [RequestType; 16] = {

@@ -10,7 +10,7 @@ use mqblk_driver::Waker;
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
 
 use super::load::BLOCK;
-use crate::crash::queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType};
+use crate::load_queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType};
 
 /// Queues, and requests in flight on each, as in a timed load of two queues.
 const QUEUES: usize = 2;

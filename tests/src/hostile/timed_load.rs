@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::TIMEOUT;
 use super::load::{BLOCK, block, block_fault};
-use crate::crash::queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType};
+use crate::load_queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType};
 
 /// Requests in flight on each queue.
 const DEPTH: usize = 4;

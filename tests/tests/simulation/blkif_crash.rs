@@ -15,7 +15,8 @@ use crate::blkif_rig::front::{direct, indirect, segment};
 use crate::blkif_rig::{Host, PAGE, Shape, World};
 use mqblk_blkif::GrantMode;
 use mqblk_ring::blkif::{Abi, Segment, operation as o, status};
-use mqblk_tests::crash::oracle::{SectorRange, WriteOutcome};
+use mqblk_tests::crash::oracle::WriteOutcome;
+use mqblk_tests::load_queues::SectorRange;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use mqblk_core::{ByteLen, Limits, Op, Outcome};
 use mqblk_engine::{AnyDisk, MergeMode, PlugOptions, SteppedWorker, UringOptions};
-use mqblk_tests::crash::oracle::{SectorRange, WriteOutcome};
+use mqblk_tests::crash::oracle::WriteOutcome;
+use mqblk_tests::load_queues::SectorRange;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 

@@ -11,7 +11,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use mqblk_tests::crash::oracle::{SectorRange, WriteOutcome};
+use mqblk_tests::crash::oracle::WriteOutcome;
+use mqblk_tests::load_queues::SectorRange;
 use mqblk_tests::stepped_scsi::{CommandData, CompletedCommand, SteppedController};
 use mqblk_virtio_scsi::LunAddress;
 use rand::rngs::SmallRng;

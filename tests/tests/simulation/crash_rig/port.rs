@@ -8,8 +8,8 @@ use mqblk_driver::virtio_scsi::{self, CommandData, CommandOutcome, CommandRespon
 use mqblk_memory::{GuestAddress, GuestMemory};
 use mqblk_ring::driver_ring::ChainLayout;
 use mqblk_tests::crash::load::{DATA_BYTES, LoadControl};
-use mqblk_tests::crash::queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType, TaskFunction};
 use mqblk_tests::crash::{blk, scsi};
+use mqblk_tests::load_queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType, TaskFunction};
 use mqblk_virtio_scsi::LunAddress;
 use rand::RngExt;
 

@@ -11,8 +11,9 @@ use mqblk_core::{
 };
 use mqblk_engine::UringContext;
 use mqblk_memory::Buffer;
-use mqblk_tests::crash::oracle::{SECTOR, SectorRange};
+use mqblk_tests::crash::oracle::SECTOR;
 use mqblk_tests::filter_disk::AnyChannel;
+use mqblk_tests::load_queues::SectorRange;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 

@@ -1,6 +1,7 @@
 //! The possible contents of a disk's blocks, and the blocks that requests in flight use.
 
-use mqblk_tests::crash::oracle::{DiskOracle, SECTOR, SectorRange, WriteOutcome, fill};
+use mqblk_tests::crash::oracle::{DiskOracle, SECTOR, WriteOutcome, fill};
+use mqblk_tests::load_queues::SectorRange;
 
 /// Returns the content that write `id` writes into these sectors, one after another.
 pub(crate) fn contents(id: u64, ranges: &[SectorRange]) -> Vec<u8> {

@@ -9,7 +9,8 @@ use mqblk_core::{
 };
 use mqblk_engine::{QueueDisk, SteppedQueue, SteppedWorker, UringContext};
 use mqblk_memory::{Buffer, GuestAddress, GuestMemory, MemoryShare};
-use mqblk_tests::crash::oracle::{SECTOR, SectorRange};
+use mqblk_tests::crash::oracle::SECTOR;
+use mqblk_tests::load_queues::SectorRange;
 use mqblk_tests::stepped::{guest_memory, polled_queue};
 use rand::RngExt;
 use rand::rngs::SmallRng;

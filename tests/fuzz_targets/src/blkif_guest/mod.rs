@@ -1,6 +1,8 @@
 //! The guest of the target `blkif`: its pages and their grants, its rings, and its attempts to change a request that
 //! the backend has read.
 
+pub(crate) mod requests;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +11,7 @@ use mqblk_memory::{CopyDirection, DomainId, GrantAccess, GrantCopy, GrantRef, Gr
 use mqblk_ring::blkif::Abi;
 use mqblk_xen::Xen;
 
-use crate::blkif_requests::{BATCH, Effect, GuestRequest, Verdict};
+use crate::blkif_guest::requests::{BATCH, Effect, GuestRequest, Verdict};
 use crate::xen_host::{GUEST, GuestPages, HOST, PAGE, XenHost};
 
 /// Ordinary pages of a request's part of the memory.

@@ -1,12 +1,17 @@
 //! The backend's side of one vhost-user connection as a model: the outcome of each message. Sources: QEMU's
 //! `vhost-user.rst`, and where it leaves a choice, `docs/security.md`: a refused message ends its connection.
 
+pub(crate) mod files;
+pub(crate) mod guest;
+
 use std::rc::Rc;
 
 use mqblk_engine::EventFd;
 
-use crate::vhost_user_files::{DirtyLogFile, Fd, InflightFile};
-use crate::vhost_user_guest::{FILE_BYTES, Guest, MemoryTable, QUEUES, RING, RingPlaces, SECTOR, SECTORS, TableRegion};
+use crate::vhost_user_session::files::{DirtyLogFile, Fd, InflightFile};
+use crate::vhost_user_session::guest::{
+    FILE_BYTES, Guest, MemoryTable, QUEUES, RING, RingPlaces, SECTOR, SECTORS, TableRegion,
+};
 use crate::vhost_user_wire::{Message, NEED_REPLY, VERSION, longs, message as m, words};
 
 /// Feature bits of a disk in memory: SIZE_MAX, SEG_MAX, BLK_SIZE, FLUSH, TOPOLOGY, CONFIG_WCE, MQ, DISCARD,

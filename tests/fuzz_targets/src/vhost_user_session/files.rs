@@ -10,7 +10,7 @@ use std::sync::Arc;
 use mqblk_engine::EventFd;
 use mqblk_memory::{GuestAddress, GuestMemory, Region, UserAddress, create_memfd};
 
-use crate::vhost_user_guest::Guest;
+use crate::vhost_user_session::guest::Guest;
 use crate::vhost_user_wire::wait_until;
 
 /// A descriptor of a message.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use mqblk_driver::Waker;
 use mqblk_memory::{GuestAddress, GuestMemory};
 
-use super::oracle::SectorRange;
+/// Sectors of a request: the first one, and their number.
+pub type SectorRange = (u64, u32);
 
 /// Type of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

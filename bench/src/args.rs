@@ -1,9 +1,5 @@
 //! The command line of `mqblk bench`.
 
-mod sizes;
-mod values;
-mod words;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -12,11 +8,10 @@ use mqblk_core::ByteLen;
 
 use crate::experiment::{self, Experiment};
 use crate::interface::{self, Interface, InterfaceDefinition, VirtioScsi, XenOptions};
-use sizes::{parse_block_sizes, parse_mixed_sizes, parse_size};
-use values::{parse_cpus, parse_distribution, parse_seconds};
-
-pub(crate) use sizes::{BlockSizes, IoSizes};
-pub(crate) use words::{ClientMode, CpuList, Descriptors, Distribution, Rw, Verify};
+use crate::words::{
+    BlockSizes, ClientMode, CpuList, Descriptors, Distribution, IoSizes, Rw, Verify, parse_block_sizes, parse_cpus,
+    parse_distribution, parse_mixed_sizes, parse_seconds, parse_size,
+};
 
 /// The options of `mqblk bench`. Words of fio mean what fio means by them.
 #[derive(Clone, Debug, clap::Args)]

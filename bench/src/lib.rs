@@ -16,6 +16,7 @@ mod args;
 mod control;
 mod cpu;
 mod defaults;
+mod device;
 mod experiment;
 mod grid;
 mod help;
@@ -40,6 +41,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 mod verification;
+mod words;
 mod worker;
 
 use std::io::Write;

@@ -4,8 +4,8 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use rand_distr::{Distribution as _, Zipf};
 
-use crate::args::{Distribution, Rw};
-use crate::interface::IoOp;
+use crate::device::IoOp;
+use crate::words::{Distribution, Rw};
 
 /// A range of blocks of the benchmark's block size, counted from the start of the range to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,12 +9,13 @@ use std::time::Duration;
 use mqblk_core::ByteLen;
 
 use crate::BenchError;
-use crate::args::{BenchArgs, ClientMode, Descriptors, Distribution, IoSizes, Rw, Verify};
+use crate::args::BenchArgs;
 use crate::defaults;
 use crate::experiment::Experiment;
 use crate::interface::Interface;
 use crate::interrupt::Interrupt;
 use crate::machine::Invocation;
+use crate::words::{ClientMode, Descriptors, Distribution, IoSizes, Rw, Verify};
 use crate::worker::MAX_INTERVALS;
 use targets::plan_targets;
 

@@ -2,8 +2,8 @@
 
 use crate::BenchError;
 use crate::cpu;
+use crate::device::DeviceDisk;
 use crate::holes;
-use crate::interface::DeviceDisk;
 use crate::plan::{Combination, Plan, Target, TargetSource};
 use crate::run;
 

@@ -5,7 +5,7 @@ mod summary;
 
 use serde::Serialize;
 
-use crate::interface::IoOp;
+use crate::device::IoOp;
 use crate::machine::{self, Machine, ServerInfo};
 use crate::merges::MergeRates;
 use crate::plan::{Combination, Plan, Target};

@@ -3,7 +3,7 @@
 use mqblk_core::{ByteLen, ByteOffset, Sector512};
 
 use crate::BenchError;
-use crate::interface::DeviceDisk;
+use crate::device::DeviceDisk;
 use crate::pattern::BlockRange;
 use crate::plan::{Combination, Plan};
 
@@ -241,7 +241,7 @@ mod tests {
     fn a_sequence_wraps_within_its_own_range() {
         let blocks = BlockRange { first: 64, count: 3 };
         assert_eq!(parts("--rw read --jobs 2 --offset-increment 256k --size 12k").unwrap()[1], (64, 3));
-        let mut pattern = AccessPattern::new(crate::args::Rw::Read, 0, blocks, false, 1);
+        let mut pattern = AccessPattern::new(crate::words::Rw::Read, 0, blocks, false, 1);
         let seen: Vec<u64> = std::iter::from_fn(|| pattern.next()).take(7).map(|choice| choice.block).collect();
         assert_eq!(seen, [64, 65, 66, 64, 65, 66, 64]);
     }

@@ -2,10 +2,10 @@
 
 use mqblk_core::ByteLen;
 
-use crate::args::{ClientMode, Distribution, IoSizes};
 use crate::grid::{Heading, format_grid, or_dash, ratio, three_digits};
 use crate::plan::Plan;
 use crate::report::{OpSummary, ResultRow};
+use crate::words::{ClientMode, Distribution, IoSizes};
 
 /// Text of a cell: of its row, and the row of the first target.
 type Cell = Box<dyn Fn(&ResultRow, &ResultRow) -> String>;

@@ -12,7 +12,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::BenchError;
-use crate::interface::{Connector, ServerMonitor};
+use crate::device::ServerMonitor;
+use crate::interface::Connector;
 use crate::plan::{Combination, DiskKeys, MergeMode, Plan, QUEUE_SIZE_KEYS, Target, TargetSource, value_of};
 
 /// How long a server may take to start, and to end.

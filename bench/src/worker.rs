@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use mqblk_driver::{DeviceError, DriverError, SubmitError};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
-use crate::args::ClientMode;
 use crate::control::{CompletionCounter, Phase, PhaseControl};
-use crate::interface::{CompletedTransfer, IoOp, ThreadQueues, TransferStatus};
+use crate::device::{CompletedTransfer, IoOp, ThreadQueues, TransferStatus};
+use crate::words::ClientMode;
 use pace::Pacer;
 use series::SeriesRecorder;
 use slot::{IoSlot, next_of_job};

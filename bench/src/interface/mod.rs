@@ -1,7 +1,6 @@
 //! Guest interfaces. An interface is a folder here and a line in [`TABLE`]: its options, its targets, the servers that are started
 //! for it, and the driver that loads it. Outside the folder only the command line and what an experiment fills in name it.
 
-mod device;
 mod vhost_user;
 mod virtio_blk;
 mod virtio_scsi;
@@ -17,13 +16,11 @@ use mqblk_driver::DriverError;
 
 use crate::BenchError;
 use crate::args::BenchArgs;
+use crate::device::{Device, DeviceDisk};
 use crate::plan::{Combination, DeviceName, DiskKeys, Plan, Target, TargetSource};
 use crate::run::{RunInput, RunResult};
 use crate::target::{PreparedServer, ServedDisk};
 
-pub(crate) use device::{
-    CompletedTransfer, Device, DeviceDisk, IoOp, MAX_PARTS, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
-};
 pub(crate) use virtio_scsi::VirtioScsi;
 pub(crate) use xen::XenOptions;
 

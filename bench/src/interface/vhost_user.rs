@@ -6,7 +6,7 @@ use std::time::Duration;
 use mqblk_driver::DriverError;
 use mqblk_vhost_user_client::HangupMonitor;
 
-use super::ServerMonitor;
+use crate::device::ServerMonitor;
 use crate::plan::TargetSource;
 use crate::target::PreparedServer;
 

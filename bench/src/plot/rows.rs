@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::PlotError;
 use super::keys::{KEYS, KeyFormat, KeyValue, RowKey};
 use super::series::OperationSeries;
-use crate::args::IoSizes;
+use crate::words::IoSizes;
 use mqblk_core::ByteLen;
 
 /// Most bytes of a result file: some ten thousand rows.

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::interface::IoOp;
+use crate::device::IoOp;
 use crate::worker::{Interval, TimeSeries};
 
 /// What completed in each interval of a run, by operation.

@@ -4,7 +4,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use super::series::RunSeries;
-use crate::interface::IoOp;
+use crate::device::IoOp;
 use crate::machine;
 use crate::run::RunResult;
 use crate::worker::OpStats;

@@ -10,7 +10,7 @@ use super::meters::{ServerMeters, ServerUsage};
 use crate::BenchError;
 use crate::control::{CompletionCounter, Phase, PhaseControl};
 use crate::cpu;
-use crate::interface::{ServerMonitor, ThreadQueues};
+use crate::device::{ServerMonitor, ThreadQueues};
 use crate::plan::Plan;
 use crate::progress;
 use crate::worker::{Worker, WorkerError};

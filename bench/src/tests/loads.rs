@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Rig, json, plan, refused, virtio_scsi, xen};
 use crate::BenchError;
-use crate::args::Distribution;
+use crate::words::Distribution;
 
 /// Runs a load on each interface. Returns its only row, and the name of the interface.
 pub(super) fn on_each_interface(line: &str, check: impl Fn(&str, &Value)) {

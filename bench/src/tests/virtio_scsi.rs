@@ -7,7 +7,7 @@ use mqblk_driver::virtio_scsi::LunAddress;
 use mqblk_driver::virtio_scsi::model::{ModelDisk, ScsiBehaviour, ScsiFault, ScsiModel};
 
 use super::{failed, json, plan, refused};
-use crate::args::IoSizes;
+use crate::words::IoSizes;
 use crate::{BenchError, sweep};
 
 pub(super) struct Rig {

@@ -8,7 +8,7 @@ use super::slot::IoSlot;
 use super::{Worker, WorkerError};
 use crate::control::{Phase, PhaseControl};
 use crate::cpu;
-use crate::interface::{IoOp, ThreadQueues, TransferStatus};
+use crate::device::{IoOp, ThreadQueues, TransferStatus};
 
 /// Messages that are kept; further errors are only counted.
 const MAX_MESSAGES: usize = 5;

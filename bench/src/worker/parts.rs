@@ -5,7 +5,7 @@ use mqblk_driver::SubmitError;
 use mqblk_memory::GuestAddress;
 
 use super::{Worker, WorkerError, WorkerSettings};
-use crate::interface::{CompletedTransfer, ThreadQueues, Transfer, TransferStatus};
+use crate::device::{CompletedTransfer, ThreadQueues, Transfer, TransferStatus};
 
 impl<Q: ThreadQueues> Worker<Q> {
     /// Submits a slot's I/O. Publishes when a batch is full.

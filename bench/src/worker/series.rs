@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::interface::IoOp;
+use crate::device::IoOp;
 
 /// Most intervals of a run: ten megabytes in each thread.
 pub(crate) const MAX_INTERVALS: usize = 100_000;

@@ -4,10 +4,10 @@ use mqblk_core::Sector512;
 use mqblk_memory::GuestAddress;
 
 use super::series::SeriesSettings;
-use crate::args::ClientMode;
-use crate::interface::{IoOp, TransferStatus};
+use crate::device::{IoOp, TransferStatus};
 use crate::pattern::{AccessPattern, BlockOp};
 use crate::verification::BlockGenerations;
+use crate::words::ClientMode;
 
 /// A job of this thread on one disk. A job with several disks takes them in turn.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 
 use super::pace::PaceStats;
 use super::series::TimeSeries;
-use crate::interface::IoOp;
+use crate::device::IoOp;
 
 /// Longest latency that is recorded exactly, in nanoseconds.
 const MAX_LATENCY_NS: u64 = 100_000_000_000;

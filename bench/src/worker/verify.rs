@@ -6,7 +6,7 @@ use mqblk_memory::GuestAddress;
 
 use super::{IoSlot, Worker, WorkerError};
 use crate::control::{Phase, PhaseControl};
-use crate::interface::{CompletedTransfer, IoOp, ThreadQueues, TransferStatus};
+use crate::device::{CompletedTransfer, IoOp, ThreadQueues, TransferStatus};
 use crate::verification;
 
 impl<Q: ThreadQueues> Worker<Q> {

@@ -10,10 +10,10 @@ use mqblk_driver::{DataSegment, DeviceError, DriverError, SubmitError, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use crate::BenchError;
-use crate::interface::vhost_user::server_monitor;
-use crate::interface::{
+use crate::device::{
     CompletedTransfer, Device, DeviceDisk, IoOp, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
 };
+use crate::interface::vhost_user::server_monitor;
 use crate::plan::{Combination, Plan};
 
 /// Bytes of a sector.

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use mqblk_driver::DriverError;
 
-use super::{Connector, DeviceDisk, Interface, InterfaceDefinition, vhost_user};
+use super::{Connector, Interface, InterfaceDefinition, vhost_user};
 use crate::BenchError;
+use crate::device::DeviceDisk;
 use crate::plan::{Combination, Plan, Target, TargetSource};
 use crate::run::{RunInput, RunResult, measure_on, probe_on};
 use crate::target::{PreparedServer, ServedDisk};

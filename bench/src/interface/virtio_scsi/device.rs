@@ -13,10 +13,10 @@ use mqblk_driver::{DataSegment, DeviceError, DriverError, SubmitError, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use crate::BenchError;
-use crate::interface::vhost_user::server_monitor;
-use crate::interface::{
+use crate::device::{
     CompletedTransfer, Device, DeviceDisk, IoOp, MAX_PARTS, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
 };
+use crate::interface::vhost_user::server_monitor;
 use crate::plan::{Combination, Plan};
 
 /// Bits of a command's `user` that name the I/O. The other bits are the part, because the command's tag is made of `user` and

@@ -11,8 +11,9 @@ use clap::ValueEnum;
 use mqblk_driver::DriverError;
 use mqblk_driver::virtio_scsi::SteeringPolicy;
 
-use super::{Connector, DeviceDisk, Interface, InterfaceDefinition, InterfaceResults, vhost_user};
+use super::{Connector, Interface, InterfaceDefinition, InterfaceResults, vhost_user};
 use crate::BenchError;
+use crate::device::DeviceDisk;
 use crate::plan::{Combination, Plan, Target, TargetSource};
 use crate::run::{RunInput, RunResult, measure_on, probe_on};
 use crate::target::{PreparedServer, ServedDisk};

@@ -11,7 +11,7 @@ use mqblk_memory::{GuestAddress, GuestMemory, PAGE_BYTES};
 use super::options::XenOptions;
 use super::server::Vbd;
 use crate::BenchError;
-use crate::interface::{
+use crate::device::{
     CompletedTransfer, Device, DeviceDisk, IoOp, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
 };
 use crate::plan::Combination;

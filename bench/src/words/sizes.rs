@@ -64,7 +64,7 @@ impl std::fmt::Display for BlockSizes {
 }
 
 /// Parses a size, or a range of powers of two.
-pub(super) fn parse_block_sizes(text: &str) -> Result<BlockSizes, String> {
+pub(crate) fn parse_block_sizes(text: &str) -> Result<BlockSizes, String> {
     let Some((from, to)) = text.split_once('-') else { return Ok(BlockSizes(vec![parse_size(text)?])) };
     let (from, to) = (parse_size(from)?, parse_size(to)?);
     if !from.0.is_power_of_two() || !to.0.is_power_of_two() || from > to {
@@ -74,7 +74,7 @@ pub(super) fn parse_block_sizes(text: &str) -> Result<BlockSizes, String> {
 }
 
 /// Parses a range of mixed sizes.
-pub(super) fn parse_mixed_sizes(text: &str) -> Result<IoSizes, String> {
+pub(crate) fn parse_mixed_sizes(text: &str) -> Result<IoSizes, String> {
     let wrong = || "expected two sizes, the larger a multiple of the smaller one, such as 4k-64k".to_owned();
     let (min, max) = text.split_once('-').ok_or_else(wrong)?;
     let (min, max) = (parse_size(min)?, parse_size(max)?);
@@ -86,6 +86,6 @@ pub(super) fn parse_mixed_sizes(text: &str) -> Result<IoSizes, String> {
 }
 
 /// Parses a size.
-pub(super) fn parse_size(text: &str) -> Result<ByteLen, String> {
+pub(crate) fn parse_size(text: &str) -> Result<ByteLen, String> {
     mqblk_core::settings::parse_size(text).ok_or_else(|| format!("expected {EXPECTED_SIZE}"))
 }

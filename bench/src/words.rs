@@ -1,8 +1,14 @@
-//! The words that options take.
+//! Values that options take: words, sizes, lists.
+
+mod sizes;
+mod values;
 
 use clap::ValueEnum;
 use mqblk_core::ByteLen;
 use mqblk_driver::DescriptorLayout;
+
+pub(crate) use sizes::{BlockSizes, IoSizes, parse_block_sizes, parse_mixed_sizes, parse_size};
+pub(crate) use values::{parse_cpus, parse_distribution, parse_seconds};
 
 /// Larger I/Os use indirect descriptors: they may have several segments.
 const INDIRECT_ABOVE: ByteLen = ByteLen(64 << 10);
@@ -11,7 +17,7 @@ const INDIRECT_ABOVE: ByteLen = ByteLen(64 << 10);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuList(pub Vec<u16>);
 
-/// What a job does.
+/// Operation and order of a job's I/Os.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Rw {
     /// Reads in sequence.
@@ -115,8 +121,8 @@ impl Descriptors {
     /// Returns the driver's layout, for I/Os of at most `bs`.
     pub fn shape(self, bs: ByteLen) -> DescriptorLayout {
         match self {
-            // A table for each costs nothing beside so much data, and keeps a disk with small segments from filling the ring
-            // with descriptors.
+            // A table for each costs nothing beside so much data, and keeps a disk with small segments from filling the
+            // ring with descriptors.
             Descriptors::Auto if bs > INDIRECT_ABOVE => DescriptorLayout::Indirect,
             Descriptors::Auto => DescriptorLayout::Auto,
             Descriptors::Direct => DescriptorLayout::Direct,

@@ -5,12 +5,12 @@ use mqblk_core::settings::{EXPECTED_CPUS, parse_cpu_list};
 use super::{CpuList, Distribution};
 
 /// Parses a list of CPUs.
-pub(super) fn parse_cpus(text: &str) -> Result<CpuList, String> {
+pub(crate) fn parse_cpus(text: &str) -> Result<CpuList, String> {
     parse_cpu_list(text).map(CpuList).ok_or_else(|| format!("expected {EXPECTED_CPUS}"))
 }
 
 /// Parses a time: seconds, or numbers with units.
-pub(super) fn parse_seconds(text: &str) -> Result<f64, String> {
+pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
     let time = text.parse::<f64>().ok().or_else(|| humantime::parse_duration(text).ok().map(|time| time.as_secs_f64()));
     match time {
         Some(seconds) if (0.0..=86400.0).contains(&seconds) => Ok(seconds),
@@ -19,7 +19,7 @@ pub(super) fn parse_seconds(text: &str) -> Result<f64, String> {
 }
 
 /// Parses a distribution of random blocks.
-pub(super) fn parse_distribution(text: &str) -> Result<Distribution, String> {
+pub(crate) fn parse_distribution(text: &str) -> Result<Distribution, String> {
     if text == "random" {
         return Ok(Distribution::Uniform);
     }

@@ -1,5 +1,5 @@
-//! What the load needs of a guest interface: a device with disks, and a set of queues for each thread. The load is compiled for
-//! each interface.
+//! A device as the load uses it: disks, and a set of queues for each thread. Guest interfaces implement the traits, and
+//! the load is compiled for each of them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,9 +27,9 @@ pub struct DeviceDisk {
     pub read_only: bool,
     /// Most bytes of a request: whole blocks. A larger I/O is several requests.
     pub max_request: u64,
-    /// The same of a trim, or what the device lacks for it.
+    /// Most bytes of a trim, or the feature that the device lacks for it.
     pub max_trim: Result<u64, &'static str>,
-    /// What the device lacks for a flush.
+    /// The feature that the device lacks for a flush.
     pub flush: Result<(), &'static str>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) trait Device: Sized {
     /// Returns the server's process, if it is known.
     fn server_pid(&self) -> Option<i32>;
 
-    /// Notices the end of a server.
+    /// Returns what notices the end of the server.
     ///
     /// # Errors
     /// When the system refuses.
@@ -75,7 +75,7 @@ pub(crate) trait TransferStatus: Copy + PartialEq + std::fmt::Debug + Send {
     const GOOD: Self;
 }
 
-/// What an I/O does.
+/// Operation of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum IoOp {
@@ -101,7 +101,7 @@ pub(crate) struct Transfer {
     pub user: u32,
     /// Index of the request in its I/O.
     pub part: u32,
-    /// What it does.
+    /// Operation.
     pub op: IoOp,
     /// Which of the device's disks.
     pub disk: u16,
@@ -193,8 +193,8 @@ pub(crate) trait ThreadQueues: Send {
     fn try_leave(&mut self) -> bool {
         true
     }
-    /// Sleeps until a queue has `count` completions, or all that are in flight on it, at most for `limit`. Without a limit returns
-    /// at once if nothing is in flight. May wake up early.
+    /// Sleeps until a queue has `count` completions, or all that are in flight on it, at most for `limit`. Without a
+    /// limit returns at once if nothing is in flight. May wake up early.
     ///
     /// # Errors
     /// When the device breaks the protocol, or the system refuses.

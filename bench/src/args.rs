@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use mqblk_core::ByteLen;
 
@@ -243,6 +244,22 @@ impl BenchArgs {
     pub fn chosen(&self) -> Arc<dyn Interface> {
         (self.interface.unwrap_or(&interface::TABLE[0]).of)(self)
     }
+}
+
+/// A command line without a program: options of `mqblk bench`.
+#[derive(Debug, Parser)]
+#[command(name = "bench", no_binary_name = true)]
+struct BenchOptions {
+    #[command(flatten)]
+    args: BenchArgs,
+}
+
+/// Parses options of `mqblk bench`.
+///
+/// # Errors
+/// As a user sees them.
+pub(crate) fn parse_options(options: &[impl AsRef<str>]) -> Result<BenchArgs, clap::Error> {
+    BenchOptions::try_parse_from(options.iter().map(AsRef::as_ref)).map(|options| options.args)
 }
 
 /// Returns the parser of `--interface`.

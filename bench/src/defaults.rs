@@ -1,7 +1,6 @@
 //! Options that were not given.
 
-use crate::args::BenchArgs;
-use crate::experiment::parse_options;
+use crate::args::{BenchArgs, parse_options};
 use crate::interface::TABLE;
 
 /// What holds where neither the command line nor an experiment says anything.

@@ -9,13 +9,12 @@ use mqblk_core::ByteLen;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-use crate::plan::{Combination, Plan, Target, TargetSource, value_of};
-use crate::target::split_pairs;
+use crate::plan::{Combination, Plan, split_pairs, value_of};
 
 /// Most parts of data that are counted: a file of more has no holes that matter, or takes too long.
 const MAX_PARTS: u32 = 100_000;
-/// Share of holes above which it is told.
-const TOLD_ABOVE: f64 = 0.01;
+/// Share of holes above which there is a warning.
+const WARNED_ABOVE: f64 = 0.01;
 
 /// Bytes of a range, and how many of them are in holes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,16 +23,19 @@ struct HoleCount {
     holes: u64,
 }
 
-/// Returns the share of what a load reads that are holes, from 0 to 1; `None` for a load that does not read, a disk that is written
-/// first, and one that is no raw file.
-pub(crate) fn share(plan: &Plan, target: &Target, combination: &Combination) -> Option<f64> {
-    let TargetSource::Disk { spec, .. } = &target.source else { return None };
-    if !combination.rw.reads() || plan.fill || value_of(spec, "storage").is_some_and(|storage| storage != "file") {
+/// Returns the share of holes among the blocks that a load reads, from 0 to 1. `disks`: the settings of each disk that is
+/// served. `None` for a load that does not read, a running server, a disk that is written first, and one that is no raw
+/// file.
+pub(crate) fn share(plan: &Plan, combination: &Combination, disks: &[String]) -> Option<f64> {
+    if !combination.rw.reads() || plan.fill {
         return None;
     }
     let mut all = HoleCount::default();
-    for disk in plan.interface.disk_settings(spec, combination) {
-        let path = split_pairs(&disk).into_iter().find_map(|pair| pair.strip_prefix("path="))?.replace(",,", ",");
+    for disk in disks {
+        if value_of(disk, "storage").is_some_and(|storage| storage != "file") {
+            return None;
+        }
+        let path = split_pairs(disk).into_iter().find_map(|pair| pair.strip_prefix("path="))?.replace(",,", ",");
         let file = File::open(path).ok()?;
         let len = file.metadata().ok().filter(std::fs::Metadata::is_file)?.len();
         // With an increment the jobs' parts go up to the end.
@@ -45,15 +47,12 @@ pub(crate) fn share(plan: &Plan, target: &Target, combination: &Combination) -> 
     (all.bytes > 0).then(|| all.holes as f64 / all.bytes as f64)
 }
 
-/// Tells of each target whose reads find holes.
-pub(crate) fn warn(plan: &Plan) {
-    for target in &plan.targets {
-        let shares = plan.combinations.iter().map(|one| share(plan, target, &target.combination(one)));
-        let most = shares.flatten().fold(0.0, f64::max);
-        if most > TOLD_ABOVE {
-            // Standard error may be closed.
-            let _ = writeln!(io::stderr(), "mqblk: bench: {}: {}", target.label, warning(most, plan.size));
-        }
+/// Warns of a target whose reads find holes. `shares`: those of all combinations.
+pub(crate) fn warn(label: &str, shares: impl Iterator<Item = f64>, size: Option<ByteLen>) {
+    let most = shares.fold(0.0, f64::max);
+    if most > WARNED_ABOVE {
+        // Standard error may be closed.
+        let _ = writeln!(io::stderr(), "mqblk: bench: {label}: {}", warning(most, size));
     }
 }
 
@@ -93,7 +92,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
-    use crate::tests::args;
+    use crate::tests::benchmark;
 
     /// A file of 8 MiB with data in the second and the last.
     fn sparse(folder: &tempfile::TempDir, name: &str) -> String {
@@ -108,8 +107,9 @@ mod tests {
     }
 
     fn share_of(line: &str) -> Option<f64> {
-        let plan = Plan::new(&args(line).unwrap()).unwrap();
-        share(&plan, &plan.targets[0], &plan.combinations[0])
+        let benchmark = benchmark(line).unwrap();
+        let (target, combination) = (&benchmark.plan.targets[0], &benchmark.plan.combinations[0]);
+        share(&benchmark.plan, combination, &benchmark.served_disks(target, combination))
     }
 
     #[test]

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod benchmark;
 mod control;
 mod cpu;
 mod defaults;
@@ -82,9 +83,9 @@ impl BenchError {
 /// Runs the benchmark. Exit code 0; 1 when a run or a request failed, a verification found a difference, or the results could not be
 /// written; 2 for a usage error; 128 and the signal's number when SIGINT, SIGTERM or SIGHUP ended it.
 pub fn run(args: &BenchArgs) -> ExitCode {
-    let outcome = plan::Plan::new(args).and_then(|plan| {
-        plan.interrupt.on_signals()?;
-        sweep::run(&plan)
+    let outcome = benchmark::Benchmark::new(args).and_then(|benchmark| {
+        benchmark.plan.interrupt.on_signals()?;
+        sweep::run(&benchmark)
     });
     match outcome {
         Ok(0) => ExitCode::SUCCESS,

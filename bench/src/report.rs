@@ -144,9 +144,44 @@ pub(crate) struct ResultRow {
     pub verified: u64,
 }
 
+/// The keys of the results that only some interfaces have; `None` is null.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InterfaceResults {
+    /// Targets.
+    pub targets: Option<u16>,
+    /// Logical units of each target. With them the results have the bandwidth of each.
+    pub luns: Option<u16>,
+    /// The queue that a command is put on.
+    pub steer: Option<&'static str>,
+    /// The pool of granted pages that the server caches.
+    pub grants_pool: Option<&'static str>,
+    /// Pages of a ring, as a power of two's exponent.
+    pub ring_order: Option<u8>,
+    /// Layout of the requests.
+    pub abi: Option<&'static str>,
+}
+
+/// What a row is about: a target under a combination of a plan.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowSubject<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// The target.
+    pub target: &'a Target,
+    /// The combination, with the target's own queues.
+    pub combination: &'a Combination,
+    /// Name of the guest interface.
+    pub interface: &'static str,
+    /// The keys that only some interfaces have.
+    pub own: InterfaceResults,
+    /// The experiment, by its name in rows.
+    pub experiment: Option<&'static str>,
+}
+
 impl ResultRow {
     /// Creates the row of the runs of a target, at least one.
-    pub(crate) fn new(plan: &Plan, target: &Target, combination: &Combination, results: &[RunResult]) -> ResultRow {
+    pub(crate) fn new(subject: &RowSubject<'_>, results: &[RunResult]) -> ResultRow {
+        let RowSubject { plan, target, combination, interface, own, experiment } = *subject;
         let iops: Vec<f64> = results.iter().map(RunResult::iops).collect();
         let (iops_mean, iops_stderr) = mean_and_stderr(&iops);
         let requests = results.iter().map(|result| result.ios).sum::<u64>().max(1) as f64;
@@ -169,14 +204,13 @@ impl ResultRow {
         };
         let bandwidths: Vec<f64> = results.iter().map(RunResult::bandwidth).collect();
         let (bandwidth, bandwidth_error) = mean_and_stderr(&bandwidths);
-        let own = plan.interface.results(&target.source, combination);
         let luns = |pick: fn(f64, f64) -> f64| -> Option<f64> {
             let picked: Option<Vec<f64>> = results.iter().map(|result| result.disk_bandwidths().reduce(pick)).collect();
             picked.filter(|_| own.luns.is_some()).map(|picked| mean_and_stderr(&picked).0)
         };
         let server_cpu: Option<f64> = results.iter().map(|result| result.server_cpu.map(micros)).sum();
         ResultRow {
-            interface: plan.interface.definition().name,
+            interface,
             storage: target.storage.clone(),
             target: target.label.clone(),
             rw: combination.rw.name(),
@@ -217,7 +251,7 @@ impl ResultRow {
             kicks_per_io: per_request(results.iter().map(|result| result.kicks).sum::<u64>() as f64),
             calls_per_io: per_request(results.iter().map(|result| result.calls).sum::<u64>() as f64),
             errors: results.iter().map(|result| result.errors).sum(),
-            experiment: plan.experiment.map(|experiment| experiment.option),
+            experiment,
             column: target.column.clone(),
             rate_iops: combination.rate_iops,
             rate: combination.rate_iops.map(|rate| RateSummary::new(results, rate, combination.jobs)),

@@ -113,6 +113,8 @@ pub struct RunInput<'a> {
     pub combination: &'a Combination,
     /// The target.
     pub target: &'a Target,
+    /// Settings of each disk that is served; none of a running server.
+    pub disks: &'a [String],
     /// Seed of random blocks.
     pub seed: u64,
     /// Display of the progress.
@@ -159,7 +161,7 @@ pub(crate) fn check(plan: &Plan, combination: &Combination, disks: &[DeviceDisk]
 fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<RunResult, BenchError> {
     let RunInput { plan, combination, progress, .. } = *input;
     let started = SystemTime::now();
-    let holes = holes::share(plan, input.target, combination);
+    let holes = holes::share(plan, combination, input.disks);
     let Session { mut device, server } = session;
     let disks = device.disks(combination)?;
     let streams = check_disks(plan, combination, &disks)?;

@@ -163,13 +163,12 @@ fn spaced_ranges(
 mod tests {
     use super::*;
     use crate::pattern::AccessPattern;
-    use crate::tests::args;
+    use crate::tests::plan;
 
     /// Returns the ranges of the first combination on a disk of 1 MiB, as (first, count).
     fn parts(line: &str) -> Result<Vec<(u64, u64)>, String> {
         let line = format!("--socket s {line}");
-        let args = args(&line).unwrap();
-        let plan = Plan::new(&args).map_err(|error| error.to_string())?;
+        let plan = plan(&line).map_err(|error| error.to_string())?;
         let streams = Streams::new(&plan, &plan.combinations[0], &[disk()]).map_err(|error| error.to_string())?;
         assert_eq!(streams.base.to_offset(), Some(ByteOffset(plan.offset.0)));
         assert_eq!(streams.total_blocks(), streams.ranges.iter().map(|part| part.blocks.count).sum::<u64>());
@@ -194,8 +193,7 @@ mod tests {
     fn jobs_are_dealt_to_disks_and_disks_to_jobs() {
         let dealt = |line: &str, disks: usize| -> Vec<(u16, u16, u64)> {
             let line = format!("--interface virtio-scsi --socket s --rw read --bs 64k {line}");
-            let args = args(&line).unwrap();
-            let plan = Plan::new(&args).unwrap();
+            let plan = plan(&line).unwrap();
             let streams = Streams::new(&plan, &plan.combinations[0], &vec![disk(); disks]).unwrap();
             streams.ranges.iter().map(|part| (part.job, part.disk, part.blocks.count)).collect()
         };

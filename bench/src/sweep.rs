@@ -5,6 +5,7 @@ use std::io::Write;
 use rand::Rng;
 
 use crate::BenchError;
+use crate::benchmark::Benchmark;
 use crate::output::{JsonOutput, write_text};
 use crate::plan::{Combination, Plan, Target};
 use crate::preflight;
@@ -18,14 +19,15 @@ use crate::table::table;
 ///
 /// # Errors
 /// The first [`BenchError`], after the results so far were printed and written.
-pub(crate) fn run(plan: &Plan) -> Result<u64, BenchError> {
+pub(crate) fn run(benchmark: &Benchmark) -> Result<u64, BenchError> {
+    let plan = &benchmark.plan;
     let json = JsonOutput::open(plan.json.as_deref())?;
-    preflight::check(plan)?;
+    preflight::check(benchmark)?;
     let mut sweep = SweepObserver { progress: ProgressDisplay::new(plan.run_count()), json, rows: vec![] };
     let mut outcome = Ok(());
     let mut partial = vec![];
     for combination in &plan.combinations {
-        let group = measure_group(plan, combination, &mut sweep);
+        let group = measure_group(benchmark, combination, &mut sweep);
         match group.failure {
             None => sweep.rows.push(group.rows),
             Some(error) => {
@@ -37,7 +39,7 @@ pub(crate) fn run(plan: &Plan) -> Result<u64, BenchError> {
     }
     sweep.progress.finish();
     let SweepObserver { mut json, mut rows, .. } = sweep;
-    let printed = write_text(&json, &tables(plan, &rows, &partial));
+    let printed = write_text(&json, &tables(benchmark, &rows, &partial));
     rows.push(partial);
     let written = json.finish(&rows);
     if let (Err(error), true) = (&written, outcome.is_err() || printed.is_err()) {
@@ -49,8 +51,9 @@ pub(crate) fn run(plan: &Plan) -> Result<u64, BenchError> {
 }
 
 /// Returns the tables of the rows of all combinations that were measured, and of one that was not finished.
-fn tables(plan: &Plan, rows: &[Vec<ResultRow>], partial: &[ResultRow]) -> String {
-    let mut text = match (plan.experiment, rows) {
+fn tables(benchmark: &Benchmark, rows: &[Vec<ResultRow>], partial: &[ResultRow]) -> String {
+    let plan = &benchmark.plan;
+    let mut text = match (benchmark.experiment, rows) {
         (_, []) => String::new(),
         (Some(experiment), rows) => experiment.text(plan, &rows.concat()),
         (None, rows) => table(plan, rows),
@@ -63,7 +66,7 @@ fn tables(plan: &Plan, rows: &[Vec<ResultRow>], partial: &[ResultRow]) -> String
     text
 }
 
-/// What was measured of one combination.
+/// The rows of one combination.
 #[derive(Debug)]
 pub(crate) struct MeasuredGroup {
     /// The rows of all targets; after a failure, of those that have a run.
@@ -104,18 +107,23 @@ pub(crate) trait RunObserver {
 }
 
 /// Measures all targets and runs of one combination: A B A B.
-pub(crate) fn measure_group(plan: &Plan, combination: &Combination, observer: &mut dyn RunObserver) -> MeasuredGroup {
+pub(crate) fn measure_group(
+    benchmark: &Benchmark,
+    combination: &Combination,
+    observer: &mut dyn RunObserver,
+) -> MeasuredGroup {
+    let plan = &benchmark.plan;
     let columns: Vec<(&Target, Combination)> =
         plan.targets.iter().map(|target| (target, target.combination(combination))).collect();
     let mut results: Vec<Vec<RunResult>> = columns.iter().map(|_| vec![]).collect();
     let rows = |results: &[Vec<RunResult>]| -> Vec<ResultRow> {
         let measured = columns.iter().zip(results).filter(|(_, results)| !results.is_empty());
-        measured.map(|((target, combination), results)| ResultRow::new(plan, target, combination, results)).collect()
+        measured.map(|((target, combination), results)| benchmark.row(target, combination, results)).collect()
     };
     for number in 1..=plan.runs {
         for (index, (target, combination)) in columns.iter().enumerate() {
             let run = RunOfGroup { plan, target, combination, number };
-            let failure = match measure_run(&run, observer) {
+            let failure = match measure_run(benchmark, &run, observer) {
                 Ok(result) => {
                     let cut_short = result.cut_short;
                     if !cut_short || observer.counts_cut_short(&result) {
@@ -135,7 +143,11 @@ pub(crate) fn measure_group(plan: &Plan, combination: &Combination, observer: &m
 }
 
 /// Measures once, and shows the result.
-fn measure_run(run: &RunOfGroup<'_>, observer: &mut dyn RunObserver) -> Result<RunResult, BenchError> {
+fn measure_run(
+    benchmark: &Benchmark,
+    run: &RunOfGroup<'_>,
+    observer: &mut dyn RunObserver,
+) -> Result<RunResult, BenchError> {
     let RunOfGroup { plan, target, combination, number } = *run;
     plan.interrupt.check()?;
     observer.starts(run);
@@ -147,8 +159,9 @@ fn measure_run(run: &RunOfGroup<'_>, observer: &mut dyn RunObserver) -> Result<R
         }
         other => other,
     };
-    let input = RunInput { plan, combination, target, seed, progress: observer.progress() };
-    let result = plan.interface.measure(&input).map_err(named)?;
+    let disks = benchmark.served_disks(target, combination);
+    let input = RunInput { plan, combination, target, disks: &disks, seed, progress: observer.progress() };
+    let result = benchmark.interface.measure(&input).map_err(named)?;
     observer.ended(run, &result);
     Ok(result)
 }

@@ -76,26 +76,6 @@ pub(crate) struct ServedDisk<'a> {
     pub combination: &'a Combination,
 }
 
-/// Returns the pairs of `KEY=VALUE,...`, in which a comma of a value is written twice.
-pub(crate) fn split_pairs(spec: &str) -> Vec<&str> {
-    let mut pairs = vec![];
-    let (mut start, mut at) = (0, 0);
-    let bytes = spec.as_bytes();
-    while at < bytes.len() {
-        match (bytes[at], bytes.get(at + 1)) {
-            (b',', Some(b',')) => at += 1,
-            (b',', _) => {
-                pairs.push(&spec[start..at]);
-                start = at + 1;
-            }
-            _ => {}
-        }
-        at += 1;
-    }
-    pairs.push(&spec[start..]);
-    pairs
-}
-
 impl ServedDisk<'_> {
     /// Returns the pair that lets the server take virtqueues as large as those of the client; `None` where the disk's settings say
     /// it, or nothing does.
@@ -289,15 +269,5 @@ fn connect_error(error: DriverError) -> BenchError {
             BenchError::option(&field.replace(' ', "-"), found, expected)
         }
         other => BenchError::Failed(other.to_string()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn doubled_commas_belong_to_values() {
-        assert_eq!(split_pairs("a=1,,2,b=,,,c"), ["a=1,,2", "b=,,", "c"]);
     }
 }

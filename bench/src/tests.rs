@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Parser;
 use mqblk_driver::virtio_blk::model::{BlkBehaviour, BlkFault, BlkModel};
 
+use crate::benchmark::Benchmark;
 use crate::plan::Plan;
 use crate::{BenchArgs, BenchError, sweep};
 
@@ -23,12 +24,17 @@ struct Cli {
 }
 
 /// Parses the options of a command line.
-pub(crate) fn args(line: &str) -> Result<BenchArgs, clap::Error> {
+fn args(line: &str) -> Result<BenchArgs, clap::Error> {
     Cli::try_parse_from(std::iter::once("bench").chain(line.split_whitespace())).map(|cli| cli.args)
 }
 
-fn plan(line: &str) -> Result<Plan, BenchError> {
-    Plan::new(&args(line).map_err(|error| BenchError::Usage(error.to_string()))?)
+/// Checks a command line.
+pub(crate) fn benchmark(line: &str) -> Result<Benchmark, BenchError> {
+    Benchmark::new(&args(line).map_err(|error| BenchError::Usage(error.to_string()))?)
+}
+
+pub(crate) fn plan(line: &str) -> Result<Plan, BenchError> {
+    benchmark(line).map(|benchmark| benchmark.plan)
 }
 
 struct Rig {
@@ -50,11 +56,11 @@ impl Rig {
     }
 
     fn run(&self, line: &str) -> Result<u64, BenchError> {
-        let mut plan = plan(&format!("--socket {} {line}", self.path("s"))).unwrap();
+        let mut benchmark = benchmark(&format!("--socket {} {line}", self.path("s"))).unwrap();
         if self.stalls {
-            plan.stuck_timeout = Duration::from_millis(300);
+            benchmark.plan.stuck_timeout = Duration::from_millis(300);
         }
-        sweep::run(&plan)
+        sweep::run(&benchmark)
     }
 }
 
@@ -192,7 +198,7 @@ fn a_server_that_disconnects_or_is_stuck_ends_the_run() {
         assert!(text.contains("used element"), "{text}");
     }
     let folder = tempfile::tempdir().unwrap();
-    let text = failed(sweep::run(&plan(&format!("--socket {}/none", folder.path().display())).unwrap()));
+    let text = failed(sweep::run(&benchmark(&format!("--socket {}/none", folder.path().display())).unwrap()));
     assert!(text.contains("/none: cannot connect"), "{text}");
 }
 

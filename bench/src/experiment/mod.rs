@@ -28,7 +28,7 @@ use crate::report::ResultRow;
 use crate::table::{block_size, summary};
 
 pub(crate) use claim::{Claim, ClaimResult, Outcome, sentence};
-pub(crate) use command::{BenchCommand, parse_options, shell_word};
+pub(crate) use command::{BenchCommand, shell_word};
 pub(crate) use tables::ResultTable;
 
 use claim::needs_cores;

@@ -2,7 +2,8 @@
 
 use super::polling::{LATENCIES, POLICIES};
 use super::*;
-use crate::tests::args;
+use crate::benchmark::Benchmark;
+use crate::tests::{benchmark, plan};
 
 pub(crate) fn scale(quick: bool) -> ExperimentScale {
     ExperimentScale { quick, runs: None, runtime: None, image: "/srv/a,b.img".into() }
@@ -14,18 +15,18 @@ pub(crate) fn experiment(name: &str) -> &'static Experiment {
 
 /// Returns the rows that the commands of an experiment make, with invented values: `iops` of each row, which differ by 1 % between runs.
 pub(crate) fn rows(one: &Experiment, quick: bool, iops: &dyn Fn(&ResultRow) -> f64) -> Vec<ResultRow> {
-    let plans = (one.commands)(&scale(quick)).into_iter().map(|command| command.plan().unwrap());
-    plans.flat_map(|plan| rows_of(&plan, iops)).collect()
+    let all = (one.commands)(&scale(quick)).into_iter().map(|command| Benchmark::of_command(&command).unwrap());
+    all.flat_map(|benchmark| rows_of(&benchmark, iops)).collect()
 }
 
-fn rows_of(plan: &Plan, iops: &dyn Fn(&ResultRow) -> f64) -> Vec<ResultRow> {
-    let mut rows = vec![];
+fn rows_of(benchmark: &Benchmark, iops: &dyn Fn(&ResultRow) -> f64) -> Vec<ResultRow> {
+    let (mut rows, plan) = (vec![], &benchmark.plan);
     for combination in &plan.combinations {
         for target in &plan.targets {
             let combination = target.combination(combination);
-            let own = plan.interface.results(&target.source, &combination);
+            let own = benchmark.interface.results(&target.source, &combination);
             let mut row = ResultRow {
-                interface: plan.interface.definition().name,
+                interface: benchmark.interface.definition().name,
                 target: target.label.clone(),
                 rw: combination.rw.name(),
                 bs_max: combination.sizes.max.0,
@@ -58,10 +59,6 @@ fn rows_of(plan: &Plan, iops: &dyn Fn(&ResultRow) -> f64) -> Vec<ResultRow> {
         }
     }
     rows
-}
-
-fn plan(line: &str) -> Result<Plan, BenchError> {
-    Plan::new(&args(line).unwrap())
 }
 
 /// Returns name, queues and workers of the columns of a command line.
@@ -164,8 +161,8 @@ fn what_an_experiment_sets_itself_is_refused() {
 
 /// Returns the text of an experiment's tables about rows of its own plan, with these thousands of IOPS.
 fn text(line: &str, iops: &dyn Fn(&ResultRow) -> f64) -> String {
-    let plan = plan(line).unwrap();
-    plan.experiment.unwrap().text(&plan, &rows_of(&plan, &|row| iops(row) * 1e3))
+    let benchmark = benchmark(line).unwrap();
+    benchmark.experiment.unwrap().text(&benchmark.plan, &rows_of(&benchmark, &|row| iops(row) * 1e3))
 }
 
 fn assert_begins(text: &str, expected: &str) {

@@ -18,6 +18,7 @@ use crate::BenchError;
 use crate::args::BenchArgs;
 use crate::device::{Device, DeviceDisk};
 use crate::plan::{Combination, DeviceName, DiskKeys, Plan, Target, TargetSource};
+use crate::report::InterfaceResults;
 use crate::run::{RunInput, RunResult};
 use crate::target::{PreparedServer, ServedDisk};
 
@@ -194,21 +195,4 @@ pub struct TargetVariant {
     pub keys: DiskKeys,
     /// `grants` in the results.
     pub grants: Option<String>,
-}
-
-/// The keys of the results that only some interfaces have; `None` is null.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct InterfaceResults {
-    /// Targets.
-    pub targets: Option<u16>,
-    /// Logical units of each target. With them the results have the bandwidth of each.
-    pub luns: Option<u16>,
-    /// The queue that a command is put on.
-    pub steer: Option<&'static str>,
-    /// The pool of granted pages that the server caches.
-    pub grants_pool: Option<&'static str>,
-    /// Pages of a ring, as a power of two's exponent.
-    pub ring_order: Option<u8>,
-    /// Layout of the requests.
-    pub abi: Option<&'static str>,
 }

@@ -7,6 +7,7 @@ use mqblk_core::ByteLen;
 
 use super::result::ExperimentResult;
 use crate::BenchError;
+use crate::benchmark::Benchmark;
 use crate::experiment::{BenchCommand, Experiment, ExperimentScale};
 use crate::interrupt::Interrupt;
 use crate::plan::Plan;
@@ -15,19 +16,23 @@ use crate::report::ResultRow;
 use crate::run::RunResult;
 use crate::sweep::{RunObserver, RunOfGroup, measure_group};
 
-/// What a run takes besides its measurement, at first: a server is started and ended.
+/// Expected time of a run besides its measurement, at first: a server is started and ended.
 const OVERHEAD: Duration = Duration::from_millis(200);
 
-/// The plans of an experiment.
+/// The benchmarks of an experiment.
 #[derive(Debug)]
 struct PlannedExperiment {
     name: &'static str,
-    commands: Vec<(BenchCommand, Plan)>,
+    commands: Vec<(BenchCommand, Benchmark)>,
 }
 
 impl PlannedExperiment {
+    fn plans(&self) -> impl Iterator<Item = &Plan> {
+        self.commands.iter().map(|(_, benchmark)| &benchmark.plan)
+    }
+
     fn rows(&self) -> usize {
-        self.commands.iter().map(|(_, plan)| plan.combinations.len() * plan.targets.len()).sum()
+        self.plans().map(|plan| plan.combinations.len() * plan.targets.len()).sum()
     }
 }
 
@@ -44,8 +49,8 @@ pub(super) struct ReproductionSession {
 pub(super) type WriteResult<'a> = &'a mut dyn FnMut(&ExperimentResult) -> Result<(), BenchError>;
 
 impl ReproductionSession {
-    /// Plans all commands of the experiments, and catches SIGINT, SIGTERM and SIGHUP: they end the session and cut the current run short, a second
-    /// one does not wait for requests in flight.
+    /// Plans all commands of the experiments, and catches SIGINT, SIGTERM and SIGHUP: they end the session and cut the
+    /// current run short, a second one does not wait for requests in flight.
     ///
     /// # Errors
     /// [`BenchError`] when a command cannot be planned, or the system refuses to tell signals.
@@ -56,15 +61,16 @@ impl ReproductionSession {
         let interrupt = Interrupt::default();
         interrupt.on_signals()?;
         let plan = |command: BenchCommand| {
-            let plan = Plan { interrupt: interrupt.clone(), ..command.plan()? };
-            Ok((command, plan))
+            let mut benchmark = Benchmark::of_command(&command)?;
+            benchmark.plan.interrupt = interrupt.clone();
+            Ok((command, benchmark))
         };
         let planned = experiments.iter().map(|one| {
             let commands = (one.commands)(scale).into_iter().map(plan).collect::<Result<_, _>>()?;
             Ok(PlannedExperiment { name: one.name, commands })
         });
         let planned: Vec<PlannedExperiment> = planned.collect::<Result<_, BenchError>>()?;
-        let plans = || planned.iter().flat_map(|one| &one.commands).map(|(_, plan)| plan);
+        let plans = || planned.iter().flat_map(PlannedExperiment::plans);
         let runs: usize = plans().map(runs).sum();
         let total = plans().map(|plan| run_time(plan) * runs_u32(plan)).sum();
         Ok(ReproductionSession {
@@ -123,11 +129,11 @@ impl ReproductionSession {
             cores,
             failure: None,
         };
-        'commands: for (_, plan) in &planned.commands {
-            for combination in &plan.combinations {
+        'commands: for (_, benchmark) in &planned.commands {
+            for combination in &benchmark.plan.combinations {
                 let (progress, clock) = (&mut self.progress, &mut self.clock);
                 let mut observer = SessionObserver { name: planned.name, progress, clock };
-                let measured = measure_group(plan, combination, &mut observer);
+                let measured = measure_group(benchmark, combination, &mut observer);
                 result.rows.extend(measured.rows);
                 result.failure = match measured.failure {
                     _ if self.is_interrupted() => Some("interrupted".into()),

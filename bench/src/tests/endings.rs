@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mqblk_driver::virtio_blk::model::{BlkBehaviour, BlkFault};
 
-use super::{Rig, failed, json, plan};
+use super::{Rig, benchmark, failed, json, plan};
 use crate::interrupt::Interrupt;
 use crate::{BenchError, sweep};
 
@@ -12,8 +12,8 @@ const SIGINT: i32 = 2;
 
 /// Runs the benchmark; sends `signals` when the model has served `after` requests.
 pub(super) fn interrupted(rig: &Rig, line: &str, after: u64, signals: usize) -> Result<u64, BenchError> {
-    let plan = plan(&format!("--socket {} {line}", rig.path("s"))).unwrap();
-    let interrupt: Interrupt = plan.interrupt.clone();
+    let benchmark = benchmark(&format!("--socket {} {line}", rig.path("s"))).unwrap();
+    let interrupt: Interrupt = benchmark.plan.interrupt.clone();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while rig.model.requests(0) < after {
@@ -21,7 +21,7 @@ pub(super) fn interrupted(rig: &Rig, line: &str, after: u64, signals: usize) -> 
             }
             (0..signals).for_each(|_| interrupt.set(SIGINT));
         });
-        sweep::run(&plan)
+        sweep::run(&benchmark)
     })
 }
 
@@ -98,7 +98,7 @@ fn all_combinations_are_checked_before_the_first_run() {
     let text = failed(rig.run(&format!("--socket {other}")));
     assert!(text.contains("/none: cannot connect"), "{text}");
     assert_eq!(rig.model.requests(0), 0);
-    let cpus = plan("--disk storage=null,size=1G --server-cpus 1023").unwrap();
+    let cpus = benchmark("--disk storage=null,size=1G --server-cpus 1023").unwrap();
     let error = sweep::run(&cpus).unwrap_err().to_string();
     assert!(error.starts_with("--server-cpus: found 1023, expected a CPU"), "{error}");
 }

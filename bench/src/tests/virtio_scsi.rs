@@ -6,7 +6,7 @@ use std::time::Duration;
 use mqblk_driver::virtio_scsi::LunAddress;
 use mqblk_driver::virtio_scsi::model::{ModelDisk, ScsiBehaviour, ScsiFault, ScsiModel};
 
-use super::{failed, json, plan, refused};
+use super::{benchmark, failed, json, plan, refused};
 use crate::words::IoSizes;
 use crate::{BenchError, sweep};
 
@@ -36,11 +36,11 @@ impl Rig {
 
     pub(super) fn run(&self, line: &str) -> Result<u64, BenchError> {
         let line = format!("--interface virtio-scsi --socket {} {line}", self.path("s"));
-        let mut plan = plan(&line).unwrap();
+        let mut benchmark = benchmark(&line).unwrap();
         if self.stalls {
-            plan.stuck_timeout = Duration::from_millis(300);
+            benchmark.plan.stuck_timeout = Duration::from_millis(300);
         }
-        sweep::run(&plan)
+        sweep::run(&benchmark)
     }
 
     /// Returns true if every logical unit is full of verifiable blocks.

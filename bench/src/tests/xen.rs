@@ -10,7 +10,7 @@ use mqblk_xen::Xen;
 use mqblk_xen::vbd::XenbusState;
 use mqblk_xen_simulation::{Machine, connect};
 
-use super::{failed, json, plan, refused, written};
+use super::{benchmark, failed, json, plan, refused, written};
 use crate::{BenchError, sweep};
 
 /// The fields are dropped in this order.
@@ -37,11 +37,11 @@ impl Rig {
 
     pub(super) fn run(&self, line: &str) -> Result<u64, BenchError> {
         let line = format!("--interface xen --xen {} --vdev xvda {line}", self.folder.path().display());
-        let mut plan = plan(&line).unwrap();
+        let mut benchmark = benchmark(&line).unwrap();
         if self.stalls {
-            plan.stuck_timeout = Duration::from_millis(300);
+            benchmark.plan.stuck_timeout = Duration::from_millis(300);
         }
-        sweep::run(&plan)
+        sweep::run(&benchmark)
     }
 }
 

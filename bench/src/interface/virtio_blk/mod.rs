@@ -79,10 +79,10 @@ fn serve_arguments(disk: &ServedDisk<'_>, socket: &Path) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::plan::DiskKeys;
-    use crate::tests::args;
+    use crate::tests::plan;
 
     fn argument(line: &str) -> String {
-        let plan = Plan::new(&args(line).unwrap()).unwrap();
+        let plan = plan(line).unwrap();
         let TargetSource::Disk { spec, .. } = &plan.targets[0].source else { panic!("a disk") };
         let (merge, keys, combination) =
             (Some(crate::plan::MergeMode::Off), DiskKeys::default(), &plan.combinations[0]);

@@ -11,10 +11,11 @@ use clap::ValueEnum;
 use mqblk_driver::DriverError;
 use mqblk_driver::virtio_scsi::SteeringPolicy;
 
-use super::{Connector, Interface, InterfaceDefinition, InterfaceResults, vhost_user};
+use super::{Connector, Interface, InterfaceDefinition, vhost_user};
 use crate::BenchError;
 use crate::device::DeviceDisk;
 use crate::plan::{Combination, Plan, Target, TargetSource};
+use crate::report::InterfaceResults;
 use crate::run::{RunInput, RunResult, measure_on, probe_on};
 use crate::target::{PreparedServer, ServedDisk};
 use device::ScsiDevice;

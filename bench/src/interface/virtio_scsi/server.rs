@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::interface::vhost_user;
-use crate::plan::Combination;
-use crate::target::{ServedDisk, split_pairs};
+use crate::plan::{Combination, split_pairs};
+use crate::target::ServedDisk;
 
 /// The id of the controller.
 const CONTROLLER: &str = "bench";
@@ -72,13 +72,13 @@ pub(super) fn arguments(disk: &ServedDisk<'_>, socket: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{DiskKeys, MergeMode, Plan, TargetSource};
-    use crate::tests::args;
+    use crate::plan::{DiskKeys, MergeMode, TargetSource};
+    use crate::tests::plan;
 
     #[test]
     fn a_disks_settings_are_dealt_to_controller_and_units() {
         let line = "--interface virtio-scsi --disk path=/d,,{t}/{l}.img,poll=off,direct=off --targets 2 --luns 2 --queues 3 --queue-size 2048";
-        let plan = Plan::new(&args(line).unwrap()).unwrap();
+        let plan = plan(line).unwrap();
         let TargetSource::Disk { spec, .. } = &plan.targets[0].source else { panic!("a disk") };
         let (combination, keys) = (&plan.combinations[0], DiskKeys::default());
         let queue_size = plan.chosen_queue_size;

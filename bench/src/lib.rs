@@ -14,6 +14,7 @@
 
 mod args;
 mod benchmark;
+mod connector;
 mod control;
 mod cpu;
 mod defaults;
@@ -35,10 +36,10 @@ mod progress;
 mod report;
 pub mod reproduce;
 mod run;
+mod server;
 mod streams;
 mod sweep;
 mod table;
-mod target;
 #[cfg(test)]
 mod tests;
 mod verification;

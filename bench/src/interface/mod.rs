@@ -7,20 +7,16 @@ mod virtio_scsi;
 mod xen;
 
 use std::fmt::Debug;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::builder::PossibleValue;
-use mqblk_driver::DriverError;
 
 use crate::BenchError;
 use crate::args::BenchArgs;
-use crate::device::{Device, DeviceDisk};
+use crate::device::DeviceDisk;
 use crate::plan::{Combination, DeviceName, DiskKeys, Plan, Target, TargetSource};
 use crate::report::InterfaceResults;
 use crate::run::{RunInput, RunResult};
-use crate::target::{PreparedServer, ServedDisk};
 
 pub(crate) use virtio_scsi::VirtioScsi;
 pub(crate) use xen::XenOptions;
@@ -150,42 +146,6 @@ pub trait Interface: Debug + Send + Sync {
     /// # Errors
     /// [`BenchError`].
     fn measure(&self, input: &RunInput<'_>) -> Result<RunResult, BenchError>;
-}
-
-/// How the devices of an interface are reached.
-pub(crate) trait Connector: Interface {
-    /// Where a device is.
-    type Endpoint: Debug;
-    /// A connected device.
-    type Device: Device;
-
-    /// Returns where a running target of this interface is.
-    ///
-    /// # Errors
-    /// When it cannot be reached.
-    fn endpoint(&self, source: &TargetSource) -> Result<Self::Endpoint, BenchError>;
-
-    /// Prepares a server for `disk`, with its files in `folder`.
-    ///
-    /// # Errors
-    /// When the system refuses.
-    fn prepare_server(
-        &self,
-        disk: &ServedDisk<'_>,
-        folder: &Path,
-    ) -> Result<PreparedServer<Self::Endpoint>, BenchError>;
-
-    /// Connects to the device at `endpoint`, trying for `timeout`.
-    ///
-    /// # Errors
-    /// When the server is not there, or cannot do what is requested.
-    fn connect(
-        &self,
-        plan: &Plan,
-        combination: &Combination,
-        endpoint: &Self::Endpoint,
-        timeout: Duration,
-    ) -> Result<Self::Device, DriverError>;
 }
 
 /// One of the variants in which a target is measured.

@@ -6,9 +6,9 @@ use std::time::Duration;
 use mqblk_driver::DriverError;
 use mqblk_vhost_user_client::HangupMonitor;
 
+use crate::connector::PreparedServer;
 use crate::device::ServerMonitor;
 use crate::plan::TargetSource;
-use crate::target::PreparedServer;
 
 /// The option that names a running server.
 pub(super) const RUNNING: &str = "--socket PATH";

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use mqblk_driver::DriverError;
 
-use super::{Connector, Interface, InterfaceDefinition, vhost_user};
+use super::{Interface, InterfaceDefinition, vhost_user};
 use crate::BenchError;
+use crate::connector::Connector;
+use crate::connector::{PreparedServer, ServedDisk};
 use crate::device::DeviceDisk;
 use crate::plan::{Combination, Plan, Target, TargetSource};
 use crate::run::{RunInput, RunResult, measure_on, probe_on};
-use crate::target::{PreparedServer, ServedDisk};
 use device::BlkDevice;
 
 /// The interface's line of the table.

@@ -11,13 +11,14 @@ use clap::ValueEnum;
 use mqblk_driver::DriverError;
 use mqblk_driver::virtio_scsi::SteeringPolicy;
 
-use super::{Connector, Interface, InterfaceDefinition, vhost_user};
+use super::{Interface, InterfaceDefinition, vhost_user};
 use crate::BenchError;
+use crate::connector::Connector;
+use crate::connector::{PreparedServer, ServedDisk};
 use crate::device::DeviceDisk;
 use crate::plan::{Combination, Plan, Target, TargetSource};
 use crate::report::InterfaceResults;
 use crate::run::{RunInput, RunResult, measure_on, probe_on};
-use crate::target::{PreparedServer, ServedDisk};
 use device::ScsiDevice;
 
 /// The interface's line of the table.

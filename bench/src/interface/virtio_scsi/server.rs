@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use crate::connector::ServedDisk;
 use crate::interface::vhost_user;
 use crate::plan::{Combination, split_pairs};
-use crate::target::ServedDisk;
 
 /// The id of the controller.
 const CONTROLLER: &str = "bench";

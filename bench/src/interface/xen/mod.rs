@@ -10,14 +10,15 @@ use std::time::Duration;
 
 use mqblk_driver::DriverError;
 
-use super::{Connector, Interface, InterfaceDefinition, TargetVariant};
+use super::{Interface, InterfaceDefinition, TargetVariant};
 use crate::BenchError;
 use crate::args::BenchArgs;
+use crate::connector::Connector;
+use crate::connector::{PreparedServer, ServedDisk};
 use crate::device::DeviceDisk;
 use crate::plan::{Combination, DeviceName, DiskKeys, MAX_DEPTH, Plan, Target, TargetSource, value_of};
 use crate::report::InterfaceResults;
 use crate::run::{RunInput, RunResult, measure_on, probe_on};
-use crate::target::{PreparedServer, ServedDisk};
 use crate::words::Descriptors;
 use device::XenDevice;
 use options::{GRANTS, GRANTS_POOL, GrantMode, GrantPool};

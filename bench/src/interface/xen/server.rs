@@ -12,7 +12,7 @@ use mqblk_xen_simulation::{self as simulation, Machine};
 
 use super::options::{GRANTS_POOL, XenLocation, own_device};
 use crate::BenchError;
-use crate::target::{PreparedServer, ServedDisk};
+use crate::connector::{PreparedServer, ServedDisk};
 
 /// A file system in memory.
 const IN_MEMORY: &str = "/dev/shm";

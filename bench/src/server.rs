@@ -12,9 +12,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::BenchError;
+use crate::connector::{Connector, PreparedServer, ServedDisk};
 use crate::device::ServerMonitor;
-use crate::interface::Connector;
-use crate::plan::{Combination, DiskKeys, MergeMode, Plan, QUEUE_SIZE_KEYS, Target, TargetSource, value_of};
+use crate::plan::{Combination, Plan, Target, TargetSource};
 
 /// How long a server may take to start, and to end.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -26,7 +26,7 @@ const CONNECT_TRY: Duration = Duration::from_millis(200);
 pub(crate) struct ServerProcess {
     child: Child,
     admin: PathBuf,
-    /// What the interface keeps until the process has ended.
+    /// Kept for the interface until the process has ended.
     _resources: Box<dyn Debug>,
     /// Folder of its sockets; removed with it.
     _folder: tempfile::TempDir,
@@ -41,59 +41,6 @@ impl ServerMonitor for ProcessMonitor {
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
         poll(&mut polled, Some(&limit)).is_ok_and(|ready| ready > 0)
-    }
-}
-
-/// What a server needs before it is started.
-#[derive(Debug)]
-pub(crate) struct PreparedServer<E> {
-    /// Where its device will be.
-    pub endpoint: E,
-    /// Arguments of `mqblk serve`.
-    pub arguments: Vec<String>,
-    /// Variables of its environment.
-    pub environment: Vec<(&'static str, &'static str)>,
-    /// True if its Xen is a simulated machine, which this program has and `mqblk` has not.
-    pub is_simulated: bool,
-    /// Dropped after the process has ended.
-    pub resources: Box<dyn Debug>,
-}
-
-/// The disk that a server is started for.
-#[derive(Debug)]
-pub(crate) struct ServedDisk<'a> {
-    /// Its settings: the argument of `--disk`.
-    pub spec: &'a str,
-    /// Poll policy.
-    pub poll: Option<&'a str>,
-    /// Merging.
-    pub merge: Option<MergeMode>,
-    /// Keys of the interface.
-    pub keys: &'a DiskKeys,
-    /// Most entries of a virtqueue, if they were chosen.
-    pub queue_size: Option<u16>,
-    /// What is measured on it.
-    pub combination: &'a Combination,
-}
-
-impl ServedDisk<'_> {
-    /// Returns the pair that lets the server take virtqueues as large as those of the client; `None` where the disk's settings say
-    /// it, or nothing does.
-    pub(crate) fn queue_size_pair(&self) -> Option<String> {
-        let own = QUEUE_SIZE_KEYS.iter().any(|key| value_of(self.spec, key).is_some());
-        self.queue_size.filter(|_| !own).map(|size| format!("{}={size}", QUEUE_SIZE_KEYS[0]))
-    }
-
-    /// Returns the argument of `mqblk serve --disk`. `address`: the keys that say where the disk is served.
-    pub(crate) fn argument(&self, address: &str) -> String {
-        let mut disk = format!("{},{address},queues={}", self.spec, self.combination.queues);
-        let own = [("poll", self.poll), ("merge", self.merge.map(MergeMode::name))];
-        let keys = self.keys.iter().map(|(key, value)| (key, Some(value)));
-        for (key, value) in own.into_iter().chain(keys) {
-            disk.extend(value.map(|value| format!(",{key}={value}")));
-        }
-        disk.extend(self.queue_size_pair().map(|pair| format!(",{pair}")));
-        disk
     }
 }
 

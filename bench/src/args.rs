@@ -8,7 +8,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use mqblk_core::ByteLen;
 
 use crate::experiment::{self, Experiment};
-use crate::interface::{self, Interface, InterfaceDefinition, VirtioScsi, XenOptions};
+use crate::interface::{self, Interface, InterfaceDefinition, InterfaceOptions, VirtioScsi, XenOptions};
 use crate::words::{
     BlockSizes, ClientMode, CpuList, Descriptors, Distribution, IoSizes, Rw, Verify, parse_block_sizes, parse_cpus,
     parse_distribution, parse_mixed_sizes, parse_seconds, parse_size,
@@ -240,9 +240,22 @@ pub struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// Returns the options of the chosen interface.
-    pub fn chosen(&self) -> Arc<dyn Interface> {
-        (self.interface.unwrap_or(&interface::TABLE[0]).of)(self)
+    /// Returns the options that concern interfaces.
+    pub(crate) fn interface_options(&self) -> InterfaceOptions<'_> {
+        InterfaceOptions {
+            xen: &self.xen,
+            scsi: &self.scsi,
+            socket: &self.socket,
+            disk: &self.disk,
+            queue_size: self.queue_size,
+            descriptors: self.descriptors,
+            packed: self.packed,
+        }
+    }
+
+    /// Returns the chosen interface with its options.
+    pub(crate) fn chosen(&self) -> Arc<dyn Interface> {
+        (self.interface.unwrap_or(&interface::TABLE[0]).of)(&self.interface_options())
     }
 }
 

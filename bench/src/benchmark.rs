@@ -67,9 +67,9 @@ impl Benchmark {
             return Err(BenchError::option("warmup", "a time", expected));
         }
         let interval = series_interval(args, runtime)?;
-        let interface = args.chosen();
-        interface::check_others(interface.definition(), args)?;
-        interface.check(args)?;
+        let (interface, options) = (args.chosen(), args.interface_options());
+        interface::check_others(interface.definition(), &options)?;
+        interface.check(&options)?;
         let (targets, queues) = plan_columns(args, &*interface)?;
         let combinations = plan_combinations(args, &*interface, &queues)?;
         let max_depth = interface.max_depth(queue_size).min(MAX_DEPTH);

@@ -7,16 +7,17 @@ mod virtio_scsi;
 mod xen;
 
 use std::fmt::Debug;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::builder::PossibleValue;
 
 use crate::BenchError;
-use crate::args::BenchArgs;
 use crate::device::DeviceDisk;
 use crate::plan::{Combination, DeviceName, DiskKeys, Plan, Target, TargetSource};
 use crate::report::InterfaceResults;
 use crate::run::{RunInput, RunResult};
+use crate::words::Descriptors;
 
 pub(crate) use virtio_scsi::VirtioScsi;
 pub(crate) use xen::XenOptions;
@@ -32,7 +33,7 @@ pub struct InterfaceDefinition {
     /// Its line in the help.
     about: &'static str,
     /// Returns its options.
-    pub of: fn(&BenchArgs) -> Arc<dyn Interface>,
+    pub of: fn(&InterfaceOptions<'_>) -> Arc<dyn Interface>,
     /// Its options that name a running target, as an error lists them.
     pub running: &'static str,
     /// Keys of a disk that say where it is served. The benchmark sets them.
@@ -67,9 +68,9 @@ pub(crate) fn running_options() -> String {
 ///
 /// # Errors
 /// [`BenchError::Usage`].
-pub(crate) fn check_others(definition: &InterfaceDefinition, args: &BenchArgs) -> Result<(), BenchError> {
+pub(crate) fn check_others(definition: &InterfaceDefinition, options: &InterfaceOptions<'_>) -> Result<(), BenchError> {
     for other in TABLE.iter().filter(|one| one.name != definition.name) {
-        if let Some(option) = (other.of)(args).given().first() {
+        if let Some(option) = (other.of)(options).given().first() {
             let expected = format!("--interface {} with it", other.name);
             return Err(BenchError::option(option, definition.name, expected));
         }
@@ -77,7 +78,26 @@ pub(crate) fn check_others(definition: &InterfaceDefinition, args: &BenchArgs) -
     Ok(())
 }
 
-/// The options of one interface, and what the plan asks of it.
+/// The options of a command line that some interfaces have, and others refuse.
+#[derive(Clone, Copy, Debug)]
+pub struct InterfaceOptions<'a> {
+    /// Those of xen.
+    pub(crate) xen: &'a XenOptions,
+    /// Those of virtio-scsi.
+    pub(crate) scsi: &'a VirtioScsi,
+    /// `--socket`.
+    pub socket: &'a [PathBuf],
+    /// `--disk`.
+    pub disk: &'a [String],
+    /// `--queue-size`.
+    pub queue_size: Option<u16>,
+    /// `--descriptors`.
+    pub descriptors: Descriptors,
+    /// `--packed`.
+    pub packed: bool,
+}
+
+/// The options of one interface, and its part of planning, connecting and measuring.
 pub trait Interface: Debug + Send + Sync {
     /// Returns its line of [`TABLE`].
     fn definition(&self) -> &'static InterfaceDefinition;
@@ -89,7 +109,7 @@ pub trait Interface: Debug + Send + Sync {
     ///
     /// # Errors
     /// [`BenchError::Usage`].
-    fn check(&self, _args: &BenchArgs) -> Result<(), BenchError> {
+    fn check(&self, _options: &InterfaceOptions<'_>) -> Result<(), BenchError> {
         Ok(())
     }
 

@@ -25,7 +25,7 @@ use device::ScsiDevice;
 pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
     name: "virtio-scsi",
     about: "A controller at a socket, with targets and logical units",
-    of: |args| Arc::new(args.scsi.clone()),
+    of: |options| Arc::new(options.scsi.clone()),
     running: vhost_user::RUNNING,
     address_keys: vhost_user::ADDRESS_KEYS,
 };

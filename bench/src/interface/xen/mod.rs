@@ -10,9 +10,8 @@ use std::time::Duration;
 
 use mqblk_driver::DriverError;
 
-use super::{Interface, InterfaceDefinition, TargetVariant};
+use super::{Interface, InterfaceDefinition, InterfaceOptions, TargetVariant};
 use crate::BenchError;
-use crate::args::BenchArgs;
 use crate::connector::Connector;
 use crate::connector::{PreparedServer, ServedDisk};
 use crate::device::DeviceDisk;
@@ -30,7 +29,7 @@ use server::Vbd;
 pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
     name: "xen",
     about: "A disk of Xen's block interface",
-    of: |args| Arc::new(args.xen.clone()),
+    of: |options| Arc::new(options.xen.clone()),
     running: "--vdev NAME",
     address_keys: &["domid", "vdev"],
 };
@@ -53,28 +52,28 @@ impl Interface for XenOptions {
         all.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
     }
 
-    fn check(&self, args: &BenchArgs) -> Result<(), BenchError> {
-        if let Some(size) = args.queue_size {
+    fn check(&self, options: &InterfaceOptions<'_>) -> Result<(), BenchError> {
+        if let Some(size) = options.queue_size {
             let expected = "--ring-order with xen: a ring has 32 entries a page";
             return Err(BenchError::option("queue-size", size, expected));
         }
-        if args.descriptors != Descriptors::Auto {
+        if options.descriptors != Descriptors::Auto {
             let expected = "--indirect-segments with xen: its rings have no descriptors";
-            return Err(BenchError::option("descriptors", args.descriptors.name(), expected));
+            return Err(BenchError::option("descriptors", options.descriptors.name(), expected));
         }
-        if args.packed {
+        if options.packed {
             return Err(BenchError::option("packed", "it", "none with xen: its rings are no virtqueues"));
         }
-        if let Some(socket) = args.socket.first() {
+        if let Some(socket) = options.socket.first() {
             let expected = "--vdev with xen: its backends have no sockets";
             return Err(BenchError::option("socket", socket.display(), expected));
         }
-        if args.disk.is_empty() && (!self.grants.is_empty() || self.grants_pool.is_some()) {
+        if options.disk.is_empty() && (!self.grants.is_empty() || self.grants_pool.is_some()) {
             let text =
                 "--grants, --grants-pool: found without --disk, expected with it: a server that runs is not changed";
             return Err(BenchError::Usage(text.into()));
         }
-        if self.xen.is_none() && !self.vdev.is_empty() && !args.disk.is_empty() {
+        if self.xen.is_none() && !self.vdev.is_empty() && !options.disk.is_empty() {
             let text = "--vdev: found with --disk and without --xen, expected --xen: which machine both are on";
             return Err(BenchError::Usage(text.into()));
         }

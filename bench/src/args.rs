@@ -78,8 +78,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "PATH")]
     pub socket: Vec<PathBuf>,
 
-    /// Disk to serve for each run: the argument of `mqblk serve --disk` without a socket; may be repeated. With virtio-scsi each
-    /// logical unit is one; {t} and {l} stand for its target and number
+    /// Disk to serve for each run: the argument of `mqblk serve --disk` without a socket; may be repeated. With
+    /// virtio-scsi each logical unit is one; {t} and {l} stand for its target and number
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub disk: Vec<String>,
 
@@ -119,7 +119,8 @@ pub struct BenchArgs {
     #[arg(long, alias = "blocksize", value_delimiter = ',', value_name = "SIZE,...", value_parser = parse_block_sizes)]
     pub bs: Vec<BlockSizes>,
 
-    /// Bytes of an I/O, of mixed sizes: each a multiple of the smaller one up to the larger, all as likely (fio's bsrange)
+    /// Bytes of an I/O, of mixed sizes: each a multiple of the smaller one up to the larger, all as likely (fio's
+    /// bsrange)
     #[arg(long, value_delimiter = ',', value_name = "SIZE-SIZE,...", value_parser = parse_mixed_sizes, conflicts_with = "bs")]
     pub bsrange: Vec<IoSizes>,
 
@@ -148,8 +149,8 @@ pub struct BenchArgs {
     #[arg(long, aliases = ["iodepth_batch", "iodepth-batch"], value_delimiter = ',', value_name = "N,...")]
     pub batch: Vec<u16>,
 
-    /// I/Os per second that each job starts, whether or not those before have completed; latencies are counted from when an I/O
-    /// was to start (fio's rate_iops) [default: an I/O starts when another one has completed]
+    /// I/Os per second that each job starts, whether or not those before have completed; latencies are counted from
+    /// when an I/O was to start (fio's rate_iops) [default: an I/O starts when another one has completed]
     #[arg(long, alias = "rate_iops", value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     pub rate_iops: Vec<u32>,
 
@@ -161,12 +162,13 @@ pub struct BenchArgs {
     #[arg(long, alias = "random_distribution", value_name = "random|zipf:THETA", default_value = "random", value_parser = parse_distribution)]
     pub random_distribution: Distribution,
 
-    /// Seed of all that is random: a benchmark with the same seed does the same blocks in the same order [default: another one each
-    /// time]
+    /// Seed of all that is random: a benchmark with the same seed does the same blocks in the same order [default:
+    /// another one each time]
     #[arg(long, alias = "randseed", value_name = "N")]
     pub seed: Option<u64>,
 
-    /// Time to measure, in seconds, or with a unit: 500ms, 2m; longer if no I/O completes in it; 0: until each block was done once [default: 5, with --verify 0]
+    /// Time to measure, in seconds, or with a unit: 500ms, 2m; longer if no I/O completes in it; 0: until each block
+    /// was done once [default: 5, with --verify 0]
     #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     pub runtime: Option<f64>,
 
@@ -182,8 +184,8 @@ pub struct BenchArgs {
     #[arg(long, aliases = ["ramp_time", "ramp-time"], value_name = "TIME", value_parser = parse_seconds)]
     pub warmup: Option<f64>,
 
-    /// Record a time series, too: I/Os per second and latency in each interval of this length, at least 1ms (fio's log_avg_msec); goes to
-    /// --json, and `mqblk plot --x time` draws it [default: none]
+    /// Record a time series, too: I/Os per second and latency in each interval of this length, at least 1ms (fio's
+    /// log_avg_msec); goes to --json, and `mqblk plot --x time` draws it [default: none]
     #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     pub interval: Option<f64>,
 
@@ -195,12 +197,13 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size)]
     pub offset: ByteLen,
 
-    /// Length of the range to work on, with --offset-increment of each job's part [default: to the end of the disk, or to where
-    /// the next job starts]
+    /// Length of the range to work on, with --offset-increment of each job's part [default: to the end of the disk, or
+    /// to where the next job starts]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub size: Option<ByteLen>,
 
-    /// Job J starts at --offset plus J times this, and has a part of its own (fio's offset_increment); 0: all on the same part
+    /// Job J starts at --offset plus J times this, and has a part of its own (fio's offset_increment); 0: all on the
+    /// same part
     #[arg(long, alias = "offset_increment", value_name = "SIZE", value_parser = parse_size)]
     pub offset_increment: Option<ByteLen>,
 
@@ -208,8 +211,8 @@ pub struct BenchArgs {
     #[arg(long, value_enum, value_name = "METHOD")]
     pub verify: Option<Verify>,
 
-    /// Write the range once before each run, unmeasured: what was never written may cost nothing to read. Of itself with
-    /// --experiment targets, where all targets are disks in memory
+    /// Write the range once before each run, unmeasured: what was never written may cost nothing to read. Of itself
+    /// with --experiment targets, where all targets are disks in memory
     #[arg(long)]
     pub fill: bool,
 
@@ -233,8 +236,8 @@ pub struct BenchArgs {
     #[arg(long)]
     pub packed: bool,
 
-    /// Write the results as JSON to this file, after each run as far as they are; -: to standard output, and the table to standard
-    /// error
+    /// Write the results as JSON to this file, after each run as far as they are; -: to standard output, and the table
+    /// to standard error
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }

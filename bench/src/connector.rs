@@ -46,7 +46,7 @@ pub(crate) trait Connector {
     ) -> Result<Self::Device, DriverError>;
 }
 
-/// The requirements of a server that is not started yet.
+/// Endpoint, command line and resources of a server that is not started yet.
 #[derive(Debug)]
 pub(crate) struct PreparedServer<E> {
     /// Where its device will be.
@@ -74,13 +74,13 @@ pub(crate) struct ServedDisk<'a> {
     pub keys: &'a DiskKeys,
     /// Most entries of a virtqueue, if they were chosen.
     pub queue_size: Option<u16>,
-    /// What is measured on it.
+    /// The combination that is measured on it.
     pub combination: &'a Combination,
 }
 
 impl ServedDisk<'_> {
-    /// Returns the pair that lets the server take virtqueues as large as those of the client; `None` where the disk's settings say
-    /// it, or nothing does.
+    /// Returns the pair that lets the server take virtqueues as large as those of the client; `None` where the disk's
+    /// settings say it, or nothing does.
     pub(crate) fn queue_size_pair(&self) -> Option<String> {
         let own = QUEUE_SIZE_KEYS.iter().any(|key| value_of(self.spec, key).is_some());
         self.queue_size.filter(|_| !own).map(|size| format!("{}={size}", QUEUE_SIZE_KEYS[0]))

@@ -3,7 +3,7 @@
 use crate::args::{BenchArgs, parse_options};
 use crate::interface::TABLE;
 
-/// What holds where neither the command line nor an experiment says anything.
+/// Options that hold where neither the command line nor an experiment says anything.
 const USUAL: &str = "--rw randread --bs 4k --iodepth 1 --batch 1 --queues 1 --runtime 5 --warmup 1";
 /// Runs of each combination with a runtime: several, so that the mean has a standard error.
 const RUNS: u16 = 3;
@@ -48,7 +48,7 @@ fn fill_in(args: &mut BenchArgs, defaults: BenchArgs) {
     fill(&mut args.batch, defaults.batch);
     fill(&mut args.queues, defaults.queues);
     args.jobs = args.jobs.or(defaults.jobs);
-    // What is verified is done once.
+    // A verified load does each block once.
     let runtime = if args.verify.is_some() { Some(0.0) } else { defaults.runtime };
     args.runtime = args.runtime.or(runtime);
     let warmup = if args.runtime == Some(0.0) { Some(0.0) } else { defaults.warmup };

@@ -23,9 +23,9 @@ struct HoleCount {
     holes: u64,
 }
 
-/// Returns the share of holes among the blocks that a load reads, from 0 to 1. `disks`: the settings of each disk that is
-/// served. `None` for a load that does not read, a running server, a disk that is written first, and one that is no raw
-/// file.
+/// Returns the share of holes among the blocks that a load reads, from 0 to 1. `disks`: the settings of each disk that
+/// is served. `None` for a load that does not read, a running server, a disk that is written first, and one that is no
+/// raw file.
 pub(crate) fn share(plan: &Plan, combination: &Combination, disks: &[String]) -> Option<f64> {
     if !combination.rw.reads() || plan.fill {
         return None;

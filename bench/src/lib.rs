@@ -1,15 +1,20 @@
 //! `mqblk bench`: a load generator over the userspace drivers.
 //!
 //! ```text
-//! args -> plan: every combination, checked before anything starts
+//! args -> benchmark: the plan of every combination, checked before anything starts
 //!      -> preflight: all of them against the disks of the targets; holes
-//!      -> sweep: each combination, each run, each target in turn; what was measured survives an error and a signal (interrupt)
-//!         -> target: connect, or start a server
+//!      -> sweep: each combination, each run, each target in turn; results survive an error and a signal (interrupt)
 //!         -> run: one measurement over a guest interface (interface/)
-//!            streams (which job works where), worker (a thread with its queues), pattern (the next block), verification
+//!            server: connects, or starts a server
+//!            streams (which job works where), worker (a thread with its queues), pattern (the next block),
+//!            verification
 //!      -> report (rows), machine (where they were measured), table (for people), experiment (published tables)
 //!      -> output: the JSON after each run, the tables at the end
 //! ```
+//!
+//! The modules form no circle. The lowest have the values of options (words), the plan as data, and the traits of a
+//! device to load (device); all that a run needs is below the interfaces, and the interfaces are below the command
+//! line.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -67,7 +72,7 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    /// Makes a usage error about one option, in mqblk's usual form: what was found, and what was expected.
+    /// Makes a usage error about one option, in mqblk's usual form: the value that was found, and the expected one.
     fn option(name: &str, found: impl std::fmt::Display, expected: impl std::fmt::Display) -> BenchError {
         BenchError::Usage(format!("--{name}: found {found}, expected {expected}"))
     }
@@ -81,8 +86,8 @@ impl BenchError {
     }
 }
 
-/// Runs the benchmark. Exit code 0; 1 when a run or a request failed, a verification found a difference, or the results could not be
-/// written; 2 for a usage error; 128 and the signal's number when SIGINT, SIGTERM or SIGHUP ended it.
+/// Runs the benchmark. Exit code 0; 1 when a run or a request failed, a verification found a difference, or the results
+/// could not be written; 2 for a usage error; 128 and the signal's number when SIGINT, SIGTERM or SIGHUP ended it.
 pub fn run(args: &BenchArgs) -> ExitCode {
     let outcome = benchmark::Benchmark::new(args).and_then(|benchmark| {
         benchmark.plan.interrupt.on_signals()?;

@@ -47,16 +47,16 @@ pub(crate) struct AccessPattern {
 /// An operation on one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockOp {
-    /// What it does.
+    /// The operation.
     pub op: IoOp,
     /// The block.
     pub block: u64,
 }
 
 impl AccessPattern {
-    /// Creates a pattern over `blocks`. With `once` each block is done once. Without, the pattern does not end, and a random
-    /// block is independent of those before it (fio's `norandommap`). A mixed sequence that does each block once has one
-    /// position for both directions.
+    /// Creates a pattern over `blocks`. With `once` each block is done once. Without, the pattern does not end, and a
+    /// random block is independent of those before it (fio's `norandommap`). A mixed sequence that does each block once
+    /// has one position for both directions.
     pub(crate) fn new(rw: Rw, read_share: u8, blocks: BlockRange, once: bool, seed: u64) -> AccessPattern {
         let mut rng = SmallRng::seed_from_u64(seed);
         // Near the golden section of the range, so that the walk scatters.
@@ -88,8 +88,8 @@ impl AccessPattern {
         self
     }
 
-    /// Returns an index by Zipf's law. Rank R is R strides from the start: each block has one rank, the likeliest ones are scattered
-    /// over the range as fio's are, and are the same for all jobs of a range.
+    /// Returns an index by Zipf's law. Rank R is R strides from the start: each block has one rank, the likeliest ones
+    /// are scattered over the range as fio's are, and are the same for all jobs of a range.
     #[inline(never)]
     fn next_zipf(&mut self) -> u64 {
         let rank = self.zipf.map_or(1.0, |zipf| zipf.sample(&mut self.rng)) as u64 - 1;
@@ -101,8 +101,8 @@ impl AccessPattern {
         self.blocks
     }
 
-    /// Returns the next operation as [`next`](Self::next) does, and a number of blocks for it: 1 to `most`, equally likely, up
-    /// to the end of the range. In sequence each block is still done once.
+    /// Returns the next operation as [`next`](Self::next) does, and a number of blocks for it: 1 to `most`, equally
+    /// likely, up to the end of the range. In sequence each block is still done once.
     pub(crate) fn next_run(&mut self, most: u32) -> Option<(BlockOp, u32)> {
         let op = self.next()?;
         if most == 1 {

@@ -20,7 +20,7 @@ pub(crate) const MAX_DEPTH: u32 = 32768;
 /// One combination of the sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Combination {
-    /// What to do.
+    /// Operation and order of the I/Os.
     pub rw: Rw,
     /// Bytes of an I/O.
     pub sizes: IoSizes,
@@ -106,7 +106,7 @@ pub struct Plan {
     pub server_cpus: Vec<u16>,
     /// Entries of a virtqueue.
     pub queue_size: u16,
-    /// The same if it was chosen: what a started server has to take.
+    /// Entries of a virtqueue if they were chosen: a started server has to take as many.
     pub chosen_queue_size: Option<u16>,
     /// Descriptor layout.
     pub descriptors: Descriptors,
@@ -116,7 +116,7 @@ pub struct Plan {
     pub json: Option<PathBuf>,
     /// How long a server may complete no request.
     pub stuck_timeout: Duration,
-    /// What ends the benchmark early.
+    /// Ends the benchmark early.
     pub interrupt: Interrupt,
     /// Where and how it was started.
     pub invocation: Invocation,

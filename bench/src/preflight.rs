@@ -49,7 +49,8 @@ fn check_target(benchmark: &Benchmark, target: &Target) -> Result<(), BenchError
     Ok(())
 }
 
-/// Returns the properties of a server that have to be tried: its queues, unless it is started with as many, and its disks.
+/// Returns the properties of a server that have to be tried: its queues, unless it is started with as many, and its
+/// disks.
 fn setup(target: &Target, combination: &Combination) -> (u16, u16, u16) {
     let started = matches!(target.source, TargetSource::Disk { .. });
     (if started { 0 } else { combination.queues }, combination.targets, combination.luns)

@@ -49,10 +49,11 @@ pub(crate) struct ResultRow {
     pub poll: String,
     /// Request merging in the server: on, off, auto, or `unknown` for a running server.
     pub merge: String,
-    /// What the server does with granted pages: auto, copy, map, persistent, `default` if it was not chosen, or `unknown` for a
-    /// running server; null if the interface has no grants.
+    /// The server's use of granted pages: auto, copy, map, persistent, `default` if it was not chosen, or `unknown` for
+    /// a running server; null if the interface has no grants.
     pub grants: Option<String>,
-    /// The pool that caches granted pages: per-ring or shared; null if the interface has no grants, or for a running server.
+    /// The pool that caches granted pages: per-ring or shared; null if the interface has no grants, or for a running
+    /// server.
     pub grants_pool: Option<&'static str>,
     /// Worker threads of the server that was started; null: the server's default, or a running server.
     pub server_workers: Option<u16>,
@@ -161,7 +162,7 @@ pub struct InterfaceResults {
     pub abi: Option<&'static str>,
 }
 
-/// What a row is about: a target under a combination of a plan.
+/// The subject of a row: a target under a combination of a plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowSubject<'a> {
     /// The plan.

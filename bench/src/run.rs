@@ -30,7 +30,7 @@ use supervisor::{LoadOutcome, RunSupervisor};
 /// The operations that are I/Os.
 const TRANSFERS: [IoOp; 3] = [IoOp::Read, IoOp::Write, IoOp::Trim];
 
-/// What one run measured.
+/// Result of one run.
 #[derive(Debug)]
 pub struct RunResult {
     /// When the run began.
@@ -47,7 +47,7 @@ pub struct RunResult {
     pub ops: [OpStats; IoOp::COUNT],
     /// How well the rate was kept, if there is one.
     pub pace: PaceStats,
-    /// What completed in each interval, if that was recorded.
+    /// The I/Os that completed in each interval, if they were recorded.
     pub series: Option<TimeSeries>,
     /// Requests of the largest I/O: 1 unless the disk takes less than the block size at once.
     pub requests_per_io: u32,
@@ -124,8 +124,8 @@ pub struct RunInput<'a> {
 /// Connects to the target, which is of the connector's interface, and measures once.
 ///
 /// # Errors
-/// [`BenchError::Usage`] when the options do not fit the disk; [`BenchError::Failed`] when the server goes away, is stuck, or
-/// breaks the protocol.
+/// [`BenchError::Usage`] when the options do not fit the disk; [`BenchError::Failed`] when the server goes away, is
+/// stuck, or breaks the protocol.
 pub(crate) fn measure_on<C: Connector>(connector: &C, input: &RunInput<'_>) -> Result<RunResult, BenchError> {
     let session = Session::open(connector, input.plan, input.combination, input.target)?;
     measure_once(input, session)
@@ -199,7 +199,7 @@ fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<
     let (mut workers, outcome) = watch.load(workers)?;
     let mut verified = 0;
     if plan.verify.is_some() && outcome.cut_short {
-        // What was written is not checked, so the run does not count.
+        // The written blocks are not checked, so the run does not count.
         plan.interrupt.check()?;
     }
     if plan.verify.is_some() {
@@ -277,7 +277,7 @@ fn worker_settings(
     disks: &[DeviceDisk],
     streams: &Streams,
 ) -> Result<WorkerSettings, BenchError> {
-    // The plan has checked that it is at most 1 GiB.
+    // Benchmark has checked that it is at most 1 GiB.
     let [bs, largest] = [combination.sizes.min.0, combination.sizes.max.0].map(|len| len as u32);
     // A request is a multiple of the largest block, which is a multiple of all others.
     let block = disks.iter().map(|disk| u64::from(disk.block.bytes())).max().unwrap_or(1);

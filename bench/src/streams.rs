@@ -31,14 +31,15 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// Deals the disks to the jobs. Job J works on disk J modulo disks; if there are fewer jobs, on disk J, J + jobs, and so
-    /// on.
+    /// Deals the disks to the jobs. Job J works on disk J modulo disks; if there are fewer jobs, on disk J, J + jobs,
+    /// and so on.
     ///
     /// # Errors
-    /// [`BenchError::Usage`] when a range does not lie on its disk, has no block, or is written by two jobs that verify.
+    /// [`BenchError::Usage`] when a range does not lie on its disk, has no block, or is written by two jobs that
+    /// verify.
     pub(crate) fn new(plan: &Plan, combination: &Combination, disks: &[DeviceDisk]) -> Result<Streams, BenchError> {
         let mut parts = vec![];
-        // The plan has checked that there are few enough.
+        // Benchmark has checked that there are few enough.
         let count = disks.len() as u16;
         for (disk, DeviceDisk { capacity, .. }) in (0..count).zip(disks) {
             let jobs: Vec<u16> = match combination.jobs >= count {
@@ -53,7 +54,7 @@ impl Streams {
             parts.extend(jobs.into_iter().zip(blocks).map(|(job, blocks)| JobRange { job, disk, blocks }));
         }
         let streams = Streams {
-            // The plan has checked that the offset is a multiple of 512.
+            // Benchmark has checked that the offset is a multiple of 512.
             base: ByteOffset(plan.offset.0).to_sector().unwrap_or_default(),
             ranges: parts,
         };
@@ -71,8 +72,8 @@ impl Streams {
         Ok(streams)
     }
 
-    /// Checks that a job finds a block without an I/O in flight whenever one is due: a verified block has at most one, and the start of an
-    /// I/O cannot wait for another one's end.
+    /// Checks that a job finds a block without an I/O in flight whenever one is due: a verified block has at most one,
+    /// and the start of an I/O cannot wait for another one's end.
     fn check_free_blocks(&self, combination: &Combination) -> Result<(), BenchError> {
         let (depth, most) = (u64::from(combination.iodepth), u64::from(combination.sizes.max_blocks()));
         let fewest = self.ranges.iter().map(|range| range.blocks.count).min().unwrap_or(u64::MAX);
@@ -115,8 +116,9 @@ fn shared_range(plan: &Plan, combination: &Combination, capacity: ByteLen) -> Re
     Ok((0..jobs).map(part).collect())
 }
 
-/// Returns ranges that start at the offset plus J increments. Source: fio's `offset_increment`; there a range without a size
-/// ends at the end of the disk, here where the next one starts, so that no two jobs work on the same blocks unless requested.
+/// Returns ranges that start at the offset plus J increments. Source: fio's `offset_increment`; there a range without a
+/// size ends at the end of the disk, here where the next one starts, so that no two jobs work on the same blocks unless
+/// requested.
 fn spaced_ranges(
     plan: &Plan,
     combination: &Combination,
@@ -153,7 +155,7 @@ fn spaced_ranges(
             let expected = format!("at least {size}, the size of a job's part: two jobs cannot verify the same blocks");
             return Err(BenchError::option("offset-increment", increment, expected));
         }
-        // The plan has checked that the increment is a multiple of the block size.
+        // Benchmark has checked that the increment is a multiple of the block size.
         parts.push(BlockRange { first: increment.0 / bs.0 * job, count: size.0 / bs.0 });
     }
     Ok(parts)

@@ -14,8 +14,8 @@ use crate::report::{RateSummary, ResultRow};
 use crate::run::{RunInput, RunResult};
 use crate::table::table;
 
-/// Measures everything and prints the results, as far as they were measured. Returns the number of requests that failed or did not
-/// verify.
+/// Measures everything and prints the results, as far as they were measured. Returns the number of requests that failed
+/// or did not verify.
 ///
 /// # Errors
 /// The first [`BenchError`], after the results so far were printed and written.
@@ -66,7 +66,7 @@ fn tables(benchmark: &Benchmark, rows: &[Vec<ResultRow>], partial: &[ResultRow])
     text
 }
 
-/// The rows of one combination.
+/// The rows of one combination, and how far they are.
 #[derive(Debug)]
 pub(crate) struct MeasuredGroup {
     /// The rows of all targets; after a failure, of those that have a run.

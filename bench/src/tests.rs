@@ -33,6 +33,7 @@ pub(crate) fn benchmark(line: &str) -> Result<Benchmark, BenchError> {
     Benchmark::new(&args(line).map_err(|error| BenchError::Usage(error.to_string()))?)
 }
 
+/// Checks a command line, and returns its plan.
 pub(crate) fn plan(line: &str) -> Result<Plan, BenchError> {
     benchmark(line).map(|benchmark| benchmark.plan)
 }

@@ -86,8 +86,8 @@ pub(crate) struct Worker<Q: ThreadQueues> {
     series: Option<SeriesRecorder>,
 }
 
-/// Faults in the pages of a buffer, as fio does and as a guest's are: large blocks have gigabytes of buffers, and clearing them
-/// would be measured as the server's work.
+/// Faults in the pages of a buffer, as fio does and as a guest's are: large blocks have gigabytes of buffers, and
+/// clearing them would be measured as the server's work.
 fn prefault(memory: &GuestMemory, address: GuestAddress, len: u32) {
     for at in (0..len).step_by(PAGE) {
         memory.write(GuestAddress(address.0 + u64::from(at)), &[0]).expect("a buffer lies in shared memory");
@@ -95,8 +95,8 @@ fn prefault(memory: &GuestMemory, address: GuestAddress, len: u32) {
 }
 
 impl<Q: ThreadQueues> Worker<Q> {
-    /// Creates a thread that keeps `settings.iodepth` I/Os of each job in flight on the queues of `set`, whose data memory has
-    /// space for them. The disks of a job are adjacent in `jobs`.
+    /// Creates a thread that keeps `settings.iodepth` I/Os of each job in flight on the queues of `set`, whose data
+    /// memory has space for them. The disks of a job are adjacent in `jobs`.
     pub(crate) fn new(
         set: Q,
         jobs: Vec<DiskJob>,
@@ -286,7 +286,8 @@ impl<Q: ThreadQueues> Worker<Q> {
         }
     }
 
-    /// Starts the I/Os of an open-loop load that are due, as many as there are slots for. Returns true if there were any.
+    /// Starts the I/Os of an open-loop load that are due, as many as there are slots for. Returns true if there were
+    /// any.
     fn start_due<const VERIFY: bool, const MIXED: bool>(&mut self, now: u64) -> Result<bool, WorkerError> {
         let mut any = false;
         for job in 0..self.pacer.as_ref().map_or(0, Pacer::job_count) {
@@ -305,8 +306,8 @@ impl<Q: ThreadQueues> Worker<Q> {
         Ok(any)
     }
 
-    /// Reaps all completions of a queue, and starts a new I/O for each, in the order of the job's sequence. The new requests
-    /// are published together at the end, full batches before.
+    /// Reaps all completions of a queue, and starts a new I/O for each, in the order of the job's sequence. The new
+    /// requests are published together at the end, full batches before.
     #[inline]
     fn reap_queue<const VERIFY: bool, const MIXED: bool>(
         &mut self,

@@ -1,6 +1,7 @@
-//! Published experiments. An experiment is a plan (options, and the columns that its targets make) and what is said of its rows: tables with
-//! the document's values beside ours, claims, a picture. `mqblk bench --experiment` measures one with any options and prints its tables;
-//! `mqblk reproduce` measures all with options of its own, and says what the claims come to.
+//! Published experiments. An experiment is a plan (options, and the columns that its targets make) and the evaluation
+//! of its rows: tables with the document's values beside ours, claims, a picture. `mqblk bench --experiment` measures
+//! one with any options and prints its tables; `mqblk reproduce` measures all with options of its own, and prints the
+//! outcome of each claim.
 //!
 //! A new experiment is a file here and a line in [`ALL`].
 
@@ -44,7 +45,7 @@ pub struct Experiment {
     pub(crate) name: &'static str,
     /// Name for `--experiment`, and in result rows.
     pub(crate) option: &'static str,
-    /// What it shows, in a line.
+    /// Its subject, in a line.
     pub(crate) about: &'static str,
     /// The document, as `docs/references.md` cites it.
     pub(crate) document: &'static str,
@@ -144,7 +145,7 @@ fn settings(plan: &Plan, rows: &[ResultRow]) -> Vec<String> {
     words
 }
 
-/// Returns what tells a target's columns from those of the others, if there are several.
+/// Returns the words that distinguish a target's columns from those of the others, if there are several.
 fn prefix(targets: &[Target], target: &Target) -> String {
     match &target.source {
         _ if targets.len() < 2 => String::new(),

@@ -1,5 +1,6 @@
-//! Guest interfaces. An interface is a folder here and a line in [`TABLE`]: its options, its targets, the servers that are started
-//! for it, and the driver that loads it. Outside the folder only the command line and what an experiment fills in name it.
+//! Guest interfaces. An interface is a folder here and a line in [`TABLE`]: its options, its targets, the servers that
+//! are started for it, and the driver that loads it. Outside the folder only [`InterfaceOptions`], the command line and
+//! the defaults of experiments name it.
 
 mod vhost_user;
 mod virtio_blk;
@@ -118,8 +119,8 @@ pub trait Interface: Debug + Send + Sync {
         vec![]
     }
 
-    /// Returns the variants of a target; each is measured as a target of its own. `spec`: the disk that is served; `None` for a
-    /// running server.
+    /// Returns the variants of a target; each is measured as a target of its own. `spec`: the disk that is served;
+    /// `None` for a running server.
     ///
     /// # Errors
     /// [`BenchError::Usage`] when the disk and the options contradict each other.
@@ -127,7 +128,8 @@ pub trait Interface: Debug + Send + Sync {
         Ok(vec![TargetVariant::default()])
     }
 
-    /// Returns the numbers of targets, and of logical units of each target, to measure; 1 and 1 if a device is one disk.
+    /// Returns the numbers of targets, and of logical units of each target, to measure; 1 and 1 if a device is one
+    /// disk.
     ///
     /// # Errors
     /// [`BenchError::Usage`] when there are too many.

@@ -1,4 +1,4 @@
-//! What the interfaces of vhost-user servers share: a socket.
+//! The common part of the interfaces of vhost-user servers: a socket.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -16,7 +16,8 @@ pub enum TargetSource {
     Device(DeviceName),
     /// A disk, for which a server is started for each run.
     Disk {
-        /// The argument of `mqblk serve --disk`, without socket, queues and poll; for a controller, of each logical unit.
+        /// The argument of `mqblk serve --disk`, without socket, queues and poll; for a controller, of each logical
+        /// unit.
         spec: String,
         /// Poll policy.
         poll: Option<String>,
@@ -77,7 +78,7 @@ impl MergeMode {
     }
 }
 
-/// A target, and what the results say about it.
+/// A target, and its description in the results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// Where it is.

@@ -1,5 +1,5 @@
-//! Result files: the JSON array that `mqblk bench --json` writes (its keys are those of [`crate::report::ResultRow`]), checked
-//! key by key, since a person may have edited it or put several files together.
+//! Result files: the JSON array that `mqblk bench --json` writes (its keys are those of [`crate::report::ResultRow`]),
+//! checked key by key, since a person may have edited it or put several files together.
 
 use std::fmt::Display;
 use std::io::Read;
@@ -74,8 +74,8 @@ impl PlotRow {
 /// Reads the rows of `path`. `file`: its short name.
 ///
 /// # Errors
-/// When it cannot be read, is too large, or is not what the benchmark writes. The error names the row, the key, what was found
-/// and what was expected.
+/// When it cannot be read, is too large, or is not what the benchmark writes. The error names the row, the key, what
+/// was found and what was expected.
 pub(super) fn read(path: &Path, file: &str) -> Result<Vec<PlotRow>, PlotError> {
     let wrong = |what: String| PlotError::Input(format!("{}: {what}", path.display()));
     let mut text = Vec::new();
@@ -226,7 +226,7 @@ fn number(value: Option<&Value>, range: RangeInclusive<f64>) -> Option<f64> {
     value.and_then(Value::as_f64).filter(|number| range.contains(number)).map(f64::abs)
 }
 
-/// Returns a value for an error: what it is, or as much of it as fits in a line.
+/// Returns a value for an error: its type, or as much of it as fits in a line.
 pub(super) fn describe(value: Option<&Value>) -> String {
     match value {
         None => "nothing".into(),
@@ -237,8 +237,8 @@ pub(super) fn describe(value: Option<&Value>) -> String {
     }
 }
 
-/// Returns text for a picture: characters that are not printable, that XML does not allow, or that turn the direction of text
-/// are escaped. It has a bounded length, and is not empty.
+/// Returns text for a picture: characters that are not printable, that XML does not allow, or that turn the direction
+/// of text are escaped. It has a bounded length, and is not empty.
 pub(super) fn label(text: &str) -> String {
     let is_hidden = |c: char| {
         c.is_control()

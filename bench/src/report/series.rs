@@ -5,10 +5,11 @@ use serde::Serialize;
 use crate::device::IoOp;
 use crate::worker::{Interval, TimeSeries};
 
-/// What completed in each interval of a run, by operation.
+/// The I/Os that completed in each interval of a run, by operation.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct RunSeries {
-    /// Length of an interval, in milliseconds. The last one ends with the measurement, and may be shorter or longer by less than half.
+    /// Length of an interval, in milliseconds. The last one ends with the measurement, and may be shorter or longer by
+    /// less than half.
     pub interval_ms: f64,
     /// End of the last interval, in milliseconds from the start of the measurement.
     pub end_ms: f64,

@@ -85,7 +85,7 @@ pub(crate) struct RunValues {
     pub client_cpu_us_per_io: f64,
     /// I/Os that failed or did not verify.
     pub errors: u64,
-    /// What completed in each interval; null if it was not recorded.
+    /// The I/Os that completed in each interval; null if they were not recorded.
     pub series: Option<RunSeries>,
 }
 
@@ -170,7 +170,8 @@ impl LatencySummary {
     }
 }
 
-/// Returns the mean and its standard error: the sample's standard deviation over the square root of the count. 0 for one value.
+/// Returns the mean and its standard error: the sample's standard deviation over the square root of the count. 0 for
+/// one value.
 pub(super) fn mean_and_stderr(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;

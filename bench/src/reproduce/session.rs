@@ -53,7 +53,7 @@ impl ReproductionSession {
     /// current run short, a second one does not wait for requests in flight.
     ///
     /// # Errors
-    /// [`BenchError`] when a command cannot be planned, or the system refuses to tell signals.
+    /// [`BenchError`] when a command cannot be planned, or the system refuses to report signals.
     pub(super) fn new(
         experiments: &[&'static Experiment],
         scale: &ExperimentScale,
@@ -225,7 +225,7 @@ impl SessionClock {
 
     fn advance(&mut self, by: Duration) {
         if self.done.is_zero() {
-            // What came before the first run is none of the runs' time.
+            // The time before the first run is none of the runs' time.
             self.since = Instant::now() - by.min(self.since.elapsed());
         }
         self.done += by;

@@ -1,4 +1,5 @@
-//! The main thread's part of a run: it starts the client threads, changes their phase, and notices the end of the server.
+//! The main thread's part of a run: it starts the client threads, changes their phase, and notices the end of the
+//! server.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,9 +23,9 @@ const TICK: Duration = Duration::from_millis(50);
 pub(super) struct RunSupervisor<'a> {
     /// The plan.
     pub plan: &'a Plan,
-    /// What the threads have completed.
+    /// I/Os that the threads have completed.
     pub counters: Vec<Arc<CompletionCounter>>,
-    /// What ends the threads' waits.
+    /// End the threads' waits.
     pub wakers: Vec<Waker>,
     /// Notices the end of the server.
     pub monitor: Box<dyn ServerMonitor>,
@@ -212,10 +213,10 @@ impl RunSupervisor<'_> {
 /// How a load ended.
 #[derive(Debug, Default)]
 pub(super) struct LoadOutcome {
-    /// What the server used in the measurement.
+    /// The server's use of the CPU, and its merges, in the measurement.
     pub used: ServerUsage,
     /// A signal ended the measurement.
     pub cut_short: bool,
-    /// When the threads were told to stop, from the start of the measurement; `None`: they ended by themselves.
+    /// Time of the request to the threads to stop, from the start of the measurement; `None`: they ended by themselves.
     pub stopped_after: Option<Duration>,
 }

@@ -63,7 +63,8 @@ fn a_job_flushes_after_so_many_writes() {
         on_each_interface(&format!("--rw write --bs 4k --runtime 0 --allow-write {line}"), |interface, row| {
             let disks = if interface == "virtio-scsi" { 2 } else { 1 };
             assert_eq!(count(row, "write"), 256 * disks, "{interface} {line}");
-            // After the last write nothing comes any more; with several in flight another slot may have seen that it is due.
+            // After the last write nothing comes any more; with several in flight another slot may have seen that it is
+            // due.
             let found = count(row, "flush");
             assert!((flushes * disks..=(flushes + 1) * disks).contains(&found), "{interface} {line}: {found}");
             assert_eq!(number(row, "/write/iops_mean"), number(row, "/iops_mean"), "flushes are no I/Os");
@@ -133,7 +134,7 @@ fn failed_requests_are_no_ios() {
     assert_eq!((number(row, "/iops_mean"), number(row, "/lat_us/max")), (0.0, 0.0));
 }
 
-/// What is due follows from the time alone, whatever the machine does.
+/// The I/Os that are due follow from the time alone, however slow the machine is.
 #[test]
 fn a_rate_is_asked_for_whatever_completes() {
     for client in ["wait", "poll"] {

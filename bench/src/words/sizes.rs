@@ -25,7 +25,7 @@ impl IoSizes {
 
     /// Returns the largest as a multiple of the smallest.
     pub fn max_blocks(self) -> u32 {
-        // The plan has checked that it is at most 1 GiB of at least 512.
+        // Benchmark has checked that it is at most 1 GiB of at least 512.
         (self.max.0 / self.min.0.max(1)) as u32
     }
 }

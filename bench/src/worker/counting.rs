@@ -1,4 +1,4 @@
-//! What is counted when an I/O completes, and in which time.
+//! Counts of completed I/Os, and the time that they belong to.
 
 use std::time::Duration;
 
@@ -27,8 +27,8 @@ impl<Q: ThreadQueues> Worker<Q> {
         }
     }
 
-    /// Counts an I/O that has completed. One that failed is an error, and none of those that are measured. `SERIES`: there may be a time
-    /// series.
+    /// Counts an I/O that has completed. One that failed is an error, and none of those that are measured. `SERIES`:
+    /// there may be a time series.
     #[inline]
     pub(super) fn io_completed<const VERIFY: bool, const MIXED: bool, const SERIES: bool>(
         &mut self,
@@ -74,7 +74,7 @@ impl<Q: ThreadQueues> Worker<Q> {
 
     /// Returns where a block is.
     pub(super) fn offset(&self, block: u64) -> ByteOffset {
-        // The plan has checked that the whole range lies on the disk.
+        // The run has checked that the whole range lies on the disk.
         self.sector(block).to_offset().unwrap_or_default()
     }
 

@@ -30,7 +30,8 @@ impl<Q: ThreadQueues> Worker<Q> {
         }
     }
 
-    /// Submits the requests of a slot's I/O from byte `from` on, as long as the queue has space; the rest waits in the backlog.
+    /// Submits the requests of a slot's I/O from byte `from` on, as long as the queue has space; the rest waits in the
+    /// backlog.
     #[inline]
     fn submit_parts<const MIXED: bool>(
         &mut self,

@@ -1,4 +1,5 @@
-//! The time series of a run: what completed in each interval. Each thread records its own; they have a common start.
+//! The time series of a run: the I/Os that completed in each interval. Each thread records its own; they have a common
+//! start.
 
 use std::time::{Duration, Instant};
 
@@ -49,7 +50,7 @@ fn add(sums: &mut IntervalOps, others: &IntervalOps) {
     sums.iter_mut().zip(others).for_each(|(sums, other)| sums.add(other));
 }
 
-/// What completed in each interval from the start of the measurement on.
+/// The I/Os that completed in each interval from the start of the measurement on.
 #[derive(Clone, Debug)]
 pub struct TimeSeries {
     interval_ns: u64,
@@ -65,7 +66,7 @@ pub(crate) struct Interval {
     pub start_ns: u64,
     /// Its end.
     pub end_ns: u64,
-    /// What completed in it.
+    /// Sums of the I/Os that completed in it.
     pub sums: IntervalSums,
 }
 
@@ -116,9 +117,9 @@ impl TimeSeries {
         self.length_ns = self.length_ns.min(length.as_nanos() as u64);
     }
 
-    /// Returns the intervals of one operation. All are equally long but the last one, which ends with the measurement: a rest shorter than
-    /// half an interval is part of the one before it, since the rate of so short a time says little. What completed while threads noticed
-    /// the end is in the last one.
+    /// Returns the intervals of one operation. All are equally long but the last one, which ends with the measurement:
+    /// a rest shorter than half an interval is part of the one before it, since the rate of so short a time says
+    /// little. I/Os that completed while threads noticed the end are in the last one.
     pub(crate) fn of(&self, op: IoOp) -> impl ExactSizeIterator<Item = Interval> + use<'_> {
         let (whole, rest) = (self.length_ns / self.interval_ns, self.length_ns % self.interval_ns);
         let count = match rest {
@@ -252,7 +253,7 @@ mod tests {
             (34.9, (20.0, 34.9, 1)),
             (35.0, (30.0, 35.0, 0)),
             (39.0, (30.0, 39.0, 0)),
-            // What completed while the thread noticed the end stays counted.
+            // I/Os that completed while the thread noticed the end stay counted.
             (21.0, (10.0, 21.0, 2)),
             (3.0, (0.0, 3.0, 3)),
         ] {

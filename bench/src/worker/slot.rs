@@ -18,7 +18,7 @@ pub(crate) struct DiskJob {
     pub disk: u16,
     /// Which blocks it does next.
     pub pattern: AccessPattern,
-    /// What it wrote, if that is verified.
+    /// Generations of the blocks that it wrote, if they are verified.
     pub generations: Option<BlockGenerations>,
     /// Writes since its last flush.
     pub unflushed: u32,
@@ -101,8 +101,8 @@ impl WorkerSettings {
     }
 }
 
-/// Returns the next operation of a job, and its blocks. `current`: the index of its last one's disk; moves on to the job's next
-/// disk that has something left to do.
+/// Returns the next operation of a job, and its blocks. `current`: the index of its last one's disk; moves on to the
+/// job's next disk that has something left to do.
 pub(super) fn next_of_job(
     jobs: &mut [DiskJob],
     next_disk: &[u16],

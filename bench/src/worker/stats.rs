@@ -1,4 +1,4 @@
-//! What a client thread counts.
+//! Counts of a client thread.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl OpStats {
     }
 }
 
-/// What a thread measured.
+/// Measurements of a thread.
 #[derive(Debug)]
 pub(crate) struct WorkerStats {
     /// I/Os that completed in the measurement, by [`IoOp`].
@@ -70,7 +70,7 @@ pub(crate) struct WorkerStats {
     pub messages: Vec<String>,
     /// How well the rate was kept in the measurement.
     pub pace: PaceStats,
-    /// What completed in each interval of it, if that was recorded.
+    /// The I/Os that completed in each interval of it, if they were recorded.
     pub series: Option<TimeSeries>,
 }
 

@@ -34,8 +34,8 @@ fn max_segment(info: &virtio_blk::BlkInfo) -> u32 {
     info.size_max.filter(|max| *max != 0).unwrap_or(u32::MAX)
 }
 
-/// Returns the most bytes of a request: whole blocks, in as many segments as the device and the driver take. Larger blocks are
-/// several requests, as Linux splits a bio by the limits of its queue.
+/// Returns the most bytes of a request: whole blocks, in as many segments as the device and the driver take. Larger
+/// blocks are several requests, as Linux splits a bio by the limits of its queue.
 fn max_request(info: &virtio_blk::BlkInfo) -> Result<u64, BenchError> {
     let pieces = info.seg_max.map_or(MAX_SEGMENTS, |max| MAX_SEGMENTS.min(max.max(1).into()));
     let most = pieces * u64::from(max_segment(info));
@@ -67,7 +67,7 @@ impl BlkDevice {
         let options = BlkConnectOptions {
             queues: combination.queues,
             queue_size: plan.queue_size,
-            // The plan has checked it against the queue size.
+            // Benchmark has checked it against the queue size.
             depth: depth as u16,
             threads: combination.threads(),
             data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0),

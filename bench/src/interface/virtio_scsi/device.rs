@@ -19,8 +19,8 @@ use crate::device::{
 use crate::interface::vhost_user::server_monitor;
 use crate::plan::{Combination, Plan};
 
-/// Bits of a command's `user` that name the I/O. The other bits are the part, because the command's tag is made of `user` and
-/// must be unique.
+/// Bits of a command's `user` that name the I/O. The other bits are the part, because the command's tag is made of
+/// `user` and must be unique.
 const PART_SHIFT: u32 = u32::BITS - MAX_PARTS.trailing_zeros();
 /// Linux's value for a controller without a `max_sectors`.
 const DEFAULT_MAX_SECTORS: u32 = 0xffff;
@@ -204,7 +204,7 @@ impl ThreadQueues for ScsiQueues {
     fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), SubmitError> {
         let Transfer { user, part, op, disk, start, address, len } = transfer;
         let UnitGeometry { at, block_shift, sector_shift } = self.units[usize::from(disk)];
-        // The plan has checked that all are whole blocks.
+        // The run has checked that all are whole blocks.
         let (start, blocks, data) = (Lba(start.0 >> sector_shift), len >> block_shift, DataSegment { address, len });
         let command = match op {
             IoOp::Read => Command::read(at, start, blocks, data),

@@ -27,8 +27,8 @@ impl TransferStatus for blkfront::BlkfrontStatus {
 #[derive(Debug)]
 pub(crate) struct XenDevice(blkfront::BlkfrontDevice);
 
-/// Returns the most bytes of a request whose data starts at a page: whole blocks. Larger blocks are several requests, as Linux
-/// splits a bio by the limits of its queue.
+/// Returns the most bytes of a request whose data starts at a page: whole blocks. Larger blocks are several requests,
+/// as Linux splits a bio by the limits of its queue.
 fn max_request(info: &BlkfrontInfo) -> Result<u64, BenchError> {
     let (most, block) = (u64::from(info.max_segments) * PAGE, u64::from(info.block_size.bytes()));
     if most < block {

@@ -47,7 +47,7 @@ pub(super) fn running(location: Option<&XenLocation>, number: u32) -> Result<Vbd
     Ok(Vbd { xen: xen.map_err(failed)?, number })
 }
 
-/// What a server needs while it runs, or leaves behind. Dropped in this order, after the server has ended.
+/// Resources that a server needs while it runs, or leaves behind. Dropped in this order, after the server has ended.
 #[derive(Debug)]
 struct ServerResources {
     /// The connection of the frontend's domain.
@@ -60,8 +60,8 @@ struct ServerResources {
     _machine: Option<Machine>,
 }
 
-/// Both directories of a device that a server creates. It leaves them to its successor, and there will be none, so they are
-/// removed.
+/// Both directories of a device that a server creates. It leaves them to its successor, and there will be none, so they
+/// are removed.
 pub(super) struct XenstoreDirectories {
     /// Connection of domain 0.
     xen: Arc<dyn Xen>,
@@ -142,7 +142,7 @@ pub(super) fn prepare(
     let arguments = ["--xen", &word, "--xen-state", &folder, "--disk", &disk.argument(&address)].map(str::to_owned);
     let directories = XenstoreDirectories { xen: dom0, frontend: vbd::frontend_path(front, device.number) };
     let endpoint = Vbd { xen: frontend, number: device.number };
-    // What is on a machine of this run ends with it.
+    // A device on a machine of this run ends with it.
     let device = machine.is_none().then_some(directories);
     // `grants-pool` is a test key.
     let environment = disk.keys.get(GRANTS_POOL).map(|_| ("MQBLK_TEST_KEYS", "1")).into_iter().collect();

@@ -58,8 +58,7 @@ impl Resize {
                 Some(size) => format!("{size}, and the disk has {now}"),
                 None => format!("{wanted} in the storage, and the guest's disk has {now}"),
             };
-            let expected =
-                format!("at least {now}; a smaller disk needs --shrink, and what lies beyond its end is lost");
+            let expected = format!("at least {now}; a smaller disk needs --shrink, and data beyond its end is lost");
             return Err(DiskError::Size { found, expected });
         }
         Ok(wanted)
@@ -202,7 +201,7 @@ mod tests {
 
     #[test]
     fn nothing_shrinks_without_the_flag() {
-        let expected = "expected at least 8K; a smaller disk needs --shrink, and what lies beyond its end is lost";
+        let expected = "expected at least 8K; a smaller disk needs --shrink, and data beyond its end is lost";
         let (done, log, seen) = run(8192, to(4096, false));
         assert_eq!(done.unwrap_err(), format!("size: found 4K, and the disk has 8K, {expected}"));
         assert_eq!((log, seen), (vec![], 8192));

@@ -260,7 +260,7 @@ fn luns_are_resized() {
     assert_eq!((&reported["lun"]["size_bytes"], &reported["lun"]["settings"]["size"]), (&json!(1 << 20), &json!("1M")));
     assert_eq!(sizes(&mut client), [20, 1, 20]);
 
-    let smaller = "; a smaller disk needs --shrink, and what lies beyond its end is lost\n";
+    let smaller = "; a smaller disk needs --shrink, and data beyond its end is lost\n";
     let (code, _, stderr) = resize(&["c:0:0", "--size", "8M"]);
     let want = format!("mqblk: lun resize: size: found 8M, and the disk has 20M, expected at least 20M{smaller}");
     assert_eq!((code, stderr, std::fs::metadata(&image).unwrap().len()), (Some(2), want, 20 << 20));

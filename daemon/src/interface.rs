@@ -1,8 +1,8 @@
 //! The traits between the daemon and the guest interfaces.
 //!
-//! An interface goes through four stages, each with a trait: [`GuestInterface`] is a row of the table of interfaces and says which keys it
-//! owns; [`InterfaceKeys`] takes these keys from the configuration; [`ConfiguredInterface`] has all defaults filled in and its storage
-//! open; [`ServedInterface`] is served to guests. The rest of the daemon knows no interface by name.
+//! An interface has four stages, each with a trait. [`GuestInterface`] is a row of the table of interfaces and lists
+//! its keys. [`InterfaceKeys`] takes these keys from the configuration. [`ConfiguredInterface`] has all defaults filled
+//! in and its storage open. [`ServedInterface`] is served to guests. The rest of the daemon knows no interface by name.
 
 use std::error::Error;
 use std::fmt;
@@ -37,18 +37,19 @@ use crate::state_file::{SavedState, StateFile};
 use crate::storage_backends::StorageBackends;
 
 /// The interface of a disk.
-pub static INTERFACE: Key = Key::text("interface", "WORD", "`virtio-blk`, `virtio-scsi`, `xen`").default("virtio-blk").about(
-    "how guests reach the disk: virtio-blk; virtio-scsi (a controller with this LUN, with the keys of both); or xen",
-    "Keys of [controllers](#a-controller), of [LUNs](#a-lun), of [Xen disks](xen.md).",
-);
+pub static INTERFACE: Key =
+    Key::text("interface", "WORD", "`virtio-blk`, `virtio-scsi`, `xen`").default("virtio-blk").about(
+        "guest interface: virtio-blk; virtio-scsi (a controller with this LUN, with the keys of both); or xen",
+        "Keys of [controllers](#a-controller), of [LUNs](#a-lun), of [Xen disks](xen.md).",
+    );
 
-/// Why the queues of an interface cannot be changed.
+/// The error of a change of queues that this interface does not support.
 pub const FIXED_QUEUES: &str = "queues of this interface are served as they were set up";
 
-/// Why an interface could not be started.
+/// The error of an interface's start.
 pub type StartFailure = Box<dyn Error + Send + Sync>;
 
-/// A guest interface: how guests reach disks.
+/// A guest interface: a way of guests to disks.
 pub trait GuestInterface: Sync {
     /// Returns its word: the value of the key `interface`. Unique.
     fn word(&self) -> &'static str;
@@ -58,12 +59,12 @@ pub trait GuestInterface: Sync {
         &[]
     }
 
-    /// Returns the one of its top-level keys that is a reason to run a daemon without any disk.
+    /// Returns the one of its top-level keys that suffices to run a daemon without any disk.
     fn serving_key(&self) -> Option<&'static Key> {
         None
     }
 
-    /// Returns the keys of its disks, besides those that all disks have.
+    /// Returns the keys of its disks, besides the common ones.
     fn disk_keys(&self) -> &'static [&'static [&'static Key]] {
         &[]
     }
@@ -73,8 +74,8 @@ pub trait GuestInterface: Sync {
         &[]
     }
 
-    /// Returns the keys of each of its tables with what identifies it filled in: `id`, and of an inner table the id of the outer one, under that
-    /// one's name. A configuration that is read again is compared by these.
+    /// Returns the keys of each of its tables with its identity filled in: `id`, and for an inner table also the id of
+    /// the outer one, under the outer table's name. A configuration that is read again is compared by these.
     ///
     /// # Errors
     /// If one has no valid id.
@@ -103,17 +104,17 @@ pub struct ConfigTable {
     pub inner: &'static [ConfigTable],
 }
 
-/// What the keys are checked against.
+/// The context that keys are checked against.
 pub struct ResolveContext<'a> {
     /// The CPUs of the host.
     pub cpus: &'a Cpus,
     /// The names of the storage backends.
     pub kinds: &'a [&'static str],
-    /// The unique values that were claimed already.
+    /// The unique values that are already claimed.
     pub names: &'a mut UniqueNames,
-    /// What was changed at run time before; `None`: that is not kept.
+    /// The saved changes at run time; `None`: they are not saved.
     pub saved: Option<&'a SavedState>,
-    /// What guests were given before.
+    /// The devices as guests were given them.
     pub given: &'a Contracts,
 }
 
@@ -162,7 +163,7 @@ pub trait InterfaceKeys {
         Ok(())
     }
 
-    /// Returns the number of queues that disks outside the configuration are expected to have.
+    /// Returns the expected number of queues of disks outside the configuration.
     fn expected_queues(&self, _cpus: &Cpus) -> u64 {
         0
     }
@@ -170,15 +171,16 @@ pub trait InterfaceKeys {
     /// Returns the devices, each with its position.
     fn devices(&mut self) -> Vec<(ListPosition, &mut dyn DeviceKeys)>;
 
-    /// Returns the sockets that guests' VMMs will connect to.
+    /// Returns the sockets that VMMs of guests will connect to.
     fn sockets(&self) -> Vec<PlannedSocket> {
         Vec::new()
     }
 
-    /// Opens the storage. `admission` is told of disks that cannot be served now, and decides whether the others are.
+    /// Opens the storage. Reports disks that cannot be served now to `admission`, which decides about serving the
+    /// others.
     ///
     /// # Errors
-    /// If a key is unknown or wrong, or a disk cannot be served and all have to be.
+    /// If a key is unknown or wrong, or a disk cannot be served and all must be.
     fn open(
         self: Box<Self>,
         storages: &dyn StorageBackends,
@@ -197,7 +199,7 @@ pub trait DeviceKeys {
     /// If its queue map is invalid.
     fn assign_queues(&mut self, placement: &mut QueuePlacement) -> Result<(), SettingError>;
 
-    /// Forgets its queue map. Returns true if that is not the configuration's: the device was added at run time.
+    /// Forgets its queue map. Returns true if the map is not of the configuration: the device was added at run time.
     fn forget_queue_map(&mut self) -> bool {
         false
     }
@@ -219,12 +221,12 @@ pub trait ConfiguredInterface: Send {
     /// Returns the number of its request queues.
     fn queues(&self) -> usize;
 
-    /// Returns true if it will serve disks that are not in the configuration.
+    /// Returns true if it will serve disks outside the configuration.
     fn expects_more(&self) -> bool {
         false
     }
 
-    /// Checks as far as possible that it can be started, without creating anything.
+    /// Checks as far as possible that it can be started. Creates nothing.
     ///
     /// # Errors
     /// Names the value that prevents it.
@@ -232,7 +234,7 @@ pub trait ConfiguredInterface: Send {
         Ok(())
     }
 
-    /// Returns the files that it opens by path while it serves: the sandbox allows no others.
+    /// Returns the files that it opens by path while it serves. The sandbox allows no others.
     fn files(&self) -> Vec<FileUse>;
 
     /// Starts to serve.
@@ -242,28 +244,28 @@ pub trait ConfiguredInterface: Send {
     fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure>;
 }
 
-/// What an interface runs on.
+/// The context in which an interface serves.
 #[derive(Clone)]
 pub struct HostContext {
     /// The workers.
     pub engine: Arc<Engine>,
-    /// How long a stop waits for storage.
+    /// Longest wait of a stop for storage.
     pub drain_timeout: Duration,
     /// The ids and sockets of all disks and controllers.
     pub names: Arc<RankedMutex<UniqueNames>>,
     /// The workers of their queues.
     pub placement: Arc<RankedMutex<QueuePlacement>>,
-    /// What the next daemon is told of changes at run time; `None`: nothing.
+    /// The state file with changes at run time, for the next daemon; `None`: there is none.
     pub state: Option<Arc<StateFile>>,
-    /// What is kept of changed settings: forgotten of what is added or removed.
+    /// Saved changes of settings. The interface forgets those of devices that it adds or removes.
     pub kept: Arc<KeptChanges>,
-    /// What guests are given, for the next daemon.
+    /// The record of what guests are given, for the next daemon.
     pub contracts: Arc<KeptContracts>,
     /// The storage backends, for disks that are added.
     pub storages: Arc<dyn StorageBackends>,
     /// The disks that are out.
     pub out: Arc<OutDisks>,
-    /// True until the process before this one has handed over: devices that VMMs connect to stand by.
+    /// True until the previous process has handed over: devices that VMMs connect to stand by.
     pub stands_by: Arc<AtomicBool>,
 }
 
@@ -275,19 +277,19 @@ pub trait ServedInterface: Send + Sync {
     /// Returns its devices, each with its position: those of the configuration, and those that guests have now.
     fn devices(&self) -> Vec<(ListPosition, Arc<dyn ServedDevice>)>;
 
-    /// Returns true if it adds the disk that these keys describe: they have one that only its disks have. Those of other interfaces are added
-    /// by the key `interface`.
+    /// Returns true if `settings` has a key that only disks of this interface have: it adds the disk then. Disks of
+    /// other interfaces are added by the key `interface`.
     fn adds(&self, _settings: &Settings) -> bool {
         false
     }
 
-    /// Returns a number that changes whenever a device, disk or LUN comes or goes, or a guest connects or leaves. `None`: that is not counted,
-    /// and the devices have to be asked.
+    /// Returns a number that changes if a device, disk or LUN is added or removed, or a guest connects or disconnects.
+    /// `None`: not counted, so the devices must be queried.
     fn changes(&self) -> Option<u64> {
         self.devices().is_empty().then_some(0)
     }
 
-    /// Returns true if a device or a disk or LUN of this interface has this id.
+    /// Returns true if a device, disk or LUN of this interface has this id.
     fn has_id(&self, id: &str) -> bool {
         let has = |device: &Arc<dyn ServedDevice>| {
             device.id() == id || device.exports().iter().any(|export| export.id() == id)
@@ -295,10 +297,11 @@ pub trait ServedInterface: Send + Sync {
         self.devices().iter().any(|(_, device)| has(device))
     }
 
-    /// Adds the disk that `settings` describe, as a table of the configuration would, while it serves.
+    /// Adds the disk of `settings` while it serves, like a table of the configuration.
     ///
     /// # Errors
-    /// If a value is invalid or claimed already, the storage cannot be opened, or disks of this interface are added in another way.
+    /// If a value is invalid or already claimed, the storage cannot be opened, or disks of this interface are added in
+    /// another way.
     fn add_disk(
         &self,
         settings: Settings,
@@ -316,11 +319,11 @@ pub trait ServedInterface: Send + Sync {
         None
     }
 
-    /// Records that the next daemon does not serve this disk or LUN, which is out, if it is one of this interface.
+    /// Records that the next daemon does not serve this disk or LUN, which is out, if it belongs to this interface.
     fn give_up(&self, _disk: &OutDisk) {}
 
-    /// Adds the controller that `settings` describe, as a table of the configuration would, without LUNs.
-    /// `None`: the interface has no controllers.
+    /// Adds the controller of `settings`, like a table of the configuration, without LUNs. `None`: the interface has no
+    /// controllers.
     fn add_controller(
         &self,
         _settings: &Settings,
@@ -330,7 +333,8 @@ pub trait ServedInterface: Send + Sync {
         None
     }
 
-    /// Removes the controller of this id with its LUNs, as [`remove_disk`](Self::remove_disk) a disk. `None`: it has no such controller.
+    /// Removes the controller of this id with its LUNs, in the way of [`remove_disk`](Self::remove_disk). `None`: it
+    /// has no such controller.
     fn remove_controller(&self, _id: &str, _force: bool, _source: ChangeSource) -> Option<Result<(), ChangeError>> {
         None
     }
@@ -343,36 +347,36 @@ pub trait ServedInterface: Send + Sync {
     /// Offers its devices to guests, as the last step of the start.
     ///
     /// # Errors
-    /// If the host refuses. What was offered is withdrawn.
+    /// If the host refuses. Withdraws the devices then.
     fn publish(&self) -> Result<(), StartFailure> {
         Ok(())
     }
 
-    /// Starts to drain its queues, as the first step of a stop. Changes at run time end before.
+    /// Starts to drain its queues, as the first step of a stop. Changes at run time have ended.
     fn begin_stop(&self);
 
-    /// Waits until its queues are drained, until `deadline` at most, and stops serving. What it waits for is logged.
+    /// Waits until its queues are drained, until `deadline` at most, and stops serving. Logs the reason for the wait.
     fn stop(&self, deadline: Instant);
 
-    /// Prepares to leave the devices that have no [server](ServedDevice::server) to another process, as the last step of a takeover: nothing of
-    /// them changes any more. Those whose requests in flight the other process could not know must drain, until `end` or until `is_over` is
-    /// true at most; the others are served meanwhile.
+    /// Prepares to leave the devices without a [server](ServedDevice::server) to another process, as the last step of a
+    /// takeover: they do not change from now on. Drains devices with requests in flight that the other process could
+    /// not know, until `end` or until `is_over` is true at most. The others are served meanwhile.
     ///
     /// # Errors
-    /// Which have not drained. Then [`serve_on`](Self::serve_on) follows.
+    /// Names the devices that have not drained. [`serve_on`](Self::serve_on) follows then.
     fn prepare_leave(&self, _end: Instant, _is_over: &dyn Fn() -> bool) -> Result<(), String> {
         Ok(())
     }
 
-    /// Leaves these devices to the other process, which serves each when nothing of it is in flight here. Does not wait.
+    /// Leaves these devices to the other process, which serves each once it has nothing in flight here. Does not wait.
     fn leave(&self) {}
 
-    /// Waits until these devices have been left, until `is_over` is true at most. Returns those that have not.
+    /// Waits until these devices are left, until `is_over` is true at most. Returns those that are not.
     fn wait_left(&self, _is_over: &dyn Fn() -> bool) -> Vec<String> {
         Vec::new()
     }
 
-    /// Serves these devices on: the other process has given up.
+    /// Continues to serve these devices: the other process has given up.
     fn serve_on(&self) {}
 
     /// Returns the disks to flush at the end, each with its name for messages.
@@ -384,7 +388,7 @@ pub trait ServedDevice: Send + Sync {
     /// Returns its description for the verb `disks`.
     fn describe(&self) -> DeviceDescription;
 
-    /// Returns its statistics, out of those of the workers. `None` if a queue was attached or detached meanwhile.
+    /// Returns its statistics, from those of the workers. `None` if a queue was attached or detached meanwhile.
     fn stat(&self, workers: &[WorkerStats], detail: StatDetail) -> Option<DeviceStat>;
 
     /// Returns the storage that guests reach through it.
@@ -395,7 +399,7 @@ pub trait ServedDevice: Send + Sync {
         self.describe().id
     }
 
-    /// Returns the connected frontend. `None`: there is none, or its interface has no frontends that connect.
+    /// Returns the connected frontend. `None`: there is none, or frontends of its interface do not connect.
     fn frontend(&self) -> Option<Frontend> {
         None
     }
@@ -403,17 +407,18 @@ pub trait ServedDevice: Send + Sync {
     /// Returns true if a guest is connected to it.
     fn is_connected(&self) -> bool;
 
-    /// Returns what VMMs connect to, which another process can take over with its connections. `None` if its interface has no such.
+    /// Returns the server that VMMs connect to. Another process can take it over with its connections. `None` if its
+    /// interface has none.
     fn server(&self) -> Option<Arc<Server>> {
         None
     }
 
-    /// Returns how its request queues are served; `None`: that cannot be changed.
+    /// Returns the settings of its request queues; `None`: they cannot be changed.
     fn queue_settings(&self) -> Option<QueueSettings> {
         None
     }
 
-    /// Changes how its request queues are polled, and how their calls are coalesced, while its guest uses them.
+    /// Changes the polling of its request queues and the coalescing of their calls, while its guest uses them.
     ///
     /// # Errors
     /// If that cannot be changed, or a worker does not respond.
@@ -421,8 +426,8 @@ pub trait ServedDevice: Send + Sync {
         Err(FIXED_QUEUES.to_owned())
     }
 
-    /// Moves one of its request queues to another worker while its guest uses it, unless its requests in flight take longer than `timeout`.
-    /// It begins there from now on, also when it is set up again.
+    /// Moves one of its request queues to another worker while its guest uses it, unless its requests in flight take
+    /// longer than `timeout`. The queue stays on that worker when it is set up again.
     ///
     /// # Errors
     /// If queues of this interface cannot move, or the worker refuses the queue.
@@ -430,7 +435,7 @@ pub trait ServedDevice: Send + Sync {
         Err(FIXED_QUEUES.to_owned())
     }
 
-    /// Returns the request queues that its guest uses now, each by its number. None if its queues cannot move.
+    /// Returns the request queues that its guest uses now, each by its number. Empty if its queues cannot move.
     fn attached_queues(&self) -> Vec<(u16, QueueId)> {
         Vec::new()
     }
@@ -441,10 +446,10 @@ pub trait Export: Send + Sync {
     /// Returns its id.
     fn id(&self) -> &str;
 
-    /// Returns the health of its storage; `None` while that is being opened.
+    /// Returns the health of its storage; `None` while the storage is being opened.
     fn health(&self) -> Option<Arc<DiskHealth>>;
 
-    /// Returns how its requests are plugged; `None` while its storage is being opened.
+    /// Returns the plugging of its requests; `None` while the storage is being opened.
     fn plug(&self) -> Option<PlugOptions>;
 
     /// Returns true if its storage can be open on one worker only.
@@ -452,7 +457,7 @@ pub trait Export: Send + Sync {
         false
     }
 
-    /// Returns the storage backend, if it is not the device's.
+    /// Returns the storage backend, if it differs from the device's.
     fn storage(&self) -> Option<String> {
         None
     }
@@ -483,7 +488,7 @@ pub struct DeviceDescription {
     pub settings: Vec<Pair>,
 }
 
-/// How detailed the statistics are.
+/// The level of detail of statistics.
 #[derive(Clone, Copy, Debug)]
 pub struct StatDetail {
     /// True to include each queue.
@@ -538,7 +543,7 @@ impl Interfaces {
         found.ok_or_else(|| settings.error(&INTERFACE, format!("{text:?}"), format!("one of {}", words.join(", "))))
     }
 
-    /// Returns the top-level keys that are a reason to run a daemon without any disk.
+    /// Returns the top-level keys that suffice to run a daemon without any disk.
     pub fn serving_keys(&self) -> impl Iterator<Item = &'static Key> {
         self.0.iter().filter_map(|interface| interface.serving_key())
     }

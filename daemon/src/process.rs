@@ -23,20 +23,20 @@ pub struct AdminConfig {
     pub socket: PathBuf,
     /// Its permissions.
     pub permissions: SocketPermissions,
-    /// True if its folder is made if there is none.
+    /// True if its folder is made if missing.
     pub makes_folder: bool,
 }
 
 /// The metrics endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricsConfig {
-    /// Where scrapers connect to.
+    /// The address that scrapers connect to.
     pub address: MetricsAddress,
     /// The permission bits of a Unix socket.
     pub mode: SocketMode,
 }
 
-/// Where scrapers connect to.
+/// An address that scrapers connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricsAddress {
     /// An address and port of TCP.
@@ -65,24 +65,24 @@ pub static PIN: Key =
         .about("the CPU of each worker, in order, such as 0-3,8", "In a file also an array.");
 /// The age of a request that is logged: a day at most. The default is well before guests time a request out (Linux: after 30 s).
 pub static HANG_WARNING_S: Key = Key::number("hang-warning-s", 0, 86_400).placeholder("S").default("10").about(
-    "warn in the log of a request that the storage has not ended after S seconds; 0: never",
+    "log a warning of a request that the storage has not completed after S seconds; 0: never",
     "See [storage that hangs](#storage-that-hangs).",
 );
-/// How long a stop waits. The default is well below the 90 s after which systemd kills a service.
+/// Longest wait of a stop. The default is well below the 90 s after which systemd kills a service.
 pub static DRAIN_TIMEOUT_S: Key = Key::number("drain-timeout-s", 1, 3600).placeholder("S").default("30").about(
-    "how many seconds a stop waits for storage",
-    "What is in flight after that is left to the next daemon ([restart.md](restart.md)). A VMM that stops a queue (GET_VRING_BASE) waits as long; \
+    "longest wait of a stop for storage, in seconds",
+    "Requests in flight after that are left to the next daemon ([restart.md](restart.md)). A VMM that stops a queue (GET_VRING_BASE) waits as long; \
      then its connection is ended.",
 );
 /// The state file.
 pub static STATE: Key = Key::text("state", "FILE", "a path").about(
-    "keep what is added, removed and set while the daemon runs in this file, for the next start",
-    "And what guests were given. Made when it is not there. See [changes over a restart](#changes-over-a-restart).",
+    "save changes at run time in this file for the next start: added and removed disks, settings",
+    "With the properties that guests were given. Made if missing. See [changes over a restart](#changes-over-a-restart).",
 );
-/// Whether all disks have to be served.
+/// Requires that all disks are served.
 pub static STRICT: Key = Key::switch("strict").bare("on").default("off").about(
     "serve nothing if a disk cannot be served",
-    "Without it the other disks are served, and this one is [out](#a-disk-that-cannot-be-served) and tried again.",
+    "Without it the other disks are served, and this one is [out](#a-disk-that-cannot-be-served) and retried.",
 );
 
 /// Takes `admin` and the keys of its permissions. `names` has the sockets of all devices.
@@ -151,7 +151,7 @@ pub(crate) fn take_metrics(
     }
 }
 
-/// Parses an address and a port. Names are not resolved but for that of this host.
+/// Parses an address and a port. Resolves no name but that of this host.
 fn parse_address(text: &str) -> Option<SocketAddr> {
     match text.strip_prefix(LOCALHOST) {
         Some(port) => {

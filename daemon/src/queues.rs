@@ -1,4 +1,4 @@
-//! The keys of a device's queues: their workers, and how they are polled.
+//! The keys of a device's queues: their workers and polling.
 
 use std::time::Duration;
 
@@ -13,36 +13,37 @@ pub static QUEUES: Key = Key::number("queues", 1, MAX_QUEUES as u64)
     .alias("num_queues")
     .otherwise("the number of CPUs that the process may use")
     .about("virtqueues offered", "The guest may use fewer. Also `num_queues`.");
-/// The largest ring. Since 10.0 QEMU sets up each vhost-user ring with 1024 entries, whatever it is configured to, and supports no larger ones.
+/// The largest ring. Since 10.0 QEMU sets up each vhost-user ring with 1024 entries, regardless of its configuration,
+/// and supports no larger ones.
 pub static QUEUE_SIZE: Key = Key::text("queue-size", "N", "a power of two from 2 to 32768").alias("queue_size").default("1024").about(
     "the largest ring accepted: a power of two from 2 to 32768",
-    "Also `queue_size`. The VMM chooses how long its rings are (QEMU 7.2: its `queue-size`, 128; QEMU 10.0: 1024, whatever it is told), and \
-     memory is taken for what it chooses. Below 128 it also limits the segments of a request, for guests without indirect descriptors.",
+    "Also `queue_size`. The VMM chooses the size of its rings (QEMU 7.2: its `queue-size`, 128; QEMU 10.0: always 1024), and memory is taken for that \
+     size. Below 128 it also limits the segments of a request, for guests without indirect descriptors.",
 );
 /// The worker of each queue.
 pub static QUEUE_MAP: Key = Key::text("queue-map", "Q:W,...", "`QUEUE:WORKER,...` with each queue once")
     .otherwise("round-robin over all disks")
     .live()
-    .about("the worker of each queue", "[Moved](admin.md#queuemove) one after the other while the guest works.");
-/// How a worker waits for requests.
+    .about("the worker of each queue", "Queues [move](admin.md#queuemove) one after the other while the guest works.");
+/// The polling of a queue.
 pub static POLL: Key = Key::text("poll", "POLICY", "`off`, `adaptive[:<max us>]`, `<us>`, `busy`")
     .default("adaptive")
     .live()
     .about(
-        "how a queue is polled before the worker sleeps: off, adaptive[:MAX US], US (always this many microseconds), or busy (never sleep)",
+        "polling of a queue before the worker sleeps: off, adaptive[:MAX US], US (always this many microseconds), or busy (never sleep)",
         "See [polling](#polling).",
     );
 /// The option of cloud-hypervisor's vhost_user_block.
 pub static POLL_QUEUE: Key = Key::switch("poll_queue")
     .otherwise("as `poll` says")
     .live()
-    .about("on: the default of poll; off: poll=off", "The word of cloud-hypervisor's vhost_user_block.");
+    .about("on: the default of poll; off: poll=off", "The option of cloud-hypervisor's vhost_user_block.");
 /// The longest time that a call is deferred.
 pub static COALESCE_US: Key = Key::number("coalesce-us", 0, 10_000).placeholder("US").default("0").live().about(
     "defer calls to the guest for at most this many microseconds while more of its requests are in flight",
-    "See [calls](#calls). A call that was deferred is sent when this is changed.",
+    "See [calls](#calls). A change sends a deferred call.",
 );
-/// The completions that are not deferred any longer.
+/// The number of completions that ends the deferral of a call.
 pub static COALESCE_MAX: Key = Key::number("coalesce-max", 0, 65_535)
     .default("0")
     .live()
@@ -71,12 +72,12 @@ impl QueueMap {
         self.requested.is_some()
     }
 
-    /// Forgets what `queue-map` says.
+    /// Forgets the value of `queue-map`.
     pub fn forget_request(&mut self) {
         self.requested = None;
     }
 
-    /// Assigns `queues` queues: as `queue-map` says, else as `placement` does.
+    /// Assigns `queues` queues as in `queue-map`, else as `placement` chooses.
     ///
     /// # Errors
     /// If `queue-map` is invalid.
@@ -97,7 +98,7 @@ impl QueueMap {
     /// Assigns all queues to one worker, by default that of the first queue, because a disk's storage has one channel.
     ///
     /// # Errors
-    /// If `queue-map` says otherwise.
+    /// If `queue-map` conflicts.
     pub fn keep_on_one_worker(&mut self, settings: &Settings, worker: Option<u16>) -> Result<(), SettingError> {
         let Some(worker) = worker.or_else(|| self.workers.first().copied()) else { return Ok(()) };
         if self.is_on(worker) {
@@ -125,8 +126,8 @@ impl QueueMap {
         &self.workers
     }
 
-    /// Returns `queue-map` with its value, if it was given. Printed in any case it would choose the workers of a configuration made of what
-    /// was printed.
+    /// Returns `queue-map` with its value, if it was given. A printed default would fix the workers of a configuration
+    /// made from the output.
     pub fn pair(&self) -> Option<Pair> {
         self.is_requested().then(|| map_pair(&self.workers))
     }
@@ -143,7 +144,7 @@ impl From<Vec<u16>> for QueueMap {
     }
 }
 
-/// Takes the policy. Without a key it stays as it is in `current`.
+/// Takes the policy. Without a key it is that of `current`.
 ///
 /// # Errors
 /// If the value is invalid.
@@ -163,7 +164,8 @@ pub fn take_poll(settings: &mut Settings, current: PollPolicy) -> Result<PollPol
     text.parse().map_err(|expected: String| settings.error(&POLL, format!("{text:?}"), expected))
 }
 
-/// Takes how calls are coalesced. What is not given stays as it is in `current`; without a time there is no number.
+/// Takes the coalescing of calls. Keys that are not given keep the value of `current`; without a time there is no
+/// number.
 ///
 /// # Errors
 /// If a value is invalid.

@@ -4,15 +4,15 @@ use std::path::PathBuf;
 
 use mqblk_core::settings::{Key, SettingError, Settings};
 
-/// What happens to a system call that the sandbox does not allow.
+/// The handling of system calls that the sandbox does not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SandboxMode {
     /// There is no sandbox.
     #[default]
     Off,
-    /// It fails (EPERM), and so does opening other files.
+    /// The call fails (EPERM), and so does opening other files.
     On,
-    /// The kernel logs it (`dmesg`, auditd) and does it. Files are not restricted.
+    /// The kernel logs the call (`dmesg`, auditd) and executes it. Files are not restricted.
     Log,
 }
 
@@ -29,23 +29,21 @@ impl SandboxMode {
     }
 }
 
-/// What the daemon gives up.
+/// The key of the sandbox.
 pub static SANDBOX: Key = Key::words("sandbox", SandboxMode::WORDS).default("off").about(
-    "give up before serving what the daemon does not need: system calls, capabilities, files that the configuration does not name; log: only log \
-     the system calls",
+    "give up unneeded rights before serving: system calls, capabilities, files that the configuration does not name; log: only log the system calls",
     "[security.md](security.md#the-sandbox).",
 );
-/// What may be opened nevertheless.
+/// The key of paths that are allowed in addition.
 pub static SANDBOX_ALLOW: Key =
-    Key::text("sandbox-allow", "PATH", "an absolute path; in a file several with colons between").repeated().about(
-        "with sandbox: images at and beneath PATH may be opened while the daemon runs, for disks that are added",
-        "",
-    );
+    Key::text("sandbox-allow", "PATH", "an absolute path; in a file several with colons between")
+        .repeated()
+        .about("with sandbox: allow images at and beneath PATH, for disks that are added while the daemon runs", "");
 
 /// The sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SandboxConfig {
-    /// What happens to what it does not allow.
+    /// The handling of calls that it does not allow.
     pub mode: SandboxMode,
     /// Absolute paths of images, and of folders with images, that the broker opens while the daemon runs: for disks that are added.
     pub allow: Vec<PathBuf>,

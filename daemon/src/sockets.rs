@@ -1,4 +1,5 @@
-//! Where the daemon listens, and who may connect: the keys of vhost-user sockets and of the admin socket.
+//! The sockets that the daemon listens on, and their permissions: the keys of vhost-user sockets and of the admin
+//! socket.
 
 use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ const SOCKET_PATH_BYTES: usize = 107;
 /// A user or group of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostId {
-    /// As it was given: a name or a number.
+    /// As given: a name or a number.
     pub name: String,
     /// Its number.
     pub id: u32,
@@ -66,9 +67,9 @@ const fn group(name: &'static str) -> Key {
 
 /// The vhost-user socket.
 pub static SOCKET: Key = Key::text("socket", "PATH", "a path of at most 107 bytes, or `fd:NAME`").required().about(
-    "the vhost-user socket to make; fd:NAME: the one of that name that systemd has made",
-    "A socket that was left behind is replaced; one that somebody listens on, or another kind of file, is an error. Removed at exit. \
-     `fd:NAME`: [systemd.md](systemd.md#socket-activation).",
+    "the vhost-user socket to make; fd:NAME: systemd's socket of that name",
+    "A stale socket is replaced; one that somebody listens on, or another type of file, is an error. Removed at exit. `fd:NAME`: \
+     [systemd.md](systemd.md#socket-activation).",
 );
 /// The permissions of a vhost-user socket.
 pub static SOCKET_MODE: Key =
@@ -80,8 +81,8 @@ pub static SOCKET_OWNER: Key =
 pub static SOCKET_GROUP: Key = group("socket-group").about("the socket's group", "");
 /// The admin socket.
 pub static ADMIN: Key = Key::text("admin", "PATH", "a path of at most 107 bytes, or `fd:NAME`").bare("on").about(
-    "make an admin socket for `mqblk stat` and others; without PATH where they look",
-    "See [the admin socket](#the-admin-socket). `fd:NAME`: the socket of that name that systemd has made.",
+    "make an admin socket for `mqblk stat` and others; without PATH at their default path",
+    "See [the admin socket](#the-admin-socket). `fd:NAME`: systemd's socket of that name.",
 );
 /// The permissions of the admin socket.
 pub static ADMIN_MODE: Key = mode("admin-mode").about("the admin socket's permissions, octal", "");
@@ -89,7 +90,7 @@ pub static ADMIN_MODE: Key = mode("admin-mode").about("the admin socket's permis
 pub static ADMIN_OWNER: Key = owner("admin-owner").about("the admin socket's owner", "");
 /// The group of the admin socket.
 pub static ADMIN_GROUP: Key = group("admin-group").about("the admin socket's group", "");
-/// Where scrapers connect to.
+/// The address that scrapers connect to.
 pub static METRICS: Key =
     Key::text("metrics", "IP:PORT|unix:PATH", "an address of this host, or `unix:` and a path of at most 107 bytes")
         .about(
@@ -115,16 +116,17 @@ pub fn is_mode_key(key: &str) -> bool {
 }
 
 impl SocketKeys {
-    /// Returns the first key of permissions that was given.
+    /// Returns the first given key of permissions.
     pub fn given_permission(&self, settings: &Settings) -> Option<&'static Key> {
         let owner = self.owner.into_iter().flat_map(|(owner, group)| [owner, group]);
         std::iter::once(self.mode).chain(owner).find(|key| settings.peek(key).is_some())
     }
 
-    /// Checks the path of a socket, and claims the socket that the process was started with, if it names one. Permissions are not taken yet.
+    /// Checks the path of a socket. If it names a socket that the process was started with, claims that. Does not take
+    /// permissions.
     ///
     /// # Errors
-    /// If the path cannot be one, or there are permissions for a socket that another process has made.
+    /// If the path is invalid, or permissions are given for a socket that another process has made.
     pub fn check_path(&self, settings: &Settings, path: String) -> Result<PathBuf, SettingError> {
         if path.len() > SOCKET_PATH_BYTES || path.contains('\0') {
             let found = format!("a path of {} bytes", path.len());
@@ -197,7 +199,7 @@ fn take_id(
     let failed = |why: &dyn Display| {
         settings.error(key, format!("{name:?}{why}"), format!("a {noun} of this host, or its number"))
     };
-    // The largest number stands for "no change" (chown(2)).
+    // The largest number means "no change" (chown(2)).
     let number = name.parse().ok().filter(|id| *id != u32::MAX && name.bytes().all(|byte| byte.is_ascii_digit()));
     let id = match number {
         Some(id) => id,
@@ -255,7 +257,7 @@ impl fmt::Display for SocketMode {
 /// A socket that will be made.
 #[derive(Clone, Debug)]
 pub struct PlannedSocket {
-    /// Whose it is, for messages: a disk or controller.
+    /// Its disk or controller, for messages.
     pub subject: String,
     /// Its path.
     pub path: PathBuf,
@@ -264,11 +266,11 @@ pub struct PlannedSocket {
 }
 
 impl PlannedSocket {
-    /// Makes the socket if it has an owner or a group, while the process may still change them. What is not set is that of `user`, which the
-    /// process becomes.
+    /// Makes the socket if it has an owner or a group, while the process may still set them. Unset ones are those of
+    /// `user`, which the process becomes.
     ///
     /// # Errors
-    /// If the socket cannot be made so.
+    /// If the socket cannot be made with them.
     pub(crate) fn make_early(&self, user: Option<&UserConfig>) -> Result<(), SocketError> {
         let access = self.permissions.access();
         if !access.changes_owner() || is_prepared(&self.path) {
@@ -279,7 +281,7 @@ impl PlannedSocket {
     }
 }
 
-/// Returns what a socket needs of the file system while it is served: nothing, if another process has made it.
+/// Returns the file that a served socket needs; `None` if another process has made it.
 pub fn file_of_socket(path: &Path) -> Option<FileUse> {
     (!is_passed(path)).then(|| FileUse::Socket(path.to_owned()))
 }

@@ -26,10 +26,10 @@ pub static STORAGE: Key = Key::text("storage", "KIND", "`file`, `nbd`, `null`, `
     .otherwise("by the scheme of `path`, else `file`")
     .about(
         "the kind of storage",
-        "[Which for what](storage/README.md). `null` is for measuring: it forgets what is written, and a read leaves the guest's memory as it is. \
-         `ram` is empty at start and lost at exit.",
+        "[The backends](storage/README.md). `null` is for measuring: it discards writes, and a read leaves the guest's memory as it is. `ram` is empty \
+         at start and lost at exit.",
     );
-/// The serial number. How long it may be is the interface's.
+/// The serial number. The interface limits its length.
 pub static SERIAL: Key = Key::text("serial", "TEXT", "1 to 20 bytes of printable ASCII, of a LUN to 64")
     .otherwise("the first bytes of the id")
     .about("the serial number that the guest sees", "`/sys/block/vda/serial`.");
@@ -41,15 +41,15 @@ static WATCH_SIZE: Key = Key::switch("watch-size")
     .default("on")
     .about("detect that the file or block device has grown, and notify the guest", "[resize.md](resize.md).");
 static ON_ERROR: Key = Key::text("on-error", "POLICY", "`report`, `stop`, `retry:<seconds>` with 1 to 86400").default("report").about(
-    "when the storage fails a request: report it to the guest; stop: keep it, and all that follow, until mqblk resume; or retry:SECONDS",
+    "when the storage fails a request: report it to the guest; stop: keep it and all later ones until mqblk resume; or retry:SECONDS",
     "See [errors](#errors).",
 );
 static ON_ENOSPC: Key = Key::words("on-enospc", OnNoSpace::WORDS)
     .default("report")
     .about("when the storage has no space for a request: report, or stop", "`ENOSPC` and `EDQUOT`.");
 static MERGE: Key = Key::words("merge", MergeMode::WORDS).default("auto").live().about(
-    "merge requests whose ranges touch: on, off, or auto (where a request costs the storage something: not null and ram)",
-    "See [merging](#merging). Requests that are merged already, or are with the storage, end as they are when this is changed.",
+    "merge requests with adjacent ranges: on, off, or auto (where a request costs the storage something: not null and ram)",
+    "See [merging](#merging). A change does not affect requests that are merged already or are with the storage.",
 );
 static MERGE_BYTES: Key =
     Key::size("merge-bytes").default("1M").live().about("the longest merged request, 4K to 64M", "");
@@ -57,10 +57,10 @@ static MERGE_BYTES: Key =
 static MERGE_SEGMENTS: Key =
     Key::number("merge-segments", 2, 1024).default("1024").live().about("most memory segments of a merged request", "");
 static DEPTH: Key = Key::number("depth", 0, 65_535).default("0").live().about(
-    "most requests of the disk that each worker has with the storage; 0: it decides",
-    "Others wait. 0: as many as the storage takes, and where a worker has several disks fewer, so that a slow one leaves room for the others.",
+    "most requests of the disk that each worker has with the storage; 0: automatic",
+    "Others wait. 0: as many as the storage takes, and fewer on a worker with several disks, so that a slow one leaves room for the others.",
 );
-/// The keys of how requests are merged and submitted.
+/// The keys of merging and submitting requests.
 pub const PLUG_KEYS: &[&Key] = &[&MERGE, &MERGE_BYTES, &MERGE_SEGMENTS, &DEPTH];
 /// The keys of a storage that all backends have, besides those of merging and of limits.
 pub const STORAGE_KEYS: &[&Key] = &[&SERIAL, &STORAGE, &CACHE, &WATCH_SIZE, &ON_ERROR, &ON_ENOSPC];
@@ -70,13 +70,13 @@ pub const STORAGE_KEYS: &[&Key] = &[&SERIAL, &STORAGE, &CACHE, &WATCH_SIZE, &ON_
 pub struct StorageConfig {
     /// The serial number that guests read: printable ASCII, no longer than the interface allows.
     pub serial: String,
-    /// When a write is durable.
+    /// The durability of writes.
     pub cache: CacheMode,
-    /// How adjacent requests are merged before submission to the storage.
+    /// The merging of adjacent requests before submission to the storage.
     pub plug: PlugOptions,
     /// True if the daemon detects by itself that the storage has grown.
     pub watch_size: bool,
-    /// How requests that the storage failed are handled.
+    /// The handling of requests that the storage failed.
     pub errors: ErrorPolicy,
     /// The limits of its requests.
     pub limits: StorageLimits,
@@ -93,25 +93,25 @@ pub struct StorageConfig {
 pub struct StorageLimits {
     /// Its own.
     pub own: IoLimits,
-    /// The group that it is in, if any.
+    /// Its group, if any.
     pub group: Option<Arc<LimitGroup>>,
 }
 
 impl StorageConfig {
-    /// Returns what guests are given of it, with these texts besides its serial number.
+    /// Returns the properties that guests are given, with these texts besides its serial number.
     pub fn contract(&self, texts: &[(&str, &str)]) -> DiskContract {
         let serial = [("serial", self.serial.as_str())];
         DiskContract::new(&self.kind, &self.resolved_settings, &*self.disk, &[&serial, texts].concat())
     }
 
-    /// Creates the state that all workers share of the disk or logical unit `name`: its error policy and its limits.
+    /// Creates the state of the disk or logical unit `name` that all workers share: its error policy and its limits.
     pub fn new_health(&self, name: &str) -> Arc<DiskHealth> {
         let limits = DiskLimits::new(self.limits.own, self.limits.group.as_ref());
         Arc::new(DiskHealth::with_limits(name, self.errors, limits))
     }
 }
 
-/// When a write is durable. The guest may switch: virtio-blk's CONFIG_WCE, WCE of the SCSI caching mode page.
+/// The durability of writes. The guest may switch: virtio-blk's CONFIG_WCE, WCE of the SCSI caching mode page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheMode {
     /// After the next flush.
@@ -177,7 +177,8 @@ impl StorageKeys {
         })
     }
 
-    /// Opens the storage, which takes its own keys, as a guest was given it before (`given`). Fails if a key is left then.
+    /// Opens the storage, which takes its own keys. `given`: the disk as a guest was given it before. Fails if a key is
+    /// left.
     pub fn open(
         self,
         mut settings: Settings,
@@ -247,7 +248,7 @@ fn take_errors(settings: &mut Settings) -> Result<ErrorPolicy, SettingError> {
     Ok(ErrorPolicy { on_error, on_enospc })
 }
 
-/// Takes the keys of merging and `depth`. What is not given stays as it is in `current`.
+/// Takes the keys of merging and `depth`. Keys that are not given keep the value of `current`.
 ///
 /// # Errors
 /// Returns the first invalid value.
@@ -282,7 +283,7 @@ pub fn plug_pairs(plug: &PlugOptions) -> Vec<Pair> {
     ]
 }
 
-/// Returns the keys of a storage that all backends have, with their values. Of limits those that are set.
+/// Returns the keys of a storage that all backends have, with their values. Only limits that are set.
 pub fn storage_pairs(storage: &StorageConfig) -> Vec<Pair> {
     let mut pairs = plug_pairs(&storage.plug);
     pairs.extend([

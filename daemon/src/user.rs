@@ -23,14 +23,14 @@ use crate::file_use::FileUse;
 /// The user that the daemon becomes.
 pub static USER: Key = Key::text("user", "NAME|UID", "a user of this host").otherwise("the one that starts the daemon").about(
     "become this user when the disks are open; needs a start as root",
-    "The images of the configuration are opened with root's rights, and with `sandbox=on` also those that are added later: they need not be the \
-     user's. The folders of sockets, of `state`, of `reservations` and of `xen-state` must be, which is checked at the start. Sockets belong to \
-     the user. Xen's devices need root.",
+    "Images of the configuration, and with `sandbox=on` those added later, are opened with root's rights: they need not be the user's. The folders of \
+     sockets, of `state`, of `reservations` and of `xen-state` must be, which is checked at the start. Sockets belong to the user. Xen's devices need \
+     root.",
 );
 /// Its group.
 pub static GROUP: Key = Key::text("group", "NAME|GID", "a group of this host").otherwise("the user's").about(
     "with user: the group of the process",
-    "And so of its sockets: with `socket-mode=0660` VMMs in that group can connect. The user's other groups are kept.",
+    "Also the group of its sockets: with `socket-mode=0660` VMMs in that group can connect. The user's other groups are kept.",
 );
 
 /// The process cannot become the user.
@@ -50,7 +50,7 @@ pub enum UserError {
     Os {
         /// The user.
         user: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The user lacks a right.
@@ -60,11 +60,11 @@ pub enum UserError {
     Path {
         /// The user.
         user: String,
-        /// What it may not.
+        /// The right that it lacks.
         right: &'static str,
         /// The folder or file.
         path: PathBuf,
-        /// What is there.
+        /// The type of the file.
         what: &'static str,
     },
 }
@@ -136,12 +136,12 @@ impl UserConfig {
         Ok(Some(UserConfig { name, uid, group, gid, groups }))
     }
 
-    /// Returns the user, as it was given.
+    /// Returns the user, as given.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the group: as it was given, or the name of the user's.
+    /// Returns the group, as given, or the name of the user's group.
     pub fn group(&self) -> &str {
         &self.group
     }
@@ -151,11 +151,11 @@ impl UserConfig {
         (self.uid.as_raw(), self.gid.as_raw())
     }
 
-    /// Makes this process that of the user, for ever. Of its capabilities it keeps those that the sandbox names; nothing changes if it is the
-    /// user's already.
+    /// Makes this process a process of the user, permanently. It keeps those of its capabilities that the sandbox
+    /// names. Nothing changes if it is the user's already.
     ///
     /// # Errors
-    /// If it may not, or the host refuses.
+    /// If it lacks the right, or the host refuses.
     pub fn become_user(&self) -> Result<(), UserError> {
         let os = |source: io::Error| UserError::Os { user: self.name.clone(), source };
         let is_user = rustix::process::geteuid().as_raw() == self.uid.as_raw()
@@ -168,7 +168,7 @@ impl UserConfig {
         if !before.effective.contains(CapabilitySet::SETUID | CapabilitySet::SETGID) {
             return Err(UserError::NotRoot { user: self.name.clone() });
         }
-        // Without it the kernel takes all capabilities when the last UID of root goes (capabilities(7)).
+        // Without it the kernel removes all capabilities when the last UID of root is changed (capabilities(7)).
         rustix::thread::set_keep_capabilities(true).map_err(|error| os(error.into()))?;
         let changed = setgroups(&self.groups)
             .and_then(|()| setresgid(self.gid, self.gid, self.gid))
@@ -180,7 +180,7 @@ impl UserConfig {
         Ok(())
     }
 
-    /// Makes the calling thread that of the user, for ever, and takes its capabilities.
+    /// Makes the calling thread a thread of the user, permanently, and takes its capabilities.
     fn become_user_alone(&self) -> io::Result<()> {
         let groups: Vec<_> = self.groups.iter().map(|group| rustix::process::Gid::from_raw(group.as_raw())).collect();
         let (uid, gid) = self.ids();
@@ -194,7 +194,7 @@ impl UserConfig {
     /// Checks that this process, which is the user's, may use these files as the daemon will.
     ///
     /// # Errors
-    /// Names the first that it may not.
+    /// Names the first file that it may not use.
     pub fn check(&self, uses: &[FileUse]) -> Result<(), UserError> {
         let refused = uses.iter().find_map(|file| {
             let (path, access) = file.needed_access();
@@ -209,7 +209,7 @@ impl UserConfig {
     }
 }
 
-/// Opens images with the rights of a user, whose process this one is not yet.
+/// Opens images with the rights of a user that this process is not yet.
 #[derive(Debug)]
 pub struct UserImages(pub UserConfig);
 
@@ -222,7 +222,7 @@ impl ImageOpener for UserImages {
         let open =
             || self.0.become_user_alone().map_err(ImageOpenError::from).and_then(|()| HostImages.open(path, access));
         std::thread::scope(|scope| {
-            // On a thread of its own: it keeps no right to become another one again.
+            // On a thread of its own, which keeps no right to change its user again.
             let opened = spawn_scoped(scope, "open-as-user", open)?.join();
             opened.unwrap_or_else(|_| Err(io::Error::other("the thread that opens it has ended").into()))
         })

@@ -37,23 +37,23 @@ pub struct VhostUserEndpoint {
     pub queue_size: u16,
     /// The worker of each request queue.
     pub queue_map: QueueMap,
-    /// How a worker waits for requests.
+    /// The polling of a worker.
     pub poll: PollPolicy,
-    /// How calls to the guest are coalesced.
+    /// The coalescing of calls to the guest.
     pub coalesce: Coalesce,
-    /// Which files a frontend may share as memory.
+    /// The files that a frontend may share as memory.
     pub shared_files: SharedFileRules,
-    /// How much a frontend may share.
+    /// The limits of memory that a frontend may share.
     pub budget: BudgetLimits,
     /// Use of registered buffers: guest memory is pinned once instead of for each request.
     pub fixed_buffers: FixedBufferUse,
-    /// What a guest was given of the device by a daemon before this one.
+    /// The device as an earlier daemon gave it to a guest.
     pub given: Option<DeviceContract>,
 }
 
 impl VhostUserEndpoint {
-    /// Takes the keys of the device that is the settings' subject, of the interface `word`, and claims its socket. `queues` is the default
-    /// of `queues_key`. A guest that has the device already decides its queues.
+    /// Takes the keys of the device that is the settings' subject, of the interface `word`, and claims its socket.
+    /// `queues` is the default of `queues_key`. If a guest already has the device, that decides its queues.
     ///
     /// # Errors
     /// If a value is invalid, or the socket is claimed already.
@@ -122,7 +122,7 @@ impl VhostUserEndpoint {
     /// Assigns all queues to one worker.
     ///
     /// # Errors
-    /// If the queue map says otherwise.
+    /// If the queue map conflicts.
     pub fn keep_on_one_worker(&mut self, settings: &Settings, worker: Option<u16>) -> Result<(), SettingError> {
         self.queue_map.keep_on_one_worker(settings, worker)
     }
@@ -152,7 +152,7 @@ impl VhostUserEndpoint {
     /// Checks that the socket of the device `subject` can be created.
     ///
     /// # Errors
-    /// If it cannot.
+    /// If it cannot be created.
     pub fn check(&self, subject: String) -> Result<(), ConfigError> {
         let probed = mqblk_vhost_user_server::probe_socket(&self.socket);
         probed.map(drop).map_err(|source| ConfigError::Socket { subject, source })
@@ -170,7 +170,8 @@ impl VhostUserEndpoint {
         host.contracts.serve(device_key(&self.socket), contract)
     }
 
-    /// Returns the options of the server of the device `name` with these disks, which tells `guests`. The queues are the request queues.
+    /// Returns the options of the server of the device `name` with these disks. The server reports to `guests`. The
+    /// queues are the request queues.
     pub fn server_options(
         &self,
         name: &str,
@@ -199,35 +200,36 @@ impl VhostUserEndpoint {
 
 static FIXED_BUFFERS: Key = Key::words("fixed-buffers", FixedBufferUse::WORDS).default("auto").about(
     "register guest memory with the kernel: on, off, or auto (at most 64 MiB, where the memlock limit allows it)",
-    "Each request is cheaper then. It needs a memlock limit (`ulimit -l`) of the guest's size, makes all of the guest's memory exist, and other \
-     disks on the worker wait while it does: up to seconds a GiB. `auto` of a controller considers the LUNs that it starts with.",
+    "Makes each request cheaper. Registering needs a memlock limit (`ulimit -l`) of the guest's size and makes all of the guest's memory exist. Other \
+     disks on the worker wait meanwhile: up to seconds a GiB. `auto` of a controller considers the LUNs that it starts with.",
 );
 static GUEST_MEMORY: Key = Key::words("guest-memory", &GUEST_MEMORY_WORDS).default("ram").about(
     "files that a VMM may share as memory: ram (memfds, tmpfs, hugetlbfs), or any",
-    "An access to a file of another file system may wait for storage, a network or (FUSE) a process of the guest's owner, and the disks of \
-     everybody else on the worker wait with it.",
+    "An access to a file of another file system may wait for storage, a network or (FUSE) a process of the guest's owner, and all other disks on the \
+     worker wait with it.",
 );
 static REQUIRE_SEALS: Key = Key::switch("require-seals").default("off").about(
     "accept only memory that can never be truncated",
-    "`F_SEAL_SHRINK`; QEMU's `memory-backend-memfd` has it. Memory that is truncated is noticed in any case: requests that touch it fail, and \
-     the guest's queues end.",
+    "`F_SEAL_SHRINK`; QEMU's `memory-backend-memfd` has it. Truncated memory is detected in any case: requests that touch it fail, and the guest's \
+     queues end.",
 );
-/// At least those of one frontend with a region, at most all that Linux allows a process by default (vm.max_map_count).
+/// At least the mappings of one frontend with a region; at most all that Linux allows a process by default
+/// (vm.max_map_count).
 static MAX_MAPPINGS: Key = Key::number("max-mappings", 4, 65_530).default("2048").about(
-    "mappings of its memory that a VMM may cause",
-    "At a time, those included that only requests in flight still use. A VMM has at most 509 memory slots.",
+    "most mappings of its memory that a VMM may cause at a time",
+    "Including those that only requests in flight still use. A VMM has at most 509 memory slots.",
 );
 static MAX_ADDRESS_SPACE: Key = Key::size("max-address-space").default("8T").about(
-    "address space that these mappings may take",
+    "most address space of these mappings",
     "The daemon has 128 TiB on most machines. A VMM that replaces its memory table, as one without memory hot-plug does, has both tables mapped \
      for a moment.",
 );
 static MEM_BUDGET: Key = Key::size("mem-budget").otherwise("no limit").about(
     "refuse a VMM that shares more guest memory",
-    "Guest pages that the daemon touches first are charged to the daemon's cgroup, so that the sum over all disks is what its `MemoryMax` has to \
-     allow: [security.md](security.md).",
+    "Guest pages that the daemon touches first are charged to its cgroup, so its `MemoryMax` has to allow the sum over all disks: \
+     [security.md](security.md).",
 );
-/// The keys of a vhost-user device, besides those of its queues, of which the number has a key of the interface.
+/// The keys of a vhost-user device, besides those of its queues. The interface has the key of their number.
 pub const KEYS: &[&Key] = &[
     &SOCKET,
     &SOCKET_MODE,
@@ -251,7 +253,7 @@ fn take_shared_files(settings: &mut Settings) -> Result<SharedFileRules, Setting
     Ok(SharedFileRules { any_file_system, require_seals })
 }
 
-/// The least of `max-address-space` and `mem-budget`: no guest is smaller.
+/// The minimum of `max-address-space` and `mem-budget`: no guest is smaller.
 const LEAST_MEMORY: ByteLen = ByteLen(1 << 20);
 
 fn take_budget(settings: &mut Settings) -> Result<BudgetLimits, SettingError> {

@@ -21,8 +21,8 @@ use crate::sockets::PlannedSocket;
 use crate::storage::take_storage_kind;
 use crate::vhost_user::VhostUserEndpoint;
 
-/// Minimum of a controller's default number of request queues. QEMU sets up one for each virtual CPU whatever is offered, and 10.0 does
-/// not report if that is too many. Unused queues cost next to nothing.
+/// Minimum of a controller's default number of request queues. QEMU sets up one for each virtual CPU regardless of the
+/// number offered, and 10.0 does not report if that is too many. Unused queues cost next to nothing.
 const SCSI_QUEUES: u16 = 32;
 
 /// The number of request queues. A controller also has a control and an event queue.
@@ -31,24 +31,23 @@ static QUEUES: Key = Key::number("queues", 1, MAX_QUEUES as u64 - 2)
     .otherwise("the number of CPUs that the process may use, at least 32")
     .about(
         "request queues offered",
-        "The control and the event queue come on top, on the first worker. QEMU sets up one for each virtual CPU of the guest unless its `num_queues` \
-         says otherwise, and a guest for which that is more than `queues` hangs: mqblk logs what to change.",
+        "The control and the event queue come on top, on the first worker. QEMU sets up one queue for each virtual CPU of the guest unless its \
+         `num_queues` says otherwise. A guest with more queues than `queues` hangs: mqblk logs what to change.",
     );
-/// As QEMU's default, and what its driver accepts.
+/// The default of QEMU, and the range of its driver.
 static CMD_PER_LUN: Key = Key::number("cmd-per-lun", 1, 1024).default("128").about(
-    "most commands that the guest's driver shall have in flight on one LUN",
+    "most commands that the guest's driver may have in flight on one LUN",
     "QEMU passes its own `cmd_per_lun` to guests instead.",
 );
 static INCOMING_LUNS: Key = Key::text("incoming-luns", "DIR", "an existing folder").otherwise("such a migration fails").about(
-    "when a guest is migrated here by a VMM that sends its devices' state: open LUNs that it got while it ran if their files lie in DIR, and remove \
-     those that it lost",
-    "[migration.md](migration.md#luns-that-were-added-at-run-time). The VMM names the files, so the folder must hold this guest's only.",
+    "for a guest that arrives with its devices' state: open LUNs added while it ran, if their files are in DIR, and remove LUNs removed meanwhile",
+    "See [migration.md](migration.md#luns-that-were-added-at-run-time). The VMM names the files, so the folder must hold this guest's files only.",
 );
 static INCOMING_LUNS_MAX: Key = Key::number("incoming-luns-max", 1, 16_384)
     .default("64")
-    .about("most LUNs that the controller has after that, unless it has more already", "");
-static INCOMING_LIMIT_GROUP: Key =
-    Key::text("incoming-limit-group", "NAME", "a limit group").about("the limit group of the LUNs that arrive so", "");
+    .about("most LUNs of the controller after a migration, unless it has more already", "");
+static INCOMING_LIMIT_GROUP: Key = Key::text("incoming-limit-group", "NAME", "a limit group")
+    .about("the limit group of LUNs that arrive with a guest", "");
 /// The keys of a controller, besides those of its socket and queues.
 pub(super) const KEYS: &[&Key] =
     &[&ID, &QUEUES, &CMD_PER_LUN, &INCOMING_LUNS, &INCOMING_LUNS_MAX, &INCOMING_LIMIT_GROUP];
@@ -93,7 +92,7 @@ impl ControllerKeys {
         Ok((keys, settings))
     }
 
-    /// Takes all keys except the id. The result does not have the remaining settings.
+    /// Takes all keys except the id. The result lacks the remaining settings.
     fn take_rest(
         settings: &mut Settings,
         id: String,
@@ -115,12 +114,10 @@ impl ControllerKeys {
         ControllerKeys { origin: ChangeSource::RunTime, ..self }
     }
 
-    /// Returns its origin.
     pub(super) fn origin(&self) -> ChangeSource {
         self.origin
     }
 
-    /// Returns its id.
     pub(super) fn id(&self) -> &str {
         &self.id
     }
@@ -135,12 +132,11 @@ impl ControllerKeys {
         (&self.id, &self.endpoint.socket)
     }
 
-    /// Returns what its guest was given before.
+    /// Returns the device as its guest was given it before.
     pub(super) fn given(&self) -> Option<&DeviceContract> {
         self.endpoint.given.as_ref()
     }
 
-    /// Returns its socket.
     pub(super) fn planned_socket(&self) -> PlannedSocket {
         self.endpoint.planned_socket(self.settings.subject().to_owned())
     }
@@ -174,7 +170,7 @@ impl DeviceKeys for ControllerKeys {
     }
 }
 
-/// Takes the keys of what an incoming guest may have.
+/// Takes the keys of an incoming guest's limits.
 fn take_incoming(settings: &mut Settings) -> Result<Option<IncomingLimits>, SettingError> {
     let folder = take_directory(settings, &INCOMING_LUNS)?;
     for key in [&INCOMING_LUNS_MAX, &INCOMING_LIMIT_GROUP] {

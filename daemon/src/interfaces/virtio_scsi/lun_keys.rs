@@ -38,10 +38,12 @@ static TARGET: Key =
 static LUN: Key = Key::number("lun", 0, 16_383).default("0").about("the LUN of its address", "");
 static UNIT: Key = Key::text("unit", "ID", "the id of another LUN")
     .otherwise("a unit of its own")
-    .about("share the logical unit of the LUN of this id, in place of storage: multipath, or two guests", "With it only `controller`, `target`, `lun` and `id`. A logical unit occurs once in each target: each of its paths needs a target, or a controller, of its own.");
+    .about("share the logical unit of the LUN of this id, in place of storage: multipath, or two guests", "With it only `controller`, `target`, `lun` and `id`. A logical unit occurs once in each target: each of its paths needs its own target or \
+     controller.");
 static UNIT_NAME: Key = Key::text("unit-name", "TEXT", "1 to 64 bytes of printable ASCII")
     .otherwise("from its address and the socket")
-    .about("what the unit's world-wide identification is made of; unique", "VPD page 83h, `/dev/disk/by-id/wwn-*`. Give one where a unit has to keep it when its address or socket changes, or is served by several daemons.");
+    .about("source of the unit's world-wide identification; unique", "VPD page 83h, `/dev/disk/by-id/wwn-*`. Set it if the identification must stay when the address or socket changes, or if several daemons serve the \
+     unit.");
 static VENDOR: Key = Key::text("vendor", "TEXT", "1 to 8 bytes of printable ASCII")
     .default("mqblk")
     .about("the vendor that the guest sees", "");
@@ -52,7 +54,7 @@ static RESERVATIONS: Key = Key::text("reservations", "FILE", "a file, or a new o
     .otherwise("guests that ask for it are refused")
     .about(
         "keep persistent reservations in FILE over a restart, for guests that ask for it",
-        "APTPL. Rewritten at each change; made if it is not there.",
+        "APTPL. Rewritten at each change; made if missing.",
     );
 /// The keys of a LUN, besides those of its storage.
 pub(super) const KEYS: &[&Key] =
@@ -69,7 +71,7 @@ fn free_target(addresses: &UsedAddresses) -> Option<u8> {
 /// The keys of a LUN whose storage is not open yet.
 #[derive(Debug)]
 pub(super) struct LunKeys {
-    /// As they were given, with the controller, the id and the address.
+    /// As given, with the controller, the id and the address.
     given: Settings,
     settings: Settings,
     id: String,
@@ -135,17 +137,14 @@ impl LunKeys {
         Ok(LunKeys { given, settings, id, address, unit, claims })
     }
 
-    /// Returns its claims.
     pub(super) fn claims(&self) -> &[Claim] {
         &self.claims
     }
 
-    /// Returns its id.
     pub(super) fn id(&self) -> &str {
         &self.id
     }
 
-    /// Returns its address.
     pub(super) fn address(&self) -> TargetLun {
         self.address
     }
@@ -158,7 +157,8 @@ impl LunKeys {
         }
     }
 
-    /// Returns the error for a logical unit that it cannot share. `found` describes what has that name, if anything.
+    /// Returns the error for a logical unit that it cannot share. `found` describes the owner of that name, if there is
+    /// one.
     pub(super) fn no_such_unit(&self, unit: &str, found: &str) -> SettingError {
         self.settings.error(&UNIT, format!("{unit:?}{found}"), "the id of a LUN with storage of its own")
     }
@@ -174,7 +174,7 @@ impl LunKeys {
         self.settings.error(&UNIT, found, "another target: a unit is once in each")
     }
 
-    /// Returns what keeps it out.
+    /// Returns the record of a LUN that `why` keeps out.
     pub(super) fn out(&self, origin: ChangeSource, why: &dyn std::error::Error) -> OutDisk {
         let reservations = match &self.unit {
             UnitKeys::Own(own) if origin == ChangeSource::Configuration => {
@@ -186,7 +186,7 @@ impl LunKeys {
         OutDisk { files: reservations.into_iter().collect(), ..out }
     }
 
-    /// Opens the storage, unless the logical unit is shared, as a guest was given it before (`given`).
+    /// Opens the storage, unless the logical unit is shared. `given`: the unit as a guest was given it before.
     ///
     /// # Errors
     /// If the storage cannot be opened, or a key is unknown.
@@ -274,7 +274,7 @@ pub(super) fn find_controller(settings: &mut Settings, ids: &[&str]) -> Result<u
 /// Checks that each shared logical unit is a LUN's own, and that no target maps a logical unit twice.
 ///
 /// # Errors
-/// Returns the first LUN that breaks a rule.
+/// Returns the first LUN that violates a rule.
 pub(super) fn check_shared(luns: &[(usize, &LunKeys)]) -> Result<(), SettingError> {
     let units: HashMap<&str, Option<&str>> = luns.iter().map(|(_, lun)| (lun.id(), lun.shared_unit())).collect();
     let mut seen = HashMap::new();
@@ -339,7 +339,7 @@ fn default_unit_name(socket: &Path, address: TargetLun) -> String {
     format!("{address}:{:016x}", locally_assigned(&path))
 }
 
-/// Takes `target` and `lun`. Without `target` it is the first without a LUN.
+/// Takes `target` and `lun`. The default of `target` is the first without a LUN.
 ///
 /// # Errors
 /// If a value is invalid, or no target is free.

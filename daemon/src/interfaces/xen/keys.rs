@@ -25,8 +25,8 @@ use crate::test_keys;
 static DOMID: Key = Key::number("domid", 0, 0x7fef)
     .otherwise("a toolstack, or `mqblk xen attach`, names the disk with `params=mqblk:ID`")
     .about(
-        "attach the disk to this domain from the start, as vdev says",
-        "If it is not attached already. Both `domid` and `vdev`, or neither.",
+        "attach the disk to this domain at the start, as vdev",
+        "Unless it is attached already. Both `domid` and `vdev`, or neither.",
     );
 static VDEV: Key =
     Key::text("vdev", "NAME", "`xvda`, `xvdb1`, `sda` or its number").about("the device in the guest", "");
@@ -43,8 +43,8 @@ static INDIRECT_SEGMENTS: Key = Key::number("indirect-segments", 0, MAX_INDIRECT
     .default("256")
     .about("most 4 KiB pieces of a request; 0: eleven", "`feature-max-indirect-segments`.");
 static GRANTS: Key = Key::words("grants", GrantMode::WORDS).default("auto").about(
-    "how the guest's pages are reached: copy (by the hypervisor), map (for each request), persistent (mapped once and kept, where the guest \
-     agrees; else copy), or auto (as persistent)",
+    "access to the guest's pages: copy (by the hypervisor), map (for each request), persistent (mapped once and kept, where the guest agrees; else \
+     copy), or auto (as persistent)",
     "With direct I/O in a paravirtualized domain, where the kernel must not pin mapped pages, the processor copies between persistent pages and pages of the daemon. `map`: unmapped before the response; copied where the disk is opened with direct I/O, since the kernel may then unpin a page only after the response.",
 );
 /// For measurements.
@@ -58,7 +58,7 @@ static PERSISTENT_IDLE: Key = Key::number("persistent-idle", 0, 7 * 24 * 3600)
     .default("60")
     .about("unmap a page that was not used for S seconds; 0: never", "");
 static JOURNAL: Key = Key::switch("journal").default("on").about(
-    "note unanswered requests under --xen-state, so that a daemon after this one serves the rings even if this one is killed",
+    "journal unanswered requests in --xen-state, so that the next daemon serves the rings even after a kill",
     "",
 );
 /// The keys of a Xen disk, besides those of queues.
@@ -66,19 +66,21 @@ pub(super) const KEYS: &[&Key] =
     &[&DOMID, &VDEV, &RINGS, &RING_ORDER, &INDIRECT_SEGMENTS, &GRANTS, &PERSISTENT_GRANTS, &PERSISTENT_IDLE, &JOURNAL];
 
 static XEN: Key = Key::text("xen", "auto|real|FOLDER", "`auto`, `real`, a folder").default("auto").about(
-    "which Xen: auto (the machine's own, when something needs it), real, or the folder of a simulated one",
+    "the Xen host: auto (the machine's own, if needed), real, or the folder of a simulated one",
     "[xen.md](xen.md).",
 );
-/// What has the daemon serve what the configuration does not name.
+/// The key to serve devices that the configuration does not name.
 pub(super) static XEN_WATCH: Key = Key::text("xen-watch", "TYPE", "a device type")
     .bare(DEFAULT_TYPE)
-    .about("serve every device of this type that a toolstack makes, whatever it names", "Every device below `/local/domain/<own>/backend/TYPE`; without the option those whose `params` name a disk of the configuration. Without a type `mqblk`.");
+    .about("serve every device of this type that a toolstack makes", "All devices below `/local/domain/<own>/backend/TYPE`. Without the option only those whose `params` name a disk of the configuration. Without a \
+     type `mqblk`.");
 static XEN_STATE: Key = Key::text("xen-state", "DIR|off", "a folder, or `off`")
     .default("/run/mqblk/xen")
-    .about("where unanswered requests are noted, so that a daemon after this one serves the rings; off: nowhere", "The journals: a file for each ring, removed when the ring ends. Of two daemons that watch a type with the same folder the second is refused.");
+    .about("folder of the journals of unanswered requests, from which the next daemon serves the rings; off: none", "A file for each ring, removed when the ring ends. Of two daemons that watch a type with the same folder the second is refused.");
 static XEN_MAPPED_PAGES: Key = Key::number("xen-mapped-pages", 0, u64::MAX)
-    .otherwise("what the host allows")
-    .about("most pages of guests that all disks together keep mapped; more are copied", "The host allows a quarter of `vm.max_map_count`, as a page takes two, or what Xen tracks. A copy is slower, never an error.");
+    .otherwise("the host's limit")
+    .about("most guest pages that all disks together keep mapped; more are copied", "The host's limit is a quarter of `vm.max_map_count`, as a page takes two mappings, or the number of pages that Xen tracks. A copy is slower, \
+     never an error.");
 /// The keys of the Xen host.
 pub(super) const PROCESS_KEYS: &[&Key] = &[&XEN, &XEN_WATCH, &XEN_STATE, &XEN_MAPPED_PAGES];
 
@@ -167,7 +169,7 @@ fn take_endpoint(settings: &mut Settings, cpus: &Cpus) -> Result<XenEndpoint, Se
     })
 }
 
-/// Takes `grants-pool`, a key for measurements. Elsewhere it stays in the settings, as an unknown key.
+/// Takes `grants-pool`, a key for measurements. Otherwise it stays in the settings, as an unknown key.
 fn take_grants_pool(settings: &mut Settings) -> Result<PoolScope, SettingError> {
     if !test_keys::are_enabled() {
         return Ok(PoolScope::PerRing);
@@ -195,12 +197,12 @@ fn take_attachment(settings: &mut Settings) -> Result<Option<XenAttachment>, Set
     }
 }
 
-/// Returns the key of what a guest was given of a disk of the configuration.
+/// Returns the key of the record for a disk of the configuration.
 pub(super) fn disk_key(id: &str) -> String {
     format!("xen/disk/{id}")
 }
 
-/// Returns the key of what a guest was given of a device that names no disk of the configuration.
+/// Returns the key of the record for a device that names no disk of the configuration.
 pub(super) fn device_key(name: &DeviceName) -> String {
     format!("xen/device/{name}")
 }

@@ -25,10 +25,10 @@ pub(crate) struct ConfigArgs {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Show what the file has otherwise than the daemon
+    /// Show the differences between the file and the daemon
     Diff(FileArgs),
 
-    /// Apply what the file has otherwise, as far as that can change while the daemon serves
+    /// Apply the differences, as far as they can change while the daemon serves
     Apply(FileArgs),
 }
 

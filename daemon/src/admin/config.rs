@@ -1,4 +1,4 @@
-//! `config.diff` and `config.apply`: the configuration that the daemon has, beside the one of a file.
+//! `config.diff` and `config.apply`: compare the daemon's configuration with a file, and apply the differences.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ pub(super) fn verbs(state: &Arc<DaemonState>) -> Vec<Verb> {
     }
     let (diff, apply) = (Arc::clone(state), Arc::clone(state));
     vec![
-        Verb::new("config.diff", "What a configuration file has otherwise than the daemon", PARAMS, move |params| {
+        Verb::new("config.diff", "Shows the differences between a file and the daemon", PARAMS, move |params| {
             call(&diff, params, false)
         }),
         Verb::new(
             "config.apply",
-            "Applies what a configuration file has otherwise than the daemon, as far as that can change now",
+            "Applies the differences of a configuration file, as far as they can change now",
             PARAMS,
             move |params| call(&apply, params, true),
         ),

@@ -28,7 +28,6 @@ const REMOVE: &[Param] = &[
     },
 ];
 
-/// Returns the verbs.
 pub(super) fn verbs(state: &Arc<DaemonState>) -> [Verb; 3] {
     let (listing, adding, removing) = (Arc::clone(state), Arc::clone(state), Arc::clone(state));
     [

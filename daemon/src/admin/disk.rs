@@ -1,4 +1,5 @@
-//! `disk.list`, and `disk.add` and `disk.remove`: disks and LUNs at run time, of every interface that can.
+//! `disk.list`, `disk.add`, `disk.remove` and `disk.retry`: disks and LUNs at run time, of all interfaces that support
+//! it.
 
 use std::sync::Arc;
 
@@ -28,7 +29,6 @@ const REMOVE: &[Param] = &[
 const RETRY: &[Param] =
     &[Param { name: "id", kind: ParamKind::Text, about: "The id of the disk or LUN; all that are out [all]" }];
 
-/// Returns the verbs.
 pub(super) fn verbs(state: &Arc<DaemonState>) -> [Verb; 4] {
     let (listing, adding, removing) = (Arc::clone(state), Arc::clone(state), Arc::clone(state));
     let retrying = Arc::clone(state);

@@ -31,7 +31,6 @@ const CONTROLLER: &[Param] = &[
     },
 ];
 
-/// Returns the verbs.
 pub(super) fn verbs(state: &Arc<DaemonState>) -> [Verb; 2] {
     let (of_disk, of_controller) = (Arc::clone(state), Arc::clone(state));
     [
@@ -47,7 +46,7 @@ pub(super) fn verbs(state: &Arc<DaemonState>) -> [Verb; 2] {
     ]
 }
 
-/// Finds what has an id.
+/// Finds the disk, LUN or controller of an id.
 type Find = fn(&DaemonState, &str) -> Result<LiveTarget, SettingError>;
 
 fn set(state: &DaemonState, params: &Params, find: Find) -> Result<Value, VerbError> {
@@ -59,7 +58,7 @@ fn set(state: &DaemonState, params: &Params, find: Find) -> Result<Value, VerbEr
     response(DiskSettings { id: id.to_owned(), settings: settings_json(target.current()), survives_restart })
 }
 
-/// Converts the error of an id that nothing has.
+/// Converts the error of an unknown id.
 pub(super) fn no_such_id(id: &str, error: SettingError) -> VerbError {
     let found_id = if id.is_empty() { "nothing".to_owned() } else { found(&id.into()) };
     VerbError::params("params.id", found_id, error.expected)

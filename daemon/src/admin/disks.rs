@@ -13,7 +13,7 @@ pub(super) fn verb(state: &Arc<DaemonState>) -> Verb {
     let state = Arc::clone(state);
     Verb::new(
         "disks",
-        "The disks and controllers and their settings, every default filled in; the LUNs are told by lun.list",
+        "The disks and controllers and their settings, every default filled in; for LUNs see lun.list",
         &[],
         move |_| {
             let (mut disks, mut controllers) = (Vec::new(), Vec::new());

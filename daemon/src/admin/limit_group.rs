@@ -23,7 +23,6 @@ const SET: &[Param] = &[
     },
 ];
 
-/// Returns the verbs.
 pub(super) fn verbs(state: &Arc<DaemonState>) -> [Verb; 2] {
     let (setting, listing) = (Arc::clone(state), Arc::clone(state));
     [

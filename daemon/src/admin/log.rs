@@ -19,7 +19,7 @@ pub(super) fn verb(state: &Arc<DaemonState>) -> Option<Verb> {
     state.log()?;
     let state = Arc::clone(state);
     Some(Verb::new("log", "The level of the log; changes it", PARAMS, move |params| {
-        // There is one: see above.
+        // Checked above.
         let Some(log) = state.log() else { return Ok(json!({})) };
         let before = log.get();
         if let Some(level) = params.text("level") {

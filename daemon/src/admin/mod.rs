@@ -25,7 +25,7 @@ use crate::change::ChangeError;
 use crate::key_values::{self, is_key};
 use crate::state::DaemonState;
 
-/// Verbs that change nothing a successor would have to know: they are answered during a takeover.
+/// Verbs that change nothing a successor has to know: answered during a takeover.
 const READING: &[&str] = &[
     "stat",
     "disks",

@@ -20,7 +20,6 @@ const MOVE: &[Param] = &[
     Param { name: "worker", kind: ParamKind::Number, about: "The worker, from 0" },
 ];
 
-/// Returns the verbs.
 pub(super) fn verbs(state: &Arc<DaemonState>) -> [Verb; 2] {
     let (listing, moving) = (Arc::clone(state), Arc::clone(state));
     [

@@ -15,13 +15,13 @@ use crate::state::DaemonState;
 pub const SIZE: Param = Param {
     name: "size",
     kind: ParamKind::Size,
-    about: "The size in bytes, or such as \"10G\" [what its storage has now]",
+    about: "The size in bytes, or with a unit: \"10G\" [the present size of its storage]",
 };
 /// Shared with `lun.resize`.
 pub const SHRINK: Param = Param {
     name: "shrink",
     kind: ParamKind::Boolean,
-    about: "It may become smaller; what lies beyond the new end is lost [false]",
+    about: "It may become smaller; data beyond the new end is lost [false]",
 };
 
 const PARAMS: &[Param] =
@@ -30,7 +30,7 @@ const PARAMS: &[Param] =
 /// Returns the verb.
 pub fn verb(state: &Arc<DaemonState>) -> Verb {
     let state = Arc::clone(state);
-    Verb::new("resize", "Has guests see another size of a disk or LUN", PARAMS, move |params| {
+    Verb::new("resize", "Resizes a disk or LUN and notifies its guests", PARAMS, move |params| {
         let Some(id) = params.text("id") else {
             return Err(VerbError::params("params.id", "nothing", "the id of a disk, a LUN or a Xen device"));
         };

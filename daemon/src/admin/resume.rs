@@ -13,13 +13,13 @@ const PARAMS: &[Param] = &[
     Param {
         name: "report",
         kind: ParamKind::Boolean,
-        about: "Answer the parked requests with their errors, in place of doing them [false]",
+        about: "Complete the parked requests with their errors instead [false]",
     },
 ];
 
 pub(super) fn verb(state: &Arc<DaemonState>) -> Verb {
     let state = Arc::clone(state);
-    Verb::new("resume", "Has a stopped disk do its parked requests and go on", PARAMS, move |params| {
+    Verb::new("resume", "Resumes a stopped disk: submits its parked requests", PARAMS, move |params| {
         let resumed = resume(&state, params)?;
         super::response(resumed)
     })

@@ -25,7 +25,7 @@ pub(super) fn verb(state: &Arc<DaemonState>) -> Verb {
     let state = Arc::clone(state);
     Verb::new(
         "stat",
-        "What every disk, controller, queue and worker counted since the daemon started",
+        "Counters of every disk, controller, queue and worker since the daemon started",
         PARAMS,
         move |params| {
             let stat = read(&state, params)?;

@@ -1,4 +1,4 @@
-//! `takeover`: another process takes over all that this one serves.
+//! `takeover`: another process takes over all devices of this one.
 
 use std::sync::Arc;
 

@@ -13,7 +13,6 @@ use crate::state::DaemonState;
 const ADD: &[Param] =
     &[Param { name: "cpu", kind: ParamKind::Number, about: "The CPU that it is pinned to [the kernel places it]" }];
 
-/// Returns the verbs.
 pub(super) fn verbs(state: &Arc<DaemonState>) -> [Verb; 3] {
     let (listing, adding, removing) = (Arc::clone(state), Arc::clone(state), Arc::clone(state));
     [

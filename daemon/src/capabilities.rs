@@ -5,14 +5,14 @@ use std::io;
 use mqblk_core::thread_role::ThreadRole;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
-/// Kept by the daemon, if it has it: locked memory is not counted against the limit of the user.
+/// Kept by the daemon if it has them: its locked memory is not counted against the user's limit.
 pub(crate) const KEPT_CAPABILITIES: CapabilitySet = CapabilitySet::IPC_LOCK.union(CapabilitySet::SYS_RESOURCE);
-/// Kept besides by root's daemon that has to reach files of other users itself.
+/// Also kept by root's daemon if it has to open files of other users itself.
 pub(crate) const OTHER_USERS_FILES: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
 /// Kept by threads that open nothing.
 const KEPT_BY_SERVERS: CapabilitySet = CapabilitySet::IPC_LOCK;
 
-/// Gives up what a thread of this role does not need.
+/// Gives up the capabilities that a thread of this role does not need.
 pub(crate) fn drop_for(role: ThreadRole) -> io::Result<()> {
     match role {
         ThreadRole::Worker | ThreadRole::Storage | ThreadRole::RingMaker => keep(KEPT_BY_SERVERS),
@@ -21,7 +21,7 @@ pub(crate) fn drop_for(role: ThreadRole) -> io::Result<()> {
     }
 }
 
-/// Gives up all others, for the calling thread and those that it starts.
+/// Gives up all others, for the calling thread and the threads that it starts.
 pub(crate) fn keep(kept: CapabilitySet) -> io::Result<()> {
     let now = capabilities(None)?;
     let sets = CapabilitySets {
@@ -32,13 +32,14 @@ pub(crate) fn keep(kept: CapabilitySet) -> io::Result<()> {
     Ok(set_capabilities(None, sets)?)
 }
 
-/// Gives up all others, and uses these as far as they are permitted: a change of the user has taken them out of use.
+/// Gives up all others, and makes these effective as far as they are permitted: a change of the user has made them
+/// ineffective.
 pub(crate) fn keep_and_use(kept: CapabilitySet) -> io::Result<()> {
     keep(kept)?;
     use_only(kept)
 }
 
-/// Has the calling thread use only these for now. It may use the others again.
+/// Makes only these effective in the calling thread. The others stay permitted.
 pub(crate) fn use_only(used: CapabilitySet) -> io::Result<()> {
     let now = capabilities(None)?;
     Ok(set_capabilities(None, CapabilitySets { effective: now.permitted & used, ..now })?)

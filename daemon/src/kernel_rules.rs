@@ -1,4 +1,4 @@
-//! Building blocks of what a process gives up: filters of system calls (seccomp(2)) and rules for files (landlock(7)).
+//! Building blocks of a process' restrictions: filters of system calls (seccomp(2)) and rules for files (landlock(7)).
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -13,13 +13,13 @@ use seccompiler::{
     SeccompRule,
 };
 
-/// The newest rules that are asked for. Older kernels have fewer, which are used then.
+/// The newest rules that are requested. Older kernels apply those that they support.
 pub(crate) const NEWEST: ABI = ABI::V6;
 
-/// The allowed calls, with rules for their arguments: any one of them must hold; none: any arguments.
+/// The allowed calls, each with rules for its arguments, of which one must match; none: any arguments.
 pub(crate) type CallRules = BTreeMap<c_long, Vec<SeccompRule>>;
 
-/// Compiles a filter: what happens to calls that no rule has, and to those that one has.
+/// Compiles a filter: the action for calls without a rule, and the one for calls that a rule allows.
 pub(crate) fn compile(
     rules: CallRules,
     mismatch: SeccompAction,
@@ -29,7 +29,7 @@ pub(crate) fn compile(
     Ok(SeccompFilter::new(rules, mismatch, matches, arch)?.try_into()?)
 }
 
-/// Adds the calls that map memory: none that can be executed.
+/// Adds the calls that map memory, without executable memory.
 pub(crate) fn add_memory_rules(rules: &mut CallRules) -> Result<(), seccompiler::Error> {
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         rules.insert(call, vec![none_of(2, libc::PROT_EXEC)?]);
@@ -47,12 +47,13 @@ pub(crate) fn equal(argument: u8, value: u64) -> Result<SeccompCondition, seccom
     Ok(SeccompCondition::new(argument, Len::Dword, Cmp::Eq, value)?)
 }
 
-/// Returns the rule that all of these hold.
+/// Returns the rule that requires all of these conditions.
 pub(crate) fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, seccompiler::Error> {
     Ok(SeccompRule::new(conditions)?)
 }
 
-/// Returns rules that allow nothing: no files, no TCP, and nothing of other processes (as far as this kernel knows these).
+/// Returns rules that allow nothing: no files, no TCP, and no access to other processes, as far as this kernel supports
+/// that.
 pub(crate) fn no_files() -> Result<RulesetCreated, RulesetError> {
     Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -62,7 +63,7 @@ pub(crate) fn no_files() -> Result<RulesetCreated, RulesetError> {
         .create()
 }
 
-/// Adds a rule for a file or what is beneath a folder, as far as this kernel knows the rights.
+/// Adds a rule for a file or for everything beneath a folder, as far as this kernel supports the rights.
 pub(crate) fn allow(
     rules: RulesetCreated,
     file: impl AsFd,

@@ -1,4 +1,4 @@
-//! The rights with which storage is opened, and those that are left after it.
+//! The rights with which storage is opened, and the remaining ones after that.
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
@@ -19,15 +19,16 @@ use crate::storage_backends::Registry;
 use crate::takeover::{HandedFiles, HandedImages};
 use crate::user::{UserConfig, UserImages};
 
-/// Opens the storage of a configuration with the rights that the process was started with, and makes the process that of the user that the
-/// configuration names.
+/// Opens the storage of a configuration with the rights that the process was started with. Then the process becomes the
+/// user of the configuration.
 ///
-/// Disks that were added at run time are opened with the rights that are left after it: what names them is written by the daemon itself.
+/// Disks that were added at run time are opened with the remaining rights: the daemon itself writes the file that names
+/// them.
 ///
-/// `handed` are images that another process has open, and hands over.
+/// `handed` are images that another process has open and hands over.
 ///
-/// In the sandbox a broker opens it, and keeps these rights. The process changes its user before, because the threads that some storage has
-/// are not allowed to.
+/// In the sandbox a broker opens the storage, and keeps these rights. The process changes its user before, because the
+/// threads of some storage are not allowed to.
 ///
 /// # Errors
 /// If the storage cannot be opened, or the host refuses.
@@ -68,7 +69,8 @@ pub(crate) fn open(closed: ClosedConfig, handed: Option<Arc<HandedFiles>>) -> Re
     Ok(config)
 }
 
-/// Makes what takes rights that are given up later: the folder of the admin socket, and sockets with an owner or group of their own.
+/// Makes everything that needs rights which are given up later: the folder of the admin socket, and sockets with an
+/// owner or group of their own.
 fn make_sockets_early(closed: &ClosedConfig, user: Option<&UserConfig>) -> Result<(), ConfigError> {
     if let Some(admin) = closed.admin() {
         if admin.makes_folder {
@@ -85,7 +87,7 @@ fn make_sockets_early(closed: &ClosedConfig, user: Option<&UserConfig>) -> Resul
     Ok(())
 }
 
-/// Makes the folder of a socket, if there is none, as that of `user`.
+/// Makes the folder of a socket if it is missing, owned by `user`.
 fn make_folder(socket: &Path, user: Option<&UserConfig>) -> Result<(), SocketError> {
     let os = |source| SocketError::Os { path: socket.to_owned(), source };
     let Some(folder) = socket.parent() else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! The daemon's end: starts the broker, and opens images by it.
+//! The daemon's end: starts the broker, and opens images through it.
 
 use std::fs::File;
 use std::io;
@@ -20,26 +20,26 @@ use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
 use super::wire::{self, Request};
 use crate::config_error::ConfigError;
 
-/// The subcommand of this program that is the broker.
+/// The subcommand of this program that runs the broker.
 pub const SUBCOMMAND: &str = "broker";
-/// This program, also when its file has been replaced by a newer version.
+/// This program, also after its file was replaced by a newer version.
 const THIS_PROGRAM: &str = "/proc/self/exe";
-/// How long an image may take to open once the daemon serves: storage that hangs must not hold up others for ever.
+/// Longest wait for an image once the daemon serves: storage that hangs must not hold up others without a limit.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 const ENDED: &str = "the broker, which opens images for the sandbox, has ended; restart the daemon to open others";
 
-/// Why the broker does not work.
+/// Errors of the broker's start.
 #[derive(Debug, thiserror::Error)]
 pub enum BrokerStartError {
     /// It could not be started.
     #[error("sandbox: broker: {0} (--sandbox=off serves without it)")]
     Start(#[source] io::Error),
-    /// A path that is to be allowed cannot be found.
+    /// A path to allow cannot be found.
     #[error("sandbox: {path:?}: {why}, expected a path that exists ({key})")]
     Path {
         /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         why: ImageOpenError,
         /// The key that names it.
         key: &'static str,
@@ -67,7 +67,7 @@ pub struct Broker {
 struct Connection {
     /// The number of the last request.
     number: u32,
-    /// How long an answer may take; `None` before the daemon serves.
+    /// Longest wait for an answer; `None` before the daemon serves.
     timeout: Option<Duration>,
 }
 
@@ -89,7 +89,7 @@ impl Broker {
         let (socket, theirs) = socket_pair().map_err(BrokerStartError::Start)?;
         let mut command = Command::new(THIS_PROGRAM);
         command.arg0("mqblk").arg(SUBCOMMAND).env_clear().current_dir("/");
-        // Its standard error is the daemon's: it says why it ends.
+        // The broker writes its reason to end to the daemon's standard error.
         command.stdin(Stdio::from(theirs)).stdout(Stdio::null());
         let child = command.spawn().map_err(BrokerStartError::Start)?;
         Ok(Broker::over(socket, Some(child)))
@@ -102,14 +102,14 @@ impl Broker {
         Broker { connection, process: Arc::new(process), tcp: RankedMutex::leaf(TcpPorts::default()) }
     }
 
-    /// Returns the TCP ports that storage connects to. No more are allowed from now on.
+    /// Returns the TCP ports that storage connects to. Allows no more from now on.
     pub fn seal_tcp(&self) -> Vec<u16> {
         let mut tcp = self.tcp.lock();
         tcp.sealed = true;
         tcp.ports.clone()
     }
 
-    /// Allows a file, or images beneath a folder, until the [seal](Self::seal). `key` has named it.
+    /// Allows a file, or the images beneath a folder, until the [seal](Self::seal). `key` is the key that names it.
     ///
     /// # Errors
     /// If the path cannot be found.
@@ -128,7 +128,7 @@ impl Broker {
         allowed.map(drop).map_err(|why| BrokerStartError::Path { path: path.to_owned(), why, key })
     }
 
-    /// Remembers where the configuration file is, until the [seal](Self::seal).
+    /// Remembers the configuration file's path, until the [seal](Self::seal).
     ///
     /// # Errors
     /// If its folder cannot be found.
@@ -139,7 +139,7 @@ impl Broker {
     /// Opens the configuration file for reading.
     ///
     /// # Errors
-    /// If there is none, or it cannot be opened.
+    /// If there is none, or the host refuses.
     pub fn open_config(&self) -> Result<File, ImageOpenError> {
         self.open_file(&Request::OpenConfig)
     }
@@ -150,17 +150,18 @@ impl Broker {
         Ok(file.ok_or_else(none)?.into())
     }
 
-    /// Has the broker give up all rights but opening what is allowed and what it has opened. Returns how far files are restricted, in words.
+    /// Makes the broker give up all rights but opening allowed images and those that it has opened. Returns the extent
+    /// of its file restrictions, in words.
     ///
     /// # Errors
-    /// If it cannot.
+    /// If the broker cannot.
     pub fn seal(&self) -> Result<String, BrokerStartError> {
         let (_, files) = self.request(&Request::Seal).map_err(BrokerStartError::Seal)?;
         self.connection.lock().timeout = Some(OPEN_TIMEOUT);
         Ok(files)
     }
 
-    /// Starts a thread that logs when the broker ends before the daemon does.
+    /// Starts a thread that logs if the broker ends before the daemon.
     ///
     /// # Errors
     /// If the host refuses.
@@ -191,7 +192,7 @@ impl Broker {
             match wire::receive_response(socket)? {
                 None => return Err(ended()),
                 Some((answered, answer)) if answered == number => return answer,
-                // Of a request that was given up.
+                // The answer to a request that was given up.
                 Some(_) => {}
             }
         }
@@ -239,8 +240,8 @@ impl TcpPorts {
     }
 }
 
-/// Opens images as the sealed [`Broker`] will: for disks that a file names which the daemon itself writes. Whoever took over the daemon before
-/// could have it open what the operator has allowed, and what such a file names is no more than that.
+/// Opens images as the sealed [`Broker`] will, for disks named by a file that the daemon itself writes. An attacker who
+/// took over an earlier daemon may have written that file: it can name no more than the operator has allowed.
 #[derive(Debug)]
 pub struct AllowedImages(pub Arc<Broker>);
 
@@ -257,7 +258,7 @@ impl ImageOpener for AllowedImages {
 impl Drop for Broker {
     fn drop(&mut self) {
         self.process.stopping.store(true, Ordering::Relaxed);
-        // Ends it, and the thread that watches it.
+        // Ends the broker, and the thread that watches it.
         let _ = rustix::net::shutdown(&self.process.socket, Shutdown::Both);
     }
 }
@@ -278,7 +279,7 @@ impl BrokerProcess {
     }
 
     fn log_end(&self) {
-        // A closed end is reported also without events.
+        // A closed end is also reported without requested events.
         if let Err(error) = self.wait(PollFlags::empty(), None) {
             tracing::warn!("sandbox: the broker is not watched: {error}");
             return;
@@ -292,7 +293,7 @@ impl BrokerProcess {
     }
 }
 
-/// Returns both ends of a socket that keeps the bounds of messages.
+/// Returns both ends of a socket that preserves message boundaries.
 pub(super) fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }

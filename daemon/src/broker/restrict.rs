@@ -1,4 +1,4 @@
-//! What a sealed broker gives up: all but opening images by its rules and passing them.
+//! The restrictions of a sealed broker: it can only open images by its rules and pass them.
 
 use std::io;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::capabilities;
 use crate::kernel_rules::{CallRules, add_memory_rules, compile, equal, none_of, rule};
 use crate::kernel_rules::{allow, no_files};
 
-/// Kept, if the broker has it: images of other users are opened by root's.
+/// Kept if the broker has it: images of other users are opened with root's rights.
 const KEPT: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
 
 /// The calls of a loop that receives, opens, passes and closes, of the memory allocator, and of the end.
@@ -40,7 +40,7 @@ const CALLS: &[c_long] = &[
     libc::SYS_write,
 ];
 
-/// Restricts this process. Returns how far files are, in words.
+/// Restricts this process. Returns the extent of its file restrictions, in words.
 pub(super) fn restrict(rules: &Rules) -> Result<&'static str, BrokerError> {
     rustix::thread::set_no_new_privs(true).map_err(io::Error::from)?;
     let files = restrict_files(rules)?;
@@ -49,8 +49,8 @@ pub(super) fn restrict(rules: &Rules) -> Result<&'static str, BrokerError> {
     Ok(files)
 }
 
-/// Files and folders of the rules may be opened for reading and writing. What may be done with a descriptor is decided when it is opened:
-/// the daemon resizes files, and asks block devices.
+/// Allows opening files and folders of the rules for reading and writing. Opening decides the use of a descriptor: the
+/// daemon resizes files, and queries block devices.
 fn restrict_files(rules: &Rules) -> Result<&'static str, BrokerError> {
     let images: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev;
     let mut ruleset = no_files()?;
@@ -59,7 +59,7 @@ fn restrict_files(rules: &Rules) -> Result<&'static str, BrokerError> {
             Ok(folder) => allow(ruleset, folder, images),
             Err(path) => match PathFd::new(path) {
                 Ok(file) => allow(ruleset, file, images),
-                // It has gone since it was opened, and cannot be opened again.
+                // The file has disappeared since it was opened, and cannot be opened again.
                 Err(_) => continue,
             },
         }?;
@@ -87,12 +87,12 @@ fn call_rules() -> Result<CallRules, seccompiler::Error> {
     // Nothing is created or truncated.
     rules.insert(libc::SYS_openat, vec![none_of(2, libc::O_CREAT | libc::O_TRUNC)?]);
     add_memory_rules(&mut rules)?;
-    // The standard library duplicates descriptors by it.
+    // The standard library duplicates descriptors with it.
     rules.insert(libc::SYS_fcntl, vec![rule(vec![equal(1, libc::F_DUPFD_CLOEXEC as u64)?])?]);
     Ok(rules)
 }
 
-/// Returns true if this process can find the files that it has open: it opens images so.
+/// Returns true if this process can find its open files in /proc: it opens images through that.
 pub(super) fn has_proc() -> bool {
     Path::new("/proc/self/fd/0").symlink_metadata().is_ok()
 }

@@ -1,4 +1,4 @@
-//! The rules of a broker, and opening by them.
+//! The rules of a broker, and opening images by them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,45 +16,44 @@ use rustix::io::Errno;
 
 use super::walk::find_beneath;
 
-/// Only names a file: nothing is opened that has side effects (open(2)).
+/// Only names a file: nothing with side effects is opened (open(2)).
 const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 
-/// Which images may be opened.
+/// The images that may be opened.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
     folders: Vec<AllowedFolder>,
-    /// Files that were named before the seal, by their paths and by their real paths.
+    /// Files that were named before the seal, by their paths and their real paths.
     files: BTreeMap<PathBuf, FileIdentity>,
     awaited: Vec<AwaitedFile>,
     config: Option<ConfigFile>,
     sealed: bool,
 }
 
-/// The configuration file, which is read again: this one, or a file that has replaced it, unless that is a link.
+/// The configuration file, for reading it again: the same file, or one that has replaced it, unless that is a link.
 #[derive(Debug)]
 struct ConfigFile {
     identity: Option<FileIdentity>,
     place: AwaitedFile,
 }
 
-/// A folder, images beneath which may be opened.
+/// A folder; images beneath it may be opened.
 #[derive(Debug)]
 struct AllowedFolder {
-    /// Its path as it was given, and without symbolic links.
+    /// Its path as given, and without symbolic links.
     paths: [PathBuf; 2],
     folder: OwnedFd,
 }
 
-/// A file that was named before the seal, and was not there: one that comes is opened, unless it is a link.
+/// A file that was named before the seal and did not exist. It is opened once it exists, unless it is a link.
 #[derive(Debug)]
 struct AwaitedFile {
     path: PathBuf,
-    /// Where it is to be.
     folder: OwnedFd,
 }
 
 impl AwaitedFile {
-    /// Returns that of `path`; `None` without a folder.
+    /// Returns the file at `path`; `None` without a folder.
     fn of(path: &Path) -> Option<AwaitedFile> {
         let folder = find(path.parent()?).ok()?;
         path.file_name()?;
@@ -74,8 +73,8 @@ impl AwaitedFile {
     }
 }
 
-/// Which file a path led to. A path that leads to another one later is refused: somebody who may write to a folder of it could make it lead
-/// anywhere.
+/// The file that a path led to. The path is refused if it leads to another file later: anybody who may write to a
+/// folder of it could redirect it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileIdentity {
     file_system: u64,
@@ -91,7 +90,7 @@ impl FileIdentity {
 }
 
 impl Rules {
-    /// Allows a file, or what is beneath a folder.
+    /// Allows a file, or all images beneath a folder.
     ///
     /// # Errors
     /// If it cannot be found, or the rules are sealed.
@@ -108,14 +107,14 @@ impl Rules {
         Ok(())
     }
 
-    /// Remembers where the configuration file is.
+    /// Remembers the configuration file's path.
     ///
     /// # Errors
     /// If it has no folder, or the rules are sealed.
     pub(super) fn allow_config(&mut self, path: PathBuf) -> Result<(), ImageOpenError> {
         self.check_unsealed()?;
         let place = AwaitedFile::of(&path).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-        // What is read again may be there only later.
+        // The file may appear before it is read again.
         let identity = path.metadata().ok().map(|file| FileIdentity::of(&file));
         self.config = Some(ConfigFile { identity, place });
         Ok(())
@@ -137,7 +136,7 @@ impl Rules {
         self.files.insert(path, identity);
     }
 
-    /// Takes no more rules.
+    /// Accepts no more rules.
     ///
     /// # Errors
     /// If it is sealed already.
@@ -160,7 +159,8 @@ impl Rules {
         folders.chain(awaited).chain(self.files.keys().map(|path| Err(path.as_path())))
     }
 
-    /// Opens an image. Before the seal every image may be opened, and is named by that: the configuration is being read.
+    /// Opens an image. Before the seal any image may be opened, which also adds it to the rules: the configuration is
+    /// being read.
     ///
     /// # Errors
     /// If the rules do not allow it, it is no image, or the host refuses.
@@ -180,7 +180,7 @@ impl Rules {
         Ok(file)
     }
 
-    /// As [`open`](Self::open), as after the seal: nothing is named by it.
+    /// As [`open`](Self::open) after the seal: adds no rule.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -210,7 +210,7 @@ impl Rules {
         open_found(&found, ImageAccess::default())
     }
 
-    /// Finds an allowed file, without opening it.
+    /// Finds an allowed file without opening it.
     fn find(&self, path: &Path) -> Result<OwnedFd, ImageOpenError> {
         let replaced = match self.files.get(path) {
             Some(identity) => {
@@ -243,7 +243,8 @@ impl Rules {
         }))
     }
 
-    /// Finds a file by its real path, if that is beneath a folder: an absolute link may lead from one allowed folder to another.
+    /// Finds a file by its real path if that is beneath a folder: an absolute link may lead from one allowed folder to
+    /// another.
     fn find_real(&self, path: &Path) -> Option<OwnedFd> {
         let found = find(path).ok()?;
         let real = rustix::fs::readlinkat(CWD, proc_path(&found), Vec::new()).ok()?;
@@ -297,7 +298,7 @@ fn proc_path(file: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-/// Opens a file that was found (`O_PATH`): this one, whatever its path leads to meanwhile.
+/// Opens exactly the file that was found (`O_PATH`), even if its path leads elsewhere by now.
 fn open_found(found: &OwnedFd, access: ImageAccess) -> Result<File, ImageOpenError> {
     let what = File::from(found.try_clone()?).metadata()?.file_type();
     let mode = if access.write { OFlags::RDWR } else { OFlags::RDONLY };

@@ -11,7 +11,7 @@ use super::rules::Rules;
 use super::wire::{self, Answer, Request};
 use mqblk_core::ImageOpenError;
 
-/// Why the broker has ended before its daemon.
+/// Reasons for a broker to end before its daemon.
 #[derive(Debug, thiserror::Error)]
 pub enum BrokerError {
     /// It was not started by a daemon.
@@ -31,7 +31,7 @@ pub enum BrokerError {
     Os(#[from] io::Error),
 }
 
-/// Serves the daemon at standard input until that has ended.
+/// Serves the daemon at standard input until the daemon has ended.
 ///
 /// # Errors
 /// If it was not started by a daemon, or the host refuses.
@@ -47,7 +47,8 @@ pub fn run() -> Result<(), BrokerError> {
     serve(socket, restrict::restrict)
 }
 
-/// Answers requests until the other end is closed. `restrict` gives up this process' rights when the rules are complete.
+/// Answers requests until the other end is closed. `restrict` gives up this process' rights once the rules are
+/// complete.
 pub(super) fn serve(
     socket: BorrowedFd<'_>,
     restrict: impl Fn(&Rules) -> Result<&'static str, BrokerError>,
@@ -58,7 +59,7 @@ pub(super) fn serve(
         let (number, request) = match wire::receive_request(socket) {
             Ok(Some(request)) => request,
             Ok(None) => break,
-            // With answers that it has not read the kernel says so.
+            // The kernel reports this if the daemon has ended with unread answers.
             Err(error) if has_ended(&error) => break,
             Err(error) => return Err(error.into()),
         };
@@ -76,7 +77,7 @@ pub(super) fn serve(
         };
         match wire::send_response(socket, number, &answer) {
             Err(error) if has_ended(&error) => break,
-            // A daemon that asks on without reading the answers loses them.
+            // A daemon that sends requests without reading the answers loses them.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             sent => sent?,
         }

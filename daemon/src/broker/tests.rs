@@ -1,4 +1,4 @@
-//! A broker on a thread of this process, asked by a daemon's end and by messages that no daemon sends.
+//! A broker on a thread of this process. It receives requests of a daemon's end, and messages that no daemon sends.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -88,7 +88,7 @@ fn refusal(broker: &Broker, path: &Path) -> String {
     }
 }
 
-/// What a sealed broker opens and refuses, with and without the kernel's restrictions on it.
+/// Checks what a sealed broker opens and refuses, with and without the kernel's restrictions.
 fn opens_by_its_rules(broker: &Broker, files: &Files) {
     broker.allow(&files.at("in"), "sandbox-allow").unwrap();
     broker.allow(&files.at("out/named"), "sandbox-allow").unwrap();
@@ -176,7 +176,7 @@ fn the_folder_may_be_given_by_a_link_and_the_image_by_its_real_path() {
     for path in ["link/a", "in/a"] {
         assert_eq!(content(broker.open(&files.at(path), ImageAccess::default()).unwrap()), "in/a");
     }
-    // The folder is the one of the start, whatever the link leads to now.
+    // The folder of the start, although the link leads elsewhere now.
     std::fs::remove_file(files.at("link")).unwrap();
     symlink(files.at("out"), files.at("link")).unwrap();
     assert_eq!(content(broker.open(&files.at("link/a"), ImageAccess::default()).unwrap()), "in/a");
@@ -205,7 +205,7 @@ fn what_was_opened_before_the_seal_is_opened_again_unless_it_was_replaced() {
     refusal(&broker, &files.at("in/a"));
 }
 
-/// A disk that is out, and comes.
+/// A disk that is out, and appears.
 #[test]
 fn what_was_missing_at_the_seal_is_opened_when_it_comes() {
     let files = Files::new();
@@ -233,7 +233,7 @@ fn a_path_that_cannot_be_allowed_is_named_with_its_key() {
     assert!(error.contains("/nowhere/images") && error.contains("(sandbox-allow)"), "{error}");
 }
 
-/// A daemon that was taken over: it sends what it likes, and has no more than what the rules allow.
+/// A daemon that was taken over: it sends arbitrary messages, and gets no more than the rules allow.
 #[test]
 fn hostile_messages_are_answered_and_change_nothing() {
     let files = Files::new();
@@ -266,7 +266,7 @@ fn hostile_messages_are_answered_and_change_nothing() {
         let bytes = [&7_u32.to_le_bytes()[..], &[verb, access], path.as_bytes()].concat();
         assert!(refused(ask(&bytes, None).1).starts_with("request: "));
     }
-    // A descriptor that comes along is closed by the kernel.
+    // The kernel closes a descriptor that is sent along.
     let (pipe, sent) = std::io::pipe().unwrap();
     let sent = File::from(OwnedFd::from(sent));
     let open = Request::Open(files.at("in/a"), ImageAccess::default());
@@ -274,7 +274,7 @@ fn hostile_messages_are_answered_and_change_nothing() {
     drop(sent);
     assert_eq!(content(File::from(OwnedFd::from(pipe))), "", "nobody has the other end");
 
-    // One that asks and never reads loses answers, and the broker goes on.
+    // A client that never reads loses answers; the broker continues.
     let mut asked = 0;
     let request = open.encode(9).unwrap();
     while asked < 10_000 && rustix::net::send(&socket, &request, SendFlags::DONTWAIT).is_ok() {
@@ -285,7 +285,7 @@ fn hostile_messages_are_answered_and_change_nothing() {
     broker.join().unwrap();
 }
 
-/// What a broker could do if its own code were taken over.
+/// Actions of a broker whose own code was taken over.
 #[test]
 fn a_sealed_broker_can_do_nothing_else() {
     let files = Files::new();
@@ -326,7 +326,7 @@ fn a_sealed_broker_can_do_nothing_else() {
         });
         broker.join().unwrap();
     });
-    // The capabilities, which a sealed broker may not even ask for.
+    // Capabilities: a sealed broker may not even query them.
     std::thread::scope(|scope| {
         let kept = scope.spawn(|| {
             crate::capabilities::keep(CapabilitySet::DAC_OVERRIDE).unwrap();
@@ -347,7 +347,7 @@ fn what_was_added_at_run_time_is_opened_by_the_rules_before_the_seal_too() {
     for path in ["out/c", "out/named", "in/absolute", "in/../out/c"] {
         assert!(matches!(open(path), Err(ImageOpenError::Refused(_))), "{path}");
     }
-    // What the configuration names is within reach while the daemon serves. Ports are as files are.
+    // Images of the configuration are allowed while the daemon serves. Rules for ports apply likewise.
     broker.open(&files.at("out/named"), ImageAccess::default()).unwrap();
     assert_eq!(content(open("out/named").unwrap()), "out/named");
     assert!(added.use_tcp(10809).is_err());
@@ -367,7 +367,7 @@ fn of_the_folder_of_the_configuration_only_the_file_is_opened_and_for_reading() 
             rules.seal().unwrap();
             assert!(rules.allow_config(files.at("in/a")).is_err());
             let has_landlock = restrict(&rules).unwrap().starts_with("restricted");
-            // Reading is not among the calls of a broker.
+            // A broker may not call read.
             let file = rules.open_config().unwrap();
             for path in ["out/c", "out/named"] {
                 assert!(rules.open(&files.at(path), ImageAccess::default()).is_err(), "{path}");

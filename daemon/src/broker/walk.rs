@@ -1,5 +1,5 @@
-//! Finds a file beneath a folder, one component after the other. openat2(2) with RESOLVE_BENEATH would do the same in one call, but is not
-//! there under some service managers: systemd answers it with ENOSYS for RestrictSUIDSGID=yes.
+//! Finds a file beneath a folder, component by component. openat2(2) with RESOLVE_BENEATH would do this in one call,
+//! but some service managers block it: systemd answers it with ENOSYS for RestrictSUIDSGID=yes.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -9,25 +9,25 @@ use std::path::{Component, Path};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
-/// Only names a file, or a symbolic link: nothing is opened that has side effects (open(2)).
+/// Only names a file or a symbolic link: nothing with side effects is opened (open(2)).
 const NAMED: OFlags = OFlags::PATH.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
 
-/// The most symbolic links that are followed (path_resolution(7)), and the most folders below each other: each is open meanwhile.
+/// Maximum number of followed symbolic links (path_resolution(7)), and of nested folders: each stays open meanwhile.
 const LINKS: usize = 40;
 const DEPTH: usize = 256;
 
-/// Finds the file at `path` in `folder`, without opening it. `follow`: symbolic links are followed.
+/// Finds the file at `path` in `folder` without opening it. `follow`: follows symbolic links.
 ///
 /// # Errors
-/// XDEV if the path, or a link on it, leads out of the folder; LOOP for too many links, or any if they are not followed; NAMETOOLONG for
-/// too many folders; otherwise the host's.
+/// XDEV if the path, or a link on it, leads out of the folder; LOOP for too many links, or for any link without
+/// `follow`; NAMETOOLONG for too many folders; otherwise the host's.
 pub(super) fn find_beneath(folder: &OwnedFd, path: &Path, follow: bool) -> Result<OwnedFd, Errno> {
     let mut open: Vec<OwnedFd> = Vec::new();
     let mut rest = components(path)?;
     let mut links = 0;
     while let Some(name) = rest.pop() {
         if name == ".." {
-            // Not by the name `..`: somebody may move a folder meanwhile.
+            // Not by the name `..`: the folder may be moved meanwhile.
             open.pop().ok_or(Errno::XDEV)?;
             continue;
         }

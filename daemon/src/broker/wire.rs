@@ -18,7 +18,7 @@ use rustix::net::{
 
 /// Longest path: that of the kernel (PATH_MAX, with its final 0).
 const MAX_PATH: usize = 4095;
-/// Longest text of a response. It quotes two paths at most.
+/// Longest text of a response. It quotes at most two paths.
 const MAX_TEXT: usize = 3 * MAX_PATH;
 const REQUEST_HEAD: usize = 6;
 const RESPONSE_HEAD: usize = 5;
@@ -26,16 +26,16 @@ const RESPONSE_HEAD: usize = 5;
 pub(super) const MAX_REQUEST: usize = REQUEST_HEAD + MAX_PATH;
 const MAX_RESPONSE: usize = RESPONSE_HEAD + MAX_TEXT;
 
-/// What the daemon asks for.
+/// The requests of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Request {
-    /// Allow the file, or the images beneath the folder, from now on. Not once sealed.
+    /// Allow the file, or the images beneath the folder, from now on. Only before the seal.
     Allow(PathBuf),
     /// Open an image.
     Open(PathBuf, ImageAccess),
-    /// As [`Request::Open`], by the rules alone, also before the seal.
+    /// As [`Request::Open`], by the rules alone even before the seal.
     OpenAllowed(PathBuf, ImageAccess),
-    /// Remember where the configuration file is. Not once sealed.
+    /// Remember the configuration file's path. Only before the seal.
     AllowConfig(PathBuf),
     /// Open the configuration file for reading.
     OpenConfig,
@@ -92,7 +92,7 @@ impl Request {
     }
 }
 
-/// A request as it was received: its number, and what it asks for or why it is malformed.
+/// A received request: its number, and its content or the reason why it is malformed.
 pub(super) type Received = (u32, Result<Request, String>);
 
 /// Waits for a request. `None`: the daemon has ended.
@@ -101,7 +101,7 @@ pub(super) type Received = (u32, Result<Request, String>);
 /// If the socket fails.
 pub(super) fn receive_request(socket: BorrowedFd<'_>) -> io::Result<Option<Received>> {
     let mut bytes = [0; MAX_REQUEST];
-    // Without space for control messages the kernel closes descriptors that were sent along.
+    // Without space for control messages the kernel closes descriptors that are sent along.
     let (len, flags, _) = receive(socket, &mut bytes, 0)?;
     if len == 0 {
         return Ok(None);
@@ -118,7 +118,7 @@ pub(super) fn receive_request(socket: BorrowedFd<'_>) -> io::Result<Option<Recei
     Ok(Some((number, Request::decode(verb, access, path))))
 }
 
-/// What the broker answers: a text for the log with [`Request::Seal`], and a descriptor with [`Request::Open`].
+/// The broker's answer: a text for the log to [`Request::Seal`], a descriptor to [`Request::Open`].
 pub(super) type Answer = Result<(Option<OwnedFd>, String), ImageOpenError>;
 
 #[derive(Clone, Copy)]
@@ -193,7 +193,7 @@ pub(super) fn receive_response(socket: BorrowedFd<'_>) -> io::Result<Option<(u32
     Ok(Some((u32::from_le_bytes([n0, n1, n2, n3]), answer)))
 }
 
-/// Receives a packet with at most `files` descriptors, 0 or 1. An end that was killed counts as one that was closed.
+/// Receives a packet with at most `files` descriptors, 0 or 1. Treats a killed peer like one that has closed its end.
 fn receive(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],

@@ -1,6 +1,7 @@
 //! Filters of system calls (seccomp(2)), one for each role.
 //!
-//! A filter says which calls are allowed. Filters of a thread add up: what the process' filter refuses, no thread may do.
+//! A filter lists the allowed calls. Filters of a thread add up: no thread may make a call that the process' filter
+//! refuses.
 
 use mqblk_core::thread_role::ThreadRole;
 use nix::libc::{self, c_long};
@@ -12,7 +13,7 @@ use seccompiler::{
 use crate::kernel_rules::{CallRules, add_memory_rules, compile, equal, rule};
 use crate::sandbox_keys::SandboxMode;
 
-/// Allowed to every thread: memory, time, waiting, the files and sockets that are open.
+/// Allowed to every thread: memory, time, waiting, and open files and sockets.
 const OPEN_FILES: &[c_long] = &[
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -79,13 +80,13 @@ const OPEN_FILES: &[c_long] = &[
     libc::SYS_writev,
 ];
 
-/// Calls of x86 that other machines do not have.
+/// Calls of x86 that other architectures do not have.
 #[cfg(target_arch = "x86_64")]
 const OLD_OPEN_FILES: &[c_long] = &[libc::SYS_poll, libc::SYS_time];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_OPEN_FILES: &[c_long] = &[];
 
-/// Allowed to threads that open files and sockets, and start threads, besides.
+/// Also allowed to threads that open files and sockets, and start threads.
 const CONTROL: &[c_long] = &[
     libc::SYS_accept4,
     libc::SYS_bind,
@@ -120,7 +121,7 @@ const CONTROL: &[c_long] = &[
     libc::SYS_readlinkat,
     libc::SYS_renameat,
     libc::SYS_renameat2,
-    // More filters and rules only take away.
+    // More filters and rules only restrict further.
     libc::SYS_landlock_add_rule,
     libc::SYS_landlock_create_ruleset,
     libc::SYS_landlock_restrict_self,
@@ -130,7 +131,7 @@ const CONTROL: &[c_long] = &[
     libc::SYS_statx,
     libc::SYS_uname,
     libc::SYS_unlinkat,
-    // How the broker has ended.
+    // Reads the broker's exit status.
     libc::SYS_wait4,
     libc::SYS_waitid,
 ];
@@ -151,7 +152,7 @@ const OLD_CONTROL: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_CONTROL: &[c_long] = &[];
 
-/// Allowed to threads of a library for network storage besides: what name resolution and the library's start ask.
+/// Also allowed to threads of a library for network storage: queries of name resolution and of the library's start.
 const NETWORK: &[c_long] = &[libc::SYS_sendmmsg, libc::SYS_recvmmsg, libc::SYS_sysinfo];
 
 /// As [`OLD_CONTROL`].
@@ -160,7 +161,7 @@ const OLD_NETWORK: &[c_long] = &[libc::SYS_epoll_create];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_NETWORK: &[c_long] = &[];
 
-/// Refused to them: what listens, changes files or uses rings.
+/// Refused to them: listening, changing files, and rings.
 const NOT_FOR_NETWORK: &[c_long] = &[
     libc::SYS_accept4,
     libc::SYS_capset,
@@ -185,7 +186,7 @@ const OLD_NOT_FOR_NETWORK: &[c_long] = &[libc::SYS_chmod, libc::SYS_mkdir, libc:
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_NOT_FOR_NETWORK: &[c_long] = &[];
 
-/// All that the thread which sets up rings may do, besides the memory of its stack and its heap: it uses none of them.
+/// All calls of the thread that sets up rings, besides the memory of its stack and its heap. It uses no ring.
 const RING_MAKER: &[c_long] = &[
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -207,8 +208,9 @@ const RING_MAKER: &[c_long] = &[
     libc::SYS_write,
 ];
 
-/// What fcntl(2) is used for: descriptors, flags of open files but [`O_ASYNC`](libc::O_ASYNC), locks of open files, seals. Not who gets a signal when a
-/// file is ready, or changes: the kernel would send it to any process.
+/// The allowed commands of fcntl(2): descriptors, flags of open files except [`O_ASYNC`](libc::O_ASYNC), locks of open
+/// files, seals. The receiver of a signal that a file is ready or has changed cannot be set: the kernel would send it
+/// to any process.
 const FCNTL_COMMANDS: [i32; 8] = [
     libc::F_DUPFD_CLOEXEC,
     libc::F_GETFD,
@@ -220,24 +222,25 @@ const FCNTL_COMMANDS: [i32; 8] = [
     libc::F_GET_SEALS,
 ];
 
-/// The flags of clone(2) with which a C library starts a thread. A process has not all of them.
+/// The flags of clone(2) with which a C library starts a thread. Starting a process lacks some of them.
 const THREAD_FLAGS: u64 =
     (libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD) as u64;
 
-/// Kinds of ioctls that are used, the second byte of their number: block devices (`linux/fs.h`), event channels, grants and xenbus
-/// (`xen/evtchn.h`, `xen/gntdev.h`, `xen/xenbus_dev.h`).
+/// Types of allowed ioctls, the second byte of their number: block devices (`linux/fs.h`), event channels, grants and
+/// xenbus (`xen/evtchn.h`, `xen/gntdev.h`, `xen/xenbus_dev.h`).
 const IOCTL_KINDS: [u8; 4] = [0x12, b'E', b'G', b'B'];
 /// The bits of a socket's type without its flags (`linux/net.h`).
 const SOCKET_TYPE: u64 = 0xf;
-/// Ioctls by number: is it a terminal (for colours of the log), do not block.
+/// Ioctls by number: terminal check (for colours of the log), non-blocking mode.
 const IOCTLS: [u64; 2] = [libc::TCGETS, libc::FIONBIO];
 
 /// The compiled filters.
 pub(super) struct CallFilters {
-    /// Refuses clone3(2) as unknown: its flags are in memory, where a filter cannot look. C libraries use clone(2) then.
+    /// Refuses clone3(2) as unknown: its flags are in memory, which a filter cannot read. C libraries fall back to
+    /// clone(2).
     no_clone3: BpfProgram,
     process: BpfProgram,
-    /// The process' with sockets of TCP, for disks behind a network.
+    /// The process' filter with TCP sockets, for disks behind a network.
     tcp_process: BpfProgram,
     servers: BpfProgram,
     metrics: BpfProgram,
@@ -265,7 +268,7 @@ impl CallFilters {
         })
     }
 
-    /// Restricts the calling thread to what the process needs, and the threads that it starts.
+    /// Restricts the calling thread and the threads that it starts to the needs of the process.
     pub(super) fn apply_to_process(&self, uses_tcp: bool) -> Result<(), seccompiler::Error> {
         apply_filter(if uses_tcp { &self.tcp_process } else { &self.process })?;
         // The error of the newest filter is returned.
@@ -287,28 +290,28 @@ impl CallFilters {
     }
 }
 
-/// What threads that serve may do: nothing that opens, connects or starts anything.
+/// Returns the rules of threads that serve: they open, connect and start nothing.
 fn server_rules() -> Result<CallRules, seccompiler::Error> {
     let mut rules = unconditional(&[OPEN_FILES, OLD_OPEN_FILES]);
     add_argument_rules(&mut rules)?;
     Ok(rules)
 }
 
-/// What the thread that answers scrapers may do: as threads that serve, and accept connections.
+/// Returns the rules of the thread that answers scrapers: those of threads that serve, and accepting connections.
 fn metrics_rules() -> Result<CallRules, seccompiler::Error> {
     let mut rules = server_rules()?;
     rules.extend(unconditional(&[&[libc::SYS_accept4]]));
     Ok(rules)
 }
 
-/// What the thread that sets up rings may do.
+/// Returns the rules of the thread that sets up rings.
 fn ring_maker_rules() -> Result<CallRules, seccompiler::Error> {
     let mut rules = unconditional(&[RING_MAKER]);
     add_memory_rules(&mut rules)?;
     Ok(rules)
 }
 
-/// What the process may do. `uses_tcp`: it has stream sockets of the network besides.
+/// Returns the rules of the process. `uses_tcp`: with stream sockets of the network.
 fn process_rules(uses_tcp: bool) -> Result<CallRules, seccompiler::Error> {
     let mut sockets = vec![rule(vec![equal(0, libc::AF_UNIX as u64)?])?];
     for family in [libc::AF_INET, libc::AF_INET6].into_iter().filter(|_| uses_tcp) {
@@ -318,8 +321,8 @@ fn process_rules(uses_tcp: bool) -> Result<CallRules, seccompiler::Error> {
     rules_with_sockets(sockets)
 }
 
-/// What the threads of a library for network storage may do: as the process, and connections of the network. They listen to nobody, change no files
-/// and have no rings.
+/// Returns the rules of the threads of a library for network storage: those of the process, and connections of the
+/// network. They do not listen, change no files and have no rings.
 fn network_rules() -> Result<CallRules, seccompiler::Error> {
     let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
     let sockets = families.map(|family| rule(vec![equal(0, family as u64)?]));
@@ -331,12 +334,12 @@ fn network_rules() -> Result<CallRules, seccompiler::Error> {
     Ok(rules)
 }
 
-/// The calls of the process with these sockets.
+/// Returns the rules of the process with these sockets.
 fn rules_with_sockets(sockets: Vec<SeccompRule>) -> Result<CallRules, seccompiler::Error> {
     let mut rules = unconditional(&[OPEN_FILES, OLD_OPEN_FILES, CONTROL, OLD_CONTROL]);
     add_argument_rules(&mut rules)?;
     rules.insert(libc::SYS_socket, sockets);
-    // Of the calling thread: it could be that of any process of this user.
+    // Only of the calling thread: another id could be of any process of this user.
     rules.insert(libc::SYS_sched_setaffinity, vec![rule(vec![equal(0, 0)?])?]);
     rules.insert(libc::SYS_socketpair, vec![rule(vec![equal(0, libc::AF_UNIX as u64)?])?]);
     let thread = SeccompCondition::new(0, Len::Qword, Cmp::MaskedEq(THREAD_FLAGS), THREAD_FLAGS)?;
@@ -348,15 +351,15 @@ fn unconditional(lists: &[&[c_long]]) -> CallRules {
     lists.iter().flat_map(|list| list.iter()).map(|call| (*call, Vec::new())).collect()
 }
 
-/// Adds what is allowed with some arguments only.
+/// Adds the calls that are allowed with some arguments only.
 fn add_argument_rules(rules: &mut CallRules) -> Result<(), seccompiler::Error> {
     add_memory_rules(rules)?;
-    // Signals to the own process only: an abort.
+    // Signals to the own process only, for abort.
     rules.insert(libc::SYS_tgkill, vec![rule(vec![equal(0, std::process::id().into())?])?]);
     let names = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_NO_NEW_PRIVS, libc::PR_SET_VMA];
     let names = names.map(|option| rule(vec![equal(0, option as u64)?]));
     rules.insert(libc::SYS_prctl, names.into_iter().collect::<Result<_, _>>()?);
-    // The limits of this process are read, and no others.
+    // Only the limits of this process, and only reading them.
     let own_limits = vec![equal(0, 0)?, SeccompCondition::new(2, Len::Qword, Cmp::Eq, 0)?];
     rules.insert(libc::SYS_prlimit64, vec![rule(own_limits)?]);
     let without_signal = SeccompCondition::new(2, Len::Dword, Cmp::MaskedEq(libc::O_ASYNC as u64), 0)?;

@@ -1,4 +1,4 @@
-//! Rules for files (landlock(7)): what may be opened by path while the daemon serves. Files that are open already need no rule.
+//! Rules for files (landlock(7)) that the daemon opens by path while it serves. Open files need no rule.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::process::MetricsAddress;
 use crate::sockets::file_of_socket;
 use crate::user::may_access;
 
-/// What the host tells about block devices, and which CPUs it has.
+/// The host's description of block devices and CPUs.
 const READ: [&str; 2] = ["/sys/dev/block", "/sys/devices"];
 
 /// Returns the files that the daemon of this configuration opens while it serves.
@@ -37,13 +37,13 @@ pub(crate) fn file_uses(config: &ServeConfig) -> Vec<FileUse> {
         .collect()
 }
 
-/// Returns the first file that the calling thread may not use with the capabilities that it has now.
+/// Returns the first file that the calling thread may not use with its present capabilities.
 pub(super) fn inaccessible(uses: &[FileUse]) -> Option<&Path> {
     uses.iter().map(FileUse::needed_access).find(|(path, access)| !may_access(path, *access)).map(|(path, _)| path)
 }
 
-/// Restricts the calling thread and those that it starts to `uses`, and to connections to these TCP ports. Returns how far. Images are opened
-/// by the broker.
+/// Restricts the calling thread and those that it starts to `uses`, and to connections to these TCP ports. Returns the
+/// extent of the restriction, in words. The broker opens images.
 pub(super) fn restrict(uses: &[FileUse], ports: &[u16]) -> Result<&'static str, SandboxError> {
     let mut rules = no_files()?;
     for port in ports {
@@ -56,7 +56,7 @@ pub(super) fn restrict(uses: &[FileUse], ports: &[u16]) -> Result<&'static str, 
             FileUse::Replaced(path) => add(rules, folder_of(path), written())?,
             FileUse::Folder(path) => add(rules, path, written())?,
             FileUse::Device(path) => add(rules, path, devices())?,
-            // The broker opens those.
+            // The broker opens these.
             FileUse::Images(_) | FileUse::Config(_) => rules,
         };
     }
@@ -77,9 +77,9 @@ fn how_far(status: RulesetStatus) -> &'static str {
     }
 }
 
-/// Restricts the calling thread and those that it starts to reading files, and to connections: it may listen to nobody. What it reads is up to
-/// the library (configuration, keys, names of hosts), and anywhere.
-/// Returns how far, as [`restrict`].
+/// Restricts the calling thread and those that it starts to reading files and to connecting: they may not listen. They
+/// may read any file, as the library chooses (configuration, keys, host names). Returns the extent as [`restrict`]
+/// does.
 pub(super) fn restrict_to_reading() -> Result<&'static str, SandboxError> {
     let rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -108,7 +108,7 @@ fn written() -> BitFlags<AccessFs> {
         | AccessFs::RemoveFile
 }
 
-/// Adds a rule. Of a file it has only what applies to files.
+/// Adds a rule. A file gets only the rights that apply to files.
 fn add(rules: RulesetCreated, path: &Path, access: BitFlags<AccessFs>) -> Result<RulesetCreated, SandboxError> {
     let file = PathFd::new(path).map_err(|source| SandboxError::Path { path: path.to_owned(), source })?;
     let access = if path.is_dir() { access } else { access & AccessFs::from_file(NEWEST) };

@@ -1,8 +1,9 @@
-//! The sandbox: what a process that serves guests gives up before it serves the first one.
+//! The sandbox: rights that a process gives up before it serves the first guest.
 //!
-//! Capabilities, `execve`, sockets of networks, tracing and all other system calls that the daemon does not make (`calls`), files that the
-//! configuration does not name (`files`). Images are opened by another process, the [broker](crate::broker). Workers and threads that make
-//! blocking calls to storage give up more when they start: opening files, sockets, threads.
+//! These are capabilities, `execve`, sockets of networks, tracing and all other system calls that the daemon does not
+//! make (`calls`), and files that the configuration does not name (`files`). Another process, the
+//! [broker](crate::broker), opens images. Workers and threads that make blocking calls to storage give up more at their
+//! start: opening files, sockets, threads.
 
 mod calls;
 mod files;
@@ -21,10 +22,11 @@ use crate::sandbox_keys::{SandboxConfig, SandboxMode};
 use calls::CallFilters;
 pub(crate) use files::file_uses;
 
-/// Threads that connect may have sockets of TCP: a disk of the configuration is behind one. Set before the first of them is started.
+/// True if threads that connect may use TCP sockets, because a disk of the configuration is behind one. Set before the
+/// first of them is started.
 static USES_TCP: AtomicBool = AtomicBool::new(false);
 
-/// Why the sandbox cannot be set up.
+/// Reasons why the sandbox cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     /// A system call filter was refused.
@@ -41,10 +43,10 @@ pub enum SandboxError {
     Path {
         /// The path.
         path: std::path::PathBuf,
-        /// Why not.
+        /// The reason.
         source: landlock::PathFdError,
     },
-    /// A capability cannot be given up, or a thread not be started.
+    /// A capability cannot be given up, or a thread cannot be started.
     #[error("sandbox: {0}")]
     Os(#[from] io::Error),
 }
@@ -55,7 +57,7 @@ impl From<SandboxError> for ConfigError {
     }
 }
 
-/// Sets what threads give up by their role, before the first of them is started.
+/// Sets the restrictions of threads by their role, before the first of them is started.
 ///
 /// # Errors
 /// If a filter cannot be compiled.
@@ -82,15 +84,15 @@ pub fn prepare(config: &SandboxConfig) -> Result<(), SandboxError> {
 /// open it have restricted themselves ([`prepare`]).
 ///
 /// # Errors
-/// If the kernel refuses a part of it, or a path that is to be allowed is not there. A kernel without landlock is no error: a warning says
-/// that files are not restricted.
+/// If the kernel refuses a part of it, or a path to allow does not exist. A kernel without landlock is no error: a
+/// warning reports that files are not restricted.
 pub fn enter(config: &ServeConfig) -> Result<(), SandboxError> {
     let mode = config.sandbox.mode;
     if mode == SandboxMode::Off {
         return Ok(());
     }
     let filters = CallFilters::compile(mode)?;
-    // The library reads it in /proc when it is asked first, and remembers it.
+    // The library reads it from /proc at the first query, and caches it.
     rustix::param::page_size();
     rustix::thread::set_no_new_privs(true).map_err(io::Error::from)?;
     let uses = file_uses(config);
@@ -103,20 +105,21 @@ pub fn enter(config: &ServeConfig) -> Result<(), SandboxError> {
         SandboxMode::On => files::restrict(&uses, &ports)?,
         _ => "not restricted (sandbox=log)",
     };
-    // From the next step on no other thread may set up a ring.
+    // From here on no other thread may set up a ring.
     mqblk_engine::make_rings_on_a_thread()?;
     filters.apply_to_process(uses_tcp)?;
     if let Some(broker) = &config.broker {
         broker.watch()?;
     }
-    // Has the restrictions of the process, not those of a worker.
+    // It gets the restrictions of the process, not those of a worker.
     thread_role::start_connectors_separately()?;
     let images = images.as_deref().unwrap_or("not restricted");
     tracing::info!(mode = mode.word(), files, images, "sandbox: system calls and capabilities are restricted");
     Ok(())
 }
 
-/// Gives the broker the last rules, and has it give up all other rights. Returns how far it is restricted.
+/// Gives the broker the last rules, and makes it give up all other rights. Returns the extent of its restrictions, in
+/// words.
 fn seal(broker: &Broker, uses: &[FileUse]) -> Result<String, SandboxError> {
     for file in uses {
         match file {
@@ -128,7 +131,7 @@ fn seal(broker: &Broker, uses: &[FileUse]) -> Result<String, SandboxError> {
     Ok(broker.seal()?)
 }
 
-/// Gives up the capabilities that the daemon does not need with these files.
+/// Gives up the capabilities that the daemon does not need for these files.
 fn drop_capabilities(mode: SandboxMode, uses: &[FileUse]) -> io::Result<()> {
     capabilities::use_only(KEPT_CAPABILITIES)?;
     let needed = match files::inaccessible(uses) {

@@ -31,7 +31,7 @@ fn refused<T: std::fmt::Debug>(result: io::Result<T>) {
     assert_eq!(result.unwrap_err().raw_os_error(), Some(Errno::PERM.raw_os_error()));
 }
 
-/// Calls that no thread of the daemon may make, whatever its role. Each would succeed without the sandbox as root.
+/// Makes calls that no thread of the daemon may make in any role. Each would succeed as root without the sandbox.
 fn try_what_is_forbidden_to_all(folder: &Path, user: Uid) {
     refused(Command::new("/bin/true").status());
     for family in [AddressFamily::INET, AddressFamily::INET6, AddressFamily::NETLINK] {
@@ -53,14 +53,15 @@ fn try_what_is_forbidden_to_all(folder: &Path, user: Uid) {
     refused(rustix::fs::mknodat(rustix::fs::CWD, folder.join("never"), pipe, mode, 0).map_err(Into::into));
 }
 
-/// Opens files and starts threads; what the filters of the process and of connectors allow.
+/// Opens files and starts threads, as the filters of the process and of connectors allow.
 fn try_what_control_threads_do() {
     File::open("/proc/self/stat").unwrap();
     std::thread::Builder::new().spawn(|| ()).unwrap().join().unwrap();
     rustix::thread::set_name(c"renamed").unwrap();
 }
 
-/// The threads that answer VMMs and admin clients, that watch, open and remove, and the main thread: all that have no role of their own.
+/// Threads without a role of their own: those that answer VMMs and admin clients, that watch, open and remove, and the
+/// main thread.
 #[test]
 fn a_control_thread_opens_and_starts_threads_but_no_programs_and_no_network() {
     let (folder, user) = (tempfile::tempdir().unwrap(), rustix::process::getuid());
@@ -68,7 +69,7 @@ fn a_control_thread_opens_and_starts_threads_but_no_programs_and_no_network() {
         filters().apply_to_process(false).unwrap();
         try_what_control_threads_do();
         try_what_is_forbidden_to_all(folder.path(), user);
-        // Nor may the threads that it starts.
+        // The threads that it starts may not either.
         on_a_thread(|| try_what_is_forbidden_to_all(folder.path(), user));
     });
 }
@@ -123,7 +124,7 @@ fn a_network_thread_connects_and_reads_and_does_nothing_else() {
             assert!(rustix::thread::capabilities(None).unwrap().permitted.is_empty());
         };
         try_all();
-        // The library's threads are started from it.
+        // The library starts its threads from it.
         on_a_thread(try_all);
     });
 }
@@ -136,7 +137,7 @@ fn threads_that_serve_open_nothing() {
             let folder = tempfile::tempdir().unwrap();
             let folder = folder.path();
             filters().apply_to(role, true).unwrap();
-            // What it serves with goes on.
+            // Serving continues.
             assert_eq!(rustix::io::pwrite(&file, b"x", 0), Ok(1));
             drop(vec![0_u8; 8 << 20]);
             refused(File::open("/proc/self/stat"));
@@ -157,7 +158,7 @@ fn a_thread_for_scrapers_accepts_and_opens_nothing() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     on_a_thread(|| {
-        // As the process has done when the thread starts.
+        // The process has done this when the thread starts.
         rustix::thread::set_no_new_privs(true).unwrap();
         capabilities::drop_for(ThreadRole::Metrics).unwrap();
         assert!(rustix::thread::capabilities(None).unwrap().permitted.is_empty());
@@ -247,7 +248,7 @@ fn only_files_of_the_configuration_are_opened() {
             // A kernel without landlock.
             return;
         }
-        // The broker opens those.
+        // The broker opens these.
         denied(&at("images/a"), false);
         denied(&at("images/new"), true);
         denied(&at("other/a"), false);
@@ -273,7 +274,7 @@ fn a_path_that_is_not_there_is_named() {
 #[test]
 fn the_right_to_files_of_other_users_stays_only_if_one_is_needed() {
     if !rustix::process::geteuid().is_root() {
-        // Then there is no capability that could stay.
+        // Without it there is no capability that could stay.
         return;
     }
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! A disk as a guest was given it, over storage that has changed.
+//! A disk as given to a guest, on storage that has changed.
 
 use std::io;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use mqblk_memory::Buffer;
 /// A disk with the geometry and the limits that its guest relies on.
 pub(super) struct GivenDisk {
     inner: Arc<AnyDisk>,
-    /// The size in it is unused: the storage's counts.
+    /// Its size is unused: the storage's applies.
     geometry: Geometry,
     limits: Limits,
-    /// The storage cannot discard: what the guest discards stays.
+    /// True if the storage cannot discard: discards of the guest have no effect.
     ignores_discards: bool,
 }
 
@@ -96,7 +96,7 @@ impl Disk<UringContext> for GivenDisk {
     }
 }
 
-/// A channel to storage that cannot discard. A discard is a hint: it is done when nothing is done.
+/// A channel to storage that cannot discard. A discard is a hint: it completes without effect.
 struct IgnoringDiscards(Box<dyn DiskChannel<UringContext>>);
 
 impl DiskChannel<UringContext> for IgnoringDiscards {

@@ -1,4 +1,4 @@
-//! The record of what guests were given, while the daemon runs: the section of the state file.
+//! The record of what guests were given, while the daemon runs: a section of the state file.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{Contracts, DeviceContract, DiskContract, RawImages, SECTION};
 use crate::state_file::{SavedState, StateFile};
 
-/// Where the kernel has the id of its boot (proc_sys_kernel(5)).
+/// The kernel's file with the id of its boot (proc_sys_kernel(5)).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The section. No guest outlives the host's boot.
@@ -24,18 +24,18 @@ pub struct SavedContracts {
 }
 
 impl SavedContracts {
-    /// Reads the section of a state file. One that cannot be used is dropped with a warning: nothing in it is worth more than serving.
+    /// Reads the section of a state file. Drops an unusable one with a warning: serving has priority over its content.
     pub fn read(saved: &SavedState) -> SavedContracts {
         let section = saved.section::<SavedContracts>(SECTION).unwrap_or_else(|error| {
-            tracing::warn!("{error}; what guests were given is not known");
+            tracing::warn!("{error}; the record of what guests were given is dropped");
             SavedContracts::default()
         });
         section.of_this_boot()
     }
 
-    /// Drops everything if it is of another boot of the host.
+    /// Drops everything of another boot of the host.
     fn of_this_boot(self) -> SavedContracts {
-        // Read once, before the sandbox: /proc may be out of reach later.
+        // Read once, before the sandbox: /proc may be inaccessible later.
         let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
         let devices = if self.boot == boot { self.devices } else { Contracts::new() };
         SavedContracts { boot, devices, raw_images: self.raw_images }
@@ -46,7 +46,8 @@ impl SavedContracts {
         &self.devices
     }
 
-    /// Takes what another daemon hands over, which knows better. One that knows nothing of it has no boot.
+    /// Prefers the section that another daemon hands over: it is newer. A daemon without such records hands over no
+    /// boot id.
     pub fn or_handed(self, handed: Option<&SavedContracts>) -> SavedContracts {
         let own = self.of_this_boot();
         match handed {
@@ -61,34 +62,34 @@ impl SavedContracts {
     }
 }
 
-/// A device, as a guest is or would be given it.
+/// A device, as it is or would be given to a guest.
 #[derive(Debug)]
 struct Known {
     contract: DeviceContract,
-    /// A guest relies on it.
+    /// True if a guest relies on it.
     has_guest: bool,
 }
 
 #[derive(Debug, Default)]
 struct Devices {
     known: BTreeMap<String, Known>,
-    /// Number of changes of what is recorded.
+    /// Number of changes of the record.
     changes: u64,
 }
 
-/// What guests were given, and the state file that keeps it if there is one.
+/// The record of what guests were given, with its state file, if there is one.
 #[derive(Debug)]
 pub struct KeptContracts {
     boot: String,
     raw_images: RawImages,
     devices: RankedMutex<Devices>,
-    /// The changes that are written. Held while they are: the newest are written last.
+    /// The number of the last written change. Locked during a write, so that the newest are written last.
     written: RankedMutex<u64>,
     file: Option<Arc<StateFile>>,
 }
 
 impl KeptContracts {
-    /// Creates it with what a daemon before this one has recorded. `raw_images`: those of the storage backends.
+    /// Creates it with the records of an earlier daemon. `raw_images`: those of the storage backends.
     pub fn new(saved: SavedContracts, raw_images: RawImages, file: Option<Arc<StateFile>>) -> KeptContracts {
         let of_saved = |(key, contract)| (key, Known { contract, has_guest: true });
         let known = saved.devices.into_iter().map(of_saved).collect();
@@ -101,7 +102,7 @@ impl KeptContracts {
         }
     }
 
-    /// Returns what guests rely on now.
+    /// Returns the records that guests rely on now.
     pub fn saved(&self) -> SavedContracts {
         let devices = self.devices.lock();
         let relied = devices.known.iter().filter(|(_, known)| known.has_guest);
@@ -109,8 +110,8 @@ impl KeptContracts {
         SavedContracts { boot: self.boot.clone(), devices, raw_images: self.raw_images.list() }
     }
 
-    /// Records that the device `key` is served, and returns the recorder of its guests. What is recorded of disks that are not served now
-    /// stays.
+    /// Records that the device `key` is served, and returns the recorder of its guests. Keeps records of disks that are
+    /// not served now.
     pub fn serve(self: &Arc<KeptContracts>, key: String, mut contract: DeviceContract) -> Arc<ContractRecorder> {
         let mut devices = self.devices.lock();
         let before = devices.known.remove(&key).filter(|known| known.contract.interface == contract.interface);
@@ -123,7 +124,7 @@ impl KeptContracts {
         Arc::new(ContractRecorder { kept: Arc::clone(self), key })
     }
 
-    /// Changes the device `key`, and writes what is recorded if that has changed.
+    /// Changes the device `key`, and writes the record if it has changed.
     fn change(&self, key: &str, change: impl FnOnce(&mut Known)) {
         let changes = {
             let mut devices = self.devices.lock();
@@ -141,7 +142,7 @@ impl KeptContracts {
         };
         let Some(file) = &self.file else { return };
         let mut written = self.written.lock();
-        // Another thread may have written it meanwhile, with its own.
+        // Another thread may have written this change together with its own.
         if *written < changes {
             *written = self.devices.lock().changes;
             file.set(SECTION, &self.saved());
@@ -157,7 +158,7 @@ pub struct ContractRecorder {
 }
 
 impl ContractRecorder {
-    /// Records that guests see a disk at `address` from now on, or with `None` none.
+    /// Records that guests see this disk at `address` from now on; `None`: no disk.
     pub fn set_disk(&self, address: &str, disk: Option<DiskContract>) {
         self.kept.change(&self.key, |known| match disk {
             Some(disk) => _ = known.contract.disks.insert(address.to_owned(), disk),
@@ -165,7 +166,7 @@ impl ContractRecorder {
         });
     }
 
-    /// Forgets the device, unless a guest relies on it: it is not served any more.
+    /// Forgets the device, which is no longer served, unless a guest relies on it.
     pub fn release(&self) {
         let mut devices = self.kept.devices.lock();
         if devices.known.get(&self.key).is_some_and(|known| !known.has_guest) {
@@ -173,7 +174,7 @@ impl ContractRecorder {
         }
     }
 
-    /// Forgets the device: it is removed, and with it what its guest relies on.
+    /// Forgets the device and what its guest relies on: it is removed.
     pub fn forget(&self) {
         self.left();
         self.kept.devices.lock().known.remove(&self.key);

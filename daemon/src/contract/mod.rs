@@ -1,11 +1,14 @@
-//! What a guest was given of a device, and relies on for as long as it runs: longer than the daemon.
+//! The properties of a device that its guest was given and relies on for as long as it runs, which is longer than the
+//! daemon.
 //!
-//! A guest reads block sizes, features and names once, when its driver starts. A daemon that starts later derives them from the configuration
-//! and the host again, which may have changed: fewer CPUs, storage without discard, a reflinked file, an image under another name. So a
-//! [`DeviceContract`] is recorded when a frontend starts a device's queues ([`KeptContracts`]), and the next daemon gives the guest the same.
+//! A guest reads block sizes, features and names once, when its driver starts. A daemon that starts later derives them
+//! again from the configuration and the host, and both may have changed: fewer CPUs, storage without discard, a
+//! reflinked file, an image under another name. So the daemon records a [`DeviceContract`] when a frontend starts a
+//! device's queues ([`KeptContracts`]), and the next daemon gives the guest the same properties.
 //!
-//! A record is forgotten when the frontend disconnects from a running daemon, and with the host's boot. Its fields are exactly what guests
-//! see: [`DiskContract::new`] takes `Geometry` and `Limits` apart without `..`, so that a new property cannot be left out.
+//! A record is forgotten when the frontend disconnects from a running daemon, and with the host's boot. Its fields are
+//! exactly what guests see: [`DiskContract::new`] destructures `Geometry` and `Limits` without `..`, so that a new
+//! property cannot be left out.
 
 mod disk;
 mod kept;
@@ -30,26 +33,26 @@ pub use raw_images::RawImages;
 /// The name of the section of the state file. No interface has this word.
 pub const SECTION: &str = "guests";
 
-/// Settings of storage backends that are guests' business: they decide how the image's bytes are addressed.
+/// Settings of storage backends that guests rely on: they decide how the image's bytes are addressed.
 const STORAGE_KEYS: [&str; 2] = ["block-size", "format"];
-/// What can be asked of `block-size`. Other sizes are a device's own.
+/// The values of the key `block-size`. Other sizes are a device's own.
 const BLOCK_SIZES: [&str; 2] = ["512", "4096"];
 
-/// The address of the disk of an interface with one disk each.
+/// The disk address of an interface with one disk per device.
 pub const ONLY_DISK: &str = "";
 
-/// What guests were given of all devices, by [`device_key`].
+/// All devices as guests were given them, by [`device_key`].
 pub type Contracts = BTreeMap<String, DeviceContract>;
 
-/// No guest has been given anything.
+/// The empty record.
 pub static NO_CONTRACTS: Contracts = Contracts::new();
 
-/// Returns the key of a device: the socket, by which its guest's VMM finds it again whatever its disk is called.
+/// Returns the key of a device: its socket, by which its guest's VMM finds it even if its disk is renamed.
 pub fn device_key(socket: &Path) -> String {
     canonical_path(socket).to_string_lossy().into_owned()
 }
 
-/// What a guest was given of a device.
+/// A device as a guest was given it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct DeviceContract {
@@ -59,17 +62,17 @@ pub struct DeviceContract {
     pub queues: u16,
     /// Maximum ring size in entries.
     pub queue_size: u16,
-    /// Its disks by address; that of an interface with one disk each is empty.
+    /// Its disks by address; the address is empty for an interface with one disk per device.
     pub disks: BTreeMap<String, DiskContract>,
 }
 
-/// What a guest was given of a disk or logical unit, without its size, which may change.
+/// A disk or logical unit as a guest was given it. Without its size, which may change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct DiskContract {
     /// The storage backend.
     storage: String,
-    /// Those of its settings that are [`STORAGE_KEYS`], resolved.
+    /// Those of its settings that are in [`STORAGE_KEYS`], resolved.
     settings: BTreeMap<String, String>,
     /// Texts that guests read, by key: `serial` and others.
     texts: BTreeMap<String, String>,
@@ -82,19 +85,19 @@ pub struct DiskContract {
     min_io: u64,
     opt_io: u64,
     read_only: bool,
-    /// Without it discard was not offered.
+    /// `None`: discard was not offered.
     discard: Option<GivenDiscard>,
-    /// Largest range in bytes; without it write zeroes was not offered.
+    /// Largest range in bytes; `None`: write zeroes was not offered.
     write_zeroes: Option<u64>,
-    /// The image, if its bytes are the guest's.
+    /// The image, if its bytes are the guest's own.
     raw_image: Option<RawImage>,
 }
 
-/// A raw image, to recognise it.
+/// Identifies a raw image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct RawImage {
     path: String,
-    /// As [`Disk::raw_identity`](mqblk_core::Disk::raw_identity) has it.
+    /// The result of [`Disk::raw_identity`](mqblk_core::Disk::raw_identity).
     identity: String,
 }
 
@@ -107,7 +110,8 @@ struct GivenDiscard {
 }
 
 impl DiskContract {
-    /// Describes what guests see of an open disk of this backend. `resolved` are the backend's settings, `texts` what guests read otherwise.
+    /// Describes what guests see of an open disk of this backend. `resolved` are the backend's settings, `texts` the
+    /// other texts that guests read.
     pub fn new(
         storage: &str,
         resolved: &[(&'static str, String)],
@@ -119,7 +123,7 @@ impl DiskContract {
         let Limits {
             discard,
             write_zeroes,
-            // The engine splits requests: guests' are not bound by these.
+            // The engine splits requests: guests are not bound by it.
             max_transfer: _,
             max_segments: _,
             // Not seen by guests.
@@ -150,7 +154,7 @@ impl DiskContract {
         }
     }
 
-    /// Sets those settings of the storage, not opened yet, that the guest relies on.
+    /// Sets those settings of the storage, before it is opened, that the guest relies on.
     pub fn apply_settings(&self, settings: &mut Settings, storage: &str) {
         if self.storage != storage {
             return;
@@ -164,7 +168,7 @@ impl DiskContract {
         }
     }
 
-    /// Returns the text of `key` that the guest has read. `found`: what it would be now.
+    /// Returns the text of `key` that the guest has read. `found`: its value without the guest.
     pub fn keep_text(&self, subject: &str, key: &str, found: String) -> String {
         match self.texts.get(key) {
             Some(given) if *given != found => {
@@ -175,7 +179,7 @@ impl DiskContract {
         }
     }
 
-    /// Returns the disk as the guest was given it. What cannot be kept is logged.
+    /// Returns the disk as the guest was given it. Logs what cannot be kept.
     pub fn keep(&self, subject: &str, disk: Arc<AnyDisk>) -> Arc<AnyDisk> {
         let (geometry, limits) = (self.geometry(subject, disk.geometry()), self.limits(subject, disk.limits()));
         match (geometry, limits) == (disk.geometry(), disk.limits()) {
@@ -233,14 +237,14 @@ impl DiskContract {
 }
 
 impl DeviceContract {
-    /// Sets the keys of a device's queues that its guest relies on, before they are taken: its number of queues at least, and the size of its
-    /// rings.
+    /// Sets the keys of a device's queues that its guest relies on, before they are taken: the least number of queues,
+    /// and the size of its rings.
     pub fn apply_queues(&self, settings: &mut Settings) {
         let given: Option<u16> = settings.peek(&QUEUES).and_then(|text| text.parse().ok());
         let has_map = settings.peek(&QUEUE_MAP).is_some();
         match given {
             Some(queues) if queues >= self.queues => {}
-            // The map would not fit.
+            // The map would not fit more queues.
             Some(queues) if has_map => {
                 let subject = settings.subject();
                 tracing::warn!(
@@ -255,7 +259,7 @@ impl DeviceContract {
     }
 }
 
-/// Sets `key`, and logs if the configuration says otherwise.
+/// Sets `key`, and logs a different value of the configuration.
 fn replace(settings: &mut Settings, key: impl AsRef<str>, value: &str) {
     let key = key.as_ref();
     let subject = settings.subject().to_owned();

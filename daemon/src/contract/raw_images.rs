@@ -1,4 +1,5 @@
-//! Images that guests have had as raw bytes. What is in them is theirs: also what looks like an image of another format.
+//! Images that guests used as raw bytes. All of their content is the guest's, even if it looks like another image
+//! format.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,14 +10,15 @@ use mqblk_core::settings::Settings;
 
 use super::{DeviceContract, device_key};
 
-/// The storage backend that serves raw images, its key of their path, and the one that says what an image was.
+/// The storage backend of raw images, its key of their path, and the key with their former identity.
 const BACKEND: &str = "file";
 const PATH: &str = "path";
 const SERVED_RAW: &str = "served-raw";
-/// From this number on, those whose files are gone are forgotten.
+/// From this number on, images without a file are forgotten.
 const MANY: usize = 4096;
 
-/// The images by path, each with what tells it from another one there. They outlive guests and boots of the host.
+/// The images by path, each with its identity, which distinguishes it from another image there. They outlive guests and
+/// boots of the host.
 #[derive(Clone, Debug)]
 pub struct RawImages(Arc<RankedMutex<BTreeMap<String, String>>>);
 
@@ -35,7 +37,7 @@ impl RawImages {
         self.0.lock().clone()
     }
 
-    /// Adds the images of a device whose guest may write to them now. Returns true if there was one that was not known.
+    /// Adds the images of a device whose guest may write to them now. Returns true if one was new.
     pub(super) fn add(&self, device: &DeviceContract) -> bool {
         let mut images = self.0.lock();
         let before = images.len();
@@ -49,12 +51,13 @@ impl RawImages {
         is_new
     }
 
-    /// Says in the settings of a storage, not opened yet, what its image was when it was served as raw.
+    /// Adds the identity that the image of a storage had when it was served as raw to the settings, before the storage
+    /// is opened.
     pub fn apply(&self, backend: &str, settings: &mut Settings) {
         let Some(path) = settings.peek(PATH).filter(|_| backend == BACKEND) else { return };
         let known = self.0.lock().get(&device_key(Path::new(path))).cloned();
         if let Some(identity) = known {
-            // If a user has set it, the user's stays and is compared.
+            // A user's value stays, and is compared.
             let _ = settings.peek(SERVED_RAW).is_none() && settings.insert(SERVED_RAW, &identity).is_ok();
         }
     }

@@ -80,7 +80,7 @@ fn a_record_lasts_from_a_guest_s_arrival_to_its_end() {
     assert_eq!(recorded()["/run/a"].disks.len(), 2);
     recorder.set_disk("0:1", None);
     assert_eq!(recorded()["/run/a"], contract);
-    // The next daemon, which cannot open a disk that the guest has.
+    // The next daemon cannot open a disk that the guest has.
     let next = KeptContracts::new(SavedContracts::read(&SavedState::read(&path).unwrap()), RawImages::default(), None);
     let next = Arc::new(next);
     let without = DeviceContract { disks: BTreeMap::new(), ..contract.clone() };
@@ -106,7 +106,7 @@ fn a_record_of_another_boot_is_dropped_and_raw_images_stay() {
     settings.insert("path", "/a.img").unwrap();
     saved.raw_images().apply("file", &mut settings);
     assert_eq!(settings.peek("served-raw"), Some("1:512"));
-    // A daemon of an earlier version hands nothing over.
+    // A daemon of an earlier version hands no records over.
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     let own = of(boot.trim());
     assert_eq!(own.clone().or_handed(Some(&SavedContracts::default())), own);

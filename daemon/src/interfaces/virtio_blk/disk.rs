@@ -17,7 +17,7 @@ use crate::report::tenant_budget;
 use crate::resize::{self, GuestNotice, ResizeOutcome};
 use crate::storage::StorageConfig;
 
-/// How long to wait for the VMM to acknowledge a configuration change. Admin clients wait longer.
+/// Longest wait for the VMM to acknowledge a configuration change. Admin clients wait longer.
 const CONFIG_ACK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A virtio-blk disk: the device, its server and its storage.
@@ -32,7 +32,7 @@ pub(super) struct BlkDisk {
 }
 
 impl BlkDisk {
-    /// Creates the disk `id`, which `server` serves as `device`, and whose `guests` are recorded.
+    /// Creates the disk `id`, which `server` serves as `device`. `guests` records its guests.
     pub(super) fn new(
         id: String,
         device: Arc<VirtioBlk>,

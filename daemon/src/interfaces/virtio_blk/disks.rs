@@ -33,7 +33,7 @@ struct ListedDisk {
     claims: Vec<Claim>,
     flush_target: (String, Arc<AnyDisk>),
     served: Arc<ServedDisk<BlkDisk>>,
-    /// Somebody removes it.
+    /// True while it is being removed.
     removing: bool,
 }
 
@@ -41,14 +41,14 @@ struct ListedDisk {
 pub(super) struct ServedDisks {
     host: HostContext,
     disks: RankedMutex<Vec<ListedDisk>>,
-    /// How often the table has changed.
+    /// Number of changes of the table.
     changes: AtomicU64,
-    /// What the next daemon will serve.
+    /// The disks for the next daemon.
     saved: RankedMutex<SavedDisks>,
 }
 
 impl ServedDisks {
-    /// Serves the disks of a configuration, and those that were added before.
+    /// Serves the disks of a configuration, and those added at run time before.
     ///
     /// # Errors
     /// If a disk of the configuration cannot be served.
@@ -72,7 +72,7 @@ impl ServedDisks {
         let table = RankedMutex::new(LockRank::DiskTable, served);
         let saved = RankedMutex::new(LockRank::SavedSection, saved);
         let disks = ServedDisks { host, disks: table, changes: AtomicU64::new(0), saved };
-        // Without what did not fit the configuration.
+        // Drops entries that did not fit the configuration.
         disks.save(|_| {});
         Ok(disks)
     }
@@ -90,7 +90,7 @@ impl ServedDisks {
         }
     }
 
-    /// Returns the position of the next disk that is added.
+    /// Returns the position of the next added disk.
     fn next_position(&self) -> ListPosition {
         let after = |disk: &ListedDisk| match disk.position {
             ListPosition::Added(number) => number + 1,
@@ -107,7 +107,7 @@ impl ServedDisks {
         let disk = disk.map_err(|error| ChangeError::Failed(error.to_string()))?;
         self.host.placement.lock().place(&current_map(disk.served.export()));
         let id = disk.served.id().to_owned();
-        // Before it can be found: whoever removes it records that after this.
+        // Recorded before the disk can be found, so that its removal is recorded later.
         if source == ChangeSource::RunTime {
             self.save(|saved| saved.add(AddedDisk::new(&id, &given)));
         }
@@ -153,7 +153,7 @@ impl ServedDisks {
         self.host.kept.forget(&id);
         self.host.placement.lock().remove(&queue_map);
         let flushed = flush_all(vec![flush_target], self.host.drain_timeout);
-        // Only now: a disk that is added under its id may have the same image.
+        // Only now: the next disk of its id may have the same image.
         drop(Reservation::of(&self.host, claims));
         match flushed {
             Ok(()) => {
@@ -161,7 +161,7 @@ impl ServedDisks {
                 Ok(())
             }
             Err(error) => {
-                let why = format!("{error}; it is gone, but what was written may be lost");
+                let why = format!("{error}; it is gone, but written data may be lost");
                 tracing::error!(disk = id, "{why}");
                 Err(ChangeError::Failed(why))
             }
@@ -217,7 +217,7 @@ fn current_map(disk: &BlkDisk) -> Vec<u16> {
     disk.queue_settings().map(|queues| workers_of(&queues)).unwrap_or_default()
 }
 
-/// Serves a disk. Its claims are the caller's.
+/// Serves a disk. The caller holds its claims.
 fn listed(
     config: DiskConfig<BlkEndpoint>,
     origin: ChangeSource,

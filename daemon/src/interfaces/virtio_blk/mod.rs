@@ -1,6 +1,7 @@
-//! virtio-blk over vhost-user: each disk is a device with a socket of its own. Disks are also added and removed while others are served.
+//! virtio-blk over vhost-user: each disk is a device with a socket of its own. Disks can be added and removed while
+//! others are served.
 //!
-//! `disk` is a served disk, `disks` has all of them at run time, `saved` is what the state file says of them.
+//! `disk` is a served disk, `disks` has all of them at run time, `saved` is their section of the state file.
 
 mod disk;
 mod disks;
@@ -170,7 +171,7 @@ struct ConfiguredDisk {
     origin: ChangeSource,
 }
 
-/// All disks of the configuration, and those that were added at run time before.
+/// All disks of the configuration, and those added at run time before.
 struct BlkConfig {
     disks: Vec<ConfiguredDisk>,
     saved: SavedDisks,
@@ -181,7 +182,7 @@ impl BlkConfig {
         self.disks.iter().map(|disk| &disk.config)
     }
 
-    /// Those of the configuration alone.
+    /// Returns those of the configuration alone.
     fn configured(&self) -> impl Iterator<Item = &DiskConfig<BlkEndpoint>> {
         self.disks.iter().filter(|disk| disk.origin == ChangeSource::Configuration).map(|disk| &disk.config)
     }
@@ -213,7 +214,7 @@ impl ConfiguredInterface for BlkConfig {
     }
 }
 
-/// Why a disk could not be served.
+/// Reason why a disk could not be served.
 #[derive(Debug, thiserror::Error)]
 #[error("disk {id:?}: socket: {source}")]
 struct BlkStartError {

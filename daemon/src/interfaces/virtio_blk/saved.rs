@@ -1,7 +1,7 @@
 //! The disks that were added and removed at run time: the interface's section of the state file.
 //!
-//! The configuration has priority: what does not fit it is dropped with a warning, and the daemon starts. One disk that cannot be served
-//! must not prevent the others from being served.
+//! The configuration has priority: entries that do not fit it are dropped with a warning, and the daemon starts. A disk
+//! that cannot be served must not prevent the others from being served.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -28,7 +28,6 @@ pub(super) struct SavedDisks {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AddedDisk {
-    /// Its id.
     pub id: String,
     /// The other settings that it was added with.
     pub settings: BTreeMap<String, String>,
@@ -53,7 +52,7 @@ impl SavedDisks {
     /// Records that a disk was added.
     pub(super) fn add(&mut self, disk: AddedDisk) {
         match self.added.iter_mut().find(|other| other.id == disk.id) {
-            // One that was out.
+            // It was out.
             Some(other) => *other = disk,
             None => self.added.push(disk),
         }
@@ -69,7 +68,8 @@ impl SavedDisks {
     }
 }
 
-/// Takes the disks away that were removed, and adds those that were added. Drops entries of `saved` that do not fit the configuration.
+/// Removes the disks that were removed, and adds those that were added. Drops entries of `saved` that do not fit the
+/// configuration.
 pub(super) fn apply(saved: &mut SavedDisks, disks: &mut Vec<DiskToOpen>, context: &mut ResolveContext<'_>) {
     let ids: HashSet<String> = disks.iter().map(|disk| disk.keys.id().to_owned()).collect();
     saved.removed.retain(|id| ids.contains(id));
@@ -119,7 +119,7 @@ mod tests {
         AddedDisk::new(id, &settings)
     }
 
-    /// The ids that are served of a configuration with disks `a` and `b`.
+    /// Returns the ids that are served for a configuration with disks `a` and `b`.
     fn applied(saved: &mut SavedDisks) -> Vec<String> {
         let cpus = Cpus { count: 1, pinnable: BTreeSet::new() };
         let mut names = UniqueNames::default();
@@ -147,7 +147,7 @@ mod tests {
         saved.remove("a", ChangeSource::Configuration);
         saved.remove("a", ChangeSource::Configuration);
         assert_eq!((applied(&mut saved), saved.removed.len()), (vec!["b".to_owned(), "c".to_owned()], 1));
-        // One that was removed may come back as another one.
+        // A removed disk may return as another one.
         saved.add(disk("a"));
         assert_eq!(applied(&mut saved), ["b", "c", "a"]);
         saved.remove("c", ChangeSource::RunTime);

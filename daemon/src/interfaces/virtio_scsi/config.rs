@@ -18,18 +18,16 @@ pub(super) struct ControllerConfig {
     pub endpoint: VhostUserEndpoint,
     /// Maximum number of commands in flight on a LUN: a hint to the guest's driver.
     pub cmd_per_lun: u16,
-    /// What a guest that is migrated here may have opened as LUNs; `None`: nothing.
+    /// Limits of the LUNs of a guest that is migrated here; `None`: no LUN is opened for it.
     pub incoming_luns: Option<IncomingLimits>,
     /// Its LUNs, in the order given. Their addresses are unique.
     pub luns: Vec<LunConfig>,
-    /// Its origin.
     pub origin: ChangeSource,
 }
 
 /// The address of a LUN on its controller, shown as `TARGET:LUN`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct TargetLun {
-    /// The target.
     pub target: u8,
     /// The LUN of that target, below 16384.
     pub lun: u16,
@@ -46,11 +44,9 @@ impl fmt::Display for TargetLun {
 pub(super) struct LunConfig {
     /// Names the LUN in logs and metrics.
     pub id: String,
-    /// Its address.
     pub address: TargetLun,
     /// Its logical unit.
     pub unit: LunUnit,
-    /// Its origin.
     pub origin: LunOrigin,
     /// True if guests see it. A removed LUN stays in the configuration while other LUNs share its logical unit.
     pub mapped: bool,
@@ -66,7 +62,6 @@ impl LunConfig {
 /// The origin of a LUN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LunOrigin {
-    /// The configuration.
     Configuration,
     /// Added at run time, to this daemon or a previous one.
     RunTime,
@@ -82,7 +77,7 @@ impl From<ChangeSource> for LunOrigin {
 }
 
 impl LunOrigin {
-    /// Returns what it is added and removed by.
+    /// Returns the source of its addition and removal.
     pub(super) const fn source(self) -> ChangeSource {
         match self {
             LunOrigin::Configuration => ChangeSource::Configuration,
@@ -109,7 +104,7 @@ pub(super) enum LunUnit {
 }
 
 impl UnitConfig {
-    /// Returns what guests are given of it.
+    /// Returns its properties as guests are given them.
     pub(super) fn contract(&self) -> DiskContract {
         let UnitConfig { storage, unit_name, vendor, product, reservations: _ } = self;
         storage.contract(&[("unit-name", unit_name), ("vendor", vendor), ("product", product)])
@@ -119,7 +114,6 @@ impl UnitConfig {
 /// The configuration of a SCSI logical unit.
 #[derive(Clone)]
 pub(super) struct UnitConfig {
-    /// Its storage.
     pub storage: StorageConfig,
     /// The name that its world-wide identification is derived from. Unique.
     pub unit_name: String,

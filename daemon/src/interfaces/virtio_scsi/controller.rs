@@ -37,7 +37,7 @@ const MAX_TRANSFER: ByteLen = ByteLen(32 << 20);
 /// Product revision level.
 const REVISION: &str = concat!(env!("CARGO_PKG_VERSION_MAJOR"), ".", env!("CARGO_PKG_VERSION_MINOR"));
 
-/// Why a logical unit cannot be created, or mapped to a LUN.
+/// Errors of creating a logical unit, or of mapping it to a LUN.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LunError {
     /// Its reservations cannot be stored.
@@ -123,17 +123,16 @@ impl ServedUnit {
         &self.config
     }
 
-    /// Returns its disk.
     pub(super) fn disk(&self) -> &Arc<AnyDisk> {
         &self.config.storage.disk
     }
 
-    /// Returns its health: the error policy, and whether it is stopped.
+    /// Returns its health: the error policy, and the stopped state.
     pub(super) fn health(&self) -> &Arc<DiskHealth> {
         &self.health
     }
 
-    /// Returns how its requests are plugged now.
+    /// Returns the present plugging of its requests.
     pub(super) fn plug(&self) -> PlugOptions {
         self.health.plug().unwrap_or(self.config.storage.plug)
     }
@@ -176,13 +175,13 @@ pub(super) fn open_reservations(path: &Path) -> Result<Arc<Reservations>, String
 
 /// A served controller.
 pub(super) struct Controller {
-    /// Its position among all controllers there ever were.
+    /// Its position among all controllers ever served.
     number: usize,
     id: String,
     origin: ChangeSource,
     claims: Vec<Claim>,
     migration: Arc<LunMigration>,
-    /// Somebody removes it.
+    /// True while it is being removed.
     removing: AtomicBool,
     endpoint: VhostUserEndpoint,
     settings: Vec<Pair>,
@@ -193,7 +192,6 @@ pub(super) struct Controller {
 
 /// A LUN that a controller starts with.
 pub(super) struct InitialLun {
-    /// Its address.
     pub address: TargetLun,
     /// The engine's slot of its disk.
     pub slot: DiskSlot,
@@ -201,7 +199,7 @@ pub(super) struct InitialLun {
     pub unit: Arc<ServedUnit>,
 }
 
-/// Why a controller cannot be served.
+/// Reasons why a controller cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ControllerError {
     /// Its socket cannot be created.
@@ -232,7 +230,8 @@ impl ControllerError {
 }
 
 impl Controller {
-    /// Serves the controller of `config` with `luns` (not those of `config`). `number`: larger than that of any before.
+    /// Serves the controller of `config` with `luns` (not those of `config`). `number` is larger than those of all
+    /// controllers before.
     ///
     /// # Errors
     /// If the socket cannot be created, or a LUN cannot be mapped.
@@ -278,17 +277,15 @@ impl Controller {
         })
     }
 
-    /// Returns its position among all controllers there ever were.
+    /// Returns its position among all controllers ever served.
     pub(super) fn number(&self) -> usize {
         self.number
     }
 
-    /// Returns its id.
     pub(super) fn id(&self) -> &str {
         &self.id
     }
 
-    /// Returns its origin.
     pub(super) fn origin(&self) -> ChangeSource {
         self.origin
     }
@@ -298,12 +295,12 @@ impl Controller {
         &self.claims
     }
 
-    /// Returns the LUNs' part of the migration state of its guest.
+    /// Returns the migration state of its LUNs.
     pub(super) fn migration(&self) -> &LunMigration {
         &self.migration
     }
 
-    /// Returns true if somebody removes it. Read and written while the table of LUNs is locked.
+    /// Returns true if it is being removed. Read and written while the table of LUNs is locked.
     pub(super) fn is_removing(&self) -> bool {
         self.removing.load(Ordering::Relaxed)
     }
@@ -368,7 +365,7 @@ impl Controller {
     /// Moves a request queue to another worker: see [`Server::move_queue`].
     ///
     /// # Errors
-    /// When the worker refuses the queue.
+    /// If the worker refuses the queue.
     pub(super) fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
         self.server.move_queue(queue.saturating_add(FIXED_QUEUES), worker, timeout)
     }
@@ -379,7 +376,7 @@ impl Controller {
         queues.filter_map(|(queue, id)| Some((queue.checked_sub(FIXED_QUEUES)?, id))).collect()
     }
 
-    /// Returns how its request queues are served.
+    /// Returns the settings of its request queues.
     pub(super) fn queue_settings(&self) -> QueueSettings {
         let mut settings = self.server.queue_settings();
         settings.map.drain(..usize::from(FIXED_QUEUES));
@@ -419,7 +416,6 @@ impl Controller {
         self.server.frontend()
     }
 
-    /// Returns its server.
     pub(super) fn server(&self) -> Arc<Server> {
         Arc::clone(&self.server)
     }
@@ -429,7 +425,7 @@ impl Controller {
         self.server.is_connected()
     }
 
-    /// Returns what its VMM uses of its budget.
+    /// Returns its VMM's use of its budget.
     pub(super) fn budget(&self) -> BudgetUse {
         self.server.budget()
     }

@@ -1,4 +1,5 @@
-//! What identifies the controllers and LUNs of a configuration: their ids, with the defaults that depend on others filled in.
+//! The identity of the controllers and LUNs of a configuration: their ids, with defaults that depend on others filled
+//! in.
 
 use std::collections::BTreeMap;
 

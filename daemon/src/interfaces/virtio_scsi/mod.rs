@@ -1,7 +1,8 @@
 //! virtio-scsi over vhost-user: controllers with LUNs, which also change at run time.
 //!
-//! `controller_keys` and `lun_keys` take the keys, `saved_controllers` and `saved_luns` apply the state file (`state`) to them, `controller` serves, `luns` has
-//! all LUNs at run time, `verbs` are those of the admin socket, `stat` their statistics.
+//! `controller_keys` and `lun_keys` take the keys, and `saved_controllers` and `saved_luns` apply the state file
+//! (`state`) to them. `controller` serves, `luns` has all LUNs at run time. `verbs` are those of the admin socket,
+//! `stat` the statistics.
 
 mod config;
 mod controller;
@@ -175,19 +176,19 @@ impl ScsiKeys {
     }
 }
 
-/// Logs why a controller of the state file is not served.
+/// Logs the reason why a controller of the state file is not served.
 fn not_served(error: &dyn std::error::Error) {
     tracing::error!("not served: {error}; the state file keeps it for the next start");
 }
 
-/// All controllers and LUNs of the configuration, and those that were added before.
+/// All controllers and LUNs of the configuration, and those added at run time before.
 struct ScsiConfig {
     controllers: Vec<ControllerConfig>,
     saved: Option<SavedLuns>,
 }
 
 impl ScsiConfig {
-    /// The controllers of the configuration alone.
+    /// Returns the controllers of the configuration alone.
     fn configured(&self) -> impl Iterator<Item = &ControllerConfig> {
         self.controllers.iter().filter(|controller| controller.origin == ChangeSource::Configuration)
     }
@@ -238,7 +239,7 @@ impl ConfiguredInterface for ScsiConfig {
 
     fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {
         let luns = Arc::new(Luns::start(&self.controllers, host, self.saved.unwrap_or_default())?);
-        // Now, and not as the last step: a VMM may bring a guest as soon as it can connect.
+        // Now, not as the last step: a VMM may bring a guest as soon as it can connect.
         luns.set_migratable(true);
         Ok(Arc::new(ServedControllers { luns, engine: Arc::clone(&host.engine) }))
     }
@@ -264,7 +265,7 @@ impl ServedInterface for ServedControllers {
     }
 
     fn add_disk(&self, settings: Settings, is_taken: IsTaken<'_>, source: ChangeSource) -> Result<String, ChangeError> {
-        // A controller with one LUN is added neither.
+        // A controller with one LUN cannot be added like this.
         if !self.adds(&settings) {
             let expected = "controller=ID: a disk becomes a LUN of a controller, which `mqblk controller add` makes";
             return Err(ChangeError::Setting(settings.error("controller", "nothing", expected)));

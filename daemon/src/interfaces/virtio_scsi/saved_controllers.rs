@@ -1,4 +1,4 @@
-//! Applies the state file to the configuration's controllers: those that were removed, and those that were added.
+//! Applies the state file to the configuration's controllers: removals and additions.
 //!
 //! The configuration has priority, as for LUNs.
 
@@ -9,8 +9,8 @@ use super::controller_keys::ControllerKeys;
 use super::state::{AddedController, SavedLuns};
 use crate::interface::ResolveContext;
 
-/// Takes the controllers away that were removed, with their LUNs, and adds those that were added. Drops entries of `saved` that do not fit the
-/// configuration.
+/// Removes the controllers that were removed, with their LUNs, and adds those that were added. Drops entries of `saved`
+/// that do not fit the configuration.
 pub(super) fn apply(
     saved: &mut SavedLuns,
     controllers: &mut Vec<ControllerKeys>,

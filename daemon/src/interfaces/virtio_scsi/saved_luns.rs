@@ -1,7 +1,7 @@
 //! Applies the state file to the configuration's LUNs.
 //!
-//! The configuration has priority: saved changes that conflict with it are dropped with a warning, and the daemon starts. One LUN that
-//! cannot be served must not prevent the others from being served.
+//! The configuration has priority: saved changes that conflict with it are dropped with a warning, and the daemon
+//! starts. A LUN that cannot be served must not prevent the others from being served.
 
 use mqblk_core::settings::SettingError;
 
@@ -15,7 +15,7 @@ use crate::names::UniqueNames;
 use crate::out::Admission;
 use crate::storage_backends::{StorageBackends, open_by_origin};
 
-/// A LUN to open, with its origin and whether guests see it.
+/// A LUN to open, with its origin and its visibility to guests.
 pub(super) struct LunToOpen {
     keys: LunKeys,
     origin: LunOrigin,
@@ -86,7 +86,8 @@ fn add_saved(
     Ok(())
 }
 
-/// Returns what a guest was given of the unit of a LUN, over the LUN itself or over one that shares the unit. `given`: of each controller.
+/// Returns the unit of a LUN as a guest was given it, through the LUN itself or through one that shares the unit.
+/// `given`: of each controller.
 fn given_unit<'a>(
     lun: &LunToOpen,
     controller: usize,
@@ -101,10 +102,11 @@ fn given_unit<'a>(
     find(controller, lun).or_else(|| sharing.find_map(|(at, other)| find(at, other)))
 }
 
-/// Opens the LUNs, as their guests were given them (`given`: what those of each controller were). `admission` is told of those that cannot be served now.
+/// Opens the LUNs as their guests were given them (`given`: of each controller). Reports LUNs that cannot be served now
+/// to `admission`.
 ///
 /// # Errors
-/// If a LUN cannot be served, and the others are not to be without it.
+/// If a LUN cannot be served, and all must be.
 pub(super) fn open(
     chosen: Vec<Vec<LunToOpen>>,
     given: &[Option<DeviceContract>],

@@ -92,7 +92,7 @@ impl ServedDevice for ServedController {
     }
 }
 
-/// A LUN, as it was when it was listed.
+/// A LUN in its state at the time of the listing.
 struct ServedLun {
     luns: Arc<Luns>,
     lun: LunEntry,
@@ -137,7 +137,7 @@ impl Export for ServedLun {
 /// The roles of a controller's queues before the request queues. The first worker serves them.
 const FIXED_ROLES: [&str; 2] = ["control", "event"];
 
-/// Returns the statistics of a controller with these LUNs, out of those of its queues in order.
+/// Returns the statistics of a controller with these LUNs, from those of its queues in order.
 fn controller(
     id: &str,
     queue_map: &[usize],
@@ -167,7 +167,7 @@ fn controller(
     }
 }
 
-/// Returns the number of a LUN's requests in flight, out of the statistics of its controller's queues.
+/// Returns the number of a LUN's requests in flight, from the statistics of its controller's queues.
 pub(super) fn in_flight(lun: &LunEntry, queues: &[QueueStats]) -> u32 {
     disk_counters(&request_totals(queues), lun).in_flight
 }

@@ -28,7 +28,6 @@ pub(super) struct SavedLuns {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AddedController {
-    /// Its id.
     pub id: String,
     /// The other settings that it was added with.
     pub settings: BTreeMap<String, String>,
@@ -43,7 +42,7 @@ impl AddedController {
     /// Returns its settings, as in a `[[controller]]` table of the configuration.
     ///
     /// # Errors
-    /// If an edited file has `id` among the other settings too.
+    /// If an edited file also has `id` among the other settings.
     pub(super) fn to_settings(&self) -> Result<Settings, SettingError> {
         let mut settings = Settings::new(format!("controller {:?} of the state file", self.id));
         settings.insert("id", &self.id)?;
@@ -58,9 +57,7 @@ impl AddedController {
 pub(super) struct AddedLun {
     /// Its controller's id.
     pub controller: String,
-    /// Its id.
     pub id: String,
-    /// Its target.
     pub target: u8,
     /// Its LUN of that target.
     pub lun: u16,
@@ -77,7 +74,6 @@ pub(super) struct AddedLun {
 pub(super) struct RemovedLun {
     /// Its controller's id.
     pub controller: String,
-    /// Its id.
     pub id: String,
 }
 
@@ -91,7 +87,7 @@ impl AddedLun {
     /// Returns its settings, as in a `[[controller.lun]]` table of the configuration.
     ///
     /// # Errors
-    /// If an edited file has `id`, `target` or `lun` among the other settings too.
+    /// If an edited file also has `id`, `target` or `lun` among the other settings.
     pub(super) fn to_settings(&self) -> Result<Settings, SettingError> {
         let mut settings = Settings::new(format!("lun {:?} of the state file", self.id));
         let own = [("id", self.id.clone()), ("target", self.target.to_string()), ("lun", self.lun.to_string())];
@@ -114,7 +110,7 @@ impl SavedLuns {
     /// Records that a LUN was added.
     pub(super) fn add(&mut self, lun: AddedLun) {
         match self.added.iter_mut().find(|other| other.id == lun.id) {
-            // One that was out, or comes back.
+            // It was out, or returns.
             Some(other) => *other = lun,
             None => self.added.push(lun),
         }

@@ -55,7 +55,7 @@ fn all(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<ServeConfi
     resolve_fake(given(disks, controllers, luns)?)
 }
 
-/// Returns what the storage of a logical unit of its own was opened with.
+/// Returns the settings that the storage of a logical unit of its own was opened with.
 fn storage(unit: &UnitConfig) -> String {
     let settings = unit.storage.resolved_settings.iter().find(|(key, _)| *key == "path");
     format!("{} {}", unit.storage.kind, settings.map(|(_, path)| path.as_str()).unwrap_or_default())

@@ -1,4 +1,4 @@
-//! `lun.add`, `lun.remove`, `lun.resize` and `lun.list`: changes LUNs at run time.
+//! `lun.add`, `lun.remove`, `lun.resize` and `lun.list`: LUNs at run time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ use crate::change::ChangeSource;
 use crate::report::settings_json;
 use crate::storage::StorageLimits;
 
-/// How long `lun.remove` waits for the removal before it responds that the removal continues. Clients wait longer for a response.
+/// Longest wait of `lun.remove` before it responds that the removal continues. Clients wait longer for a response.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Highest LUN of a target.
 const MAX_LUN: u16 = 16_383;
@@ -40,20 +40,21 @@ const RESIZE: &[Param] = &[ID, CONTROLLER, TARGET, LUN, SIZE, SHRINK];
 const LIST: &[Param] =
     &[Param { name: "controller", kind: ParamKind::Text, about: "Only those of the controller of this id [all]" }];
 
-/// Returns the verbs.
 pub(super) fn verbs(luns: &Arc<Luns>, engine: &Arc<Engine>) -> Vec<Verb> {
     let with = || Arc::clone(luns);
     let (adding, removing, resizing, listing) = (with(), with(), with(), with());
     let engine = Arc::clone(engine);
     vec![
-        Verb::new("lun.add", "Adds a LUN to a controller; guests are told", ADD, move |params| add(&adding, params)),
+        Verb::new("lun.add", "Adds a LUN to a controller and notifies its guest", ADD, move |params| {
+            add(&adding, params)
+        }),
         Verb::new(
             "lun.remove",
-            "Takes a LUN away, when its requests have ended; guests are told",
+            "Removes a LUN when its requests have ended, and notifies its guest",
             REMOVE,
             move |params| remove(&removing, &engine, params),
         ),
-        Verb::new("lun.resize", "Has guests see another size of a LUN", RESIZE, move |params| {
+        Verb::new("lun.resize", "Resizes a LUN and notifies its guests", RESIZE, move |params| {
             resize(&resizing, params)
         }),
         Verb::new("lun.list", "The LUNs and their settings", LIST, move |params| list(&listing, params)),
@@ -84,10 +85,10 @@ fn remove(luns: &Arc<Luns>, engine: &Engine, params: &Params) -> Result<Value, V
     response(LunChange { lun })
 }
 
-/// Removes a LUN, and waits for that, for [`REMOVAL_TIMEOUT`] at most.
+/// Removes a LUN, and waits for at most [`REMOVAL_TIMEOUT`].
 ///
 /// # Errors
-/// If there is no such LUN, its storage could not be flushed, or the removal takes longer: it continues.
+/// If there is no such LUN, its storage could not be flushed, or the removal takes longer, in which case it continues.
 pub(super) fn remove_lun(
     luns: &Arc<Luns>,
     engine: &Engine,
@@ -127,7 +128,7 @@ fn list(luns: &Arc<Luns>, params: &Params) -> Result<Value, VerbError> {
     response(LunList { luns: all.map(|lun| lun_model(luns, lun)).collect() })
 }
 
-/// Describes how many requests the removal of a LUN waits for, as far as that can be determined.
+/// Describes the number of requests that a removal waits for, as far as it is known.
 fn pending_requests(engine: &Engine, lun: &LunEntry) -> String {
     let workers = engine.stats().ok();
     let queues = workers.and_then(|workers| lun.controller.stats(&workers));
@@ -165,7 +166,7 @@ fn in_range(name: &str, number: u64, max: u16) -> Result<u16, VerbError> {
     valid.ok_or_else(|| VerbError::params(format!("params.{name}"), format!("the number {number}"), expected()))
 }
 
-/// Returns a LUN as the socket reports it.
+/// Returns a LUN in the form of the admin socket.
 fn lun_model(luns: &Luns, lun: &LunEntry) -> Lun {
     let geometry = lun.unit.as_ref().map(|unit| unit.disk().geometry());
     Lun {

@@ -17,7 +17,7 @@ pub(super) struct XenConfig {
     pub host: XenSelector,
     /// The device type: the xenstore directory that is watched.
     pub type_name: String,
-    /// True if every device of the type is served, not only those that name a disk of the configuration.
+    /// True if every device of the type is served. False: only those that name a disk of the configuration.
     pub watch: bool,
     /// The directory of the rings' journals; `None`: no journals.
     pub state: Option<PathBuf>,
@@ -27,7 +27,7 @@ pub(super) struct XenConfig {
     pub default_endpoint: XenEndpoint,
 }
 
-/// The Xen device that a disk is attached as.
+/// The Xen device of an attached disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct XenAttachment {
     /// The frontend domain.
@@ -36,7 +36,7 @@ pub(super) struct XenAttachment {
     pub devid: u32,
 }
 
-/// How a Xen guest reaches a disk: the rings and grants of its device.
+/// A Xen guest's way to a disk: the rings and grants of its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct XenEndpoint {
     /// The device created at start; `None`: a toolstack attaches the disk by naming it in `params`.
@@ -47,7 +47,7 @@ pub(super) struct XenEndpoint {
     pub ring_order: u8,
     /// Maximum number of segments of an indirect request; 0: indirect requests are not offered.
     pub indirect_segments: u16,
-    /// How the guest's pages are accessed.
+    /// Access to the guest's pages.
     pub grants: GrantMode,
     /// The owner of mapped pages and buffer pages: each ring, or all rings together.
     pub grants_pool: PoolScope,
@@ -59,10 +59,10 @@ pub(super) struct XenEndpoint {
     pub journal: bool,
     /// The worker of each ring.
     pub queue_map: QueueMap,
-    /// How a worker waits for requests.
+    /// A worker's wait for requests.
     pub poll: PollPolicy,
-    /// How events to the guest are coalesced.
+    /// Coalescing of events to the guest.
     pub coalesce: Coalesce,
-    /// What a guest was given of the disk by a daemon before this one.
+    /// The disk as an earlier daemon gave it to a guest.
     pub given: Option<DiskContract>,
 }

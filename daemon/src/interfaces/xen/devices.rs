@@ -1,4 +1,4 @@
-//! The devices of the Xen backend: those of the configuration's disks, and those that toolstacks made.
+//! The devices of the Xen backend: those of the configuration's disks, and those made by toolstacks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::report::DiskInfo;
 use crate::resize::{self, GuestNotice, ResizeOutcome};
 use crate::storage::StorageConfig;
 
-/// How long a device may take to handle a resize key in xenstore. Admin clients wait longer.
+/// Longest time for a device to handle a resize key in xenstore. Admin clients wait longer.
 const RESIZE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A handle to the devices that are served, of the configuration and of toolstacks.
@@ -41,7 +41,7 @@ impl XenDevices {
         self.backend.devices()
     }
 
-    /// Resizes a device's disk as a toolstack does: writes a xenstore key, which the device's own thread handles.
+    /// Resizes a device's disk like a toolstack: writes a xenstore key, which the device's own thread handles.
     ///
     /// # Errors
     /// If the disk cannot have that size, or the device does not handle the key in time.
@@ -52,7 +52,7 @@ impl XenDevices {
             return Err(ChangeError::Failed(format!("{subject}: its storage is being closed")));
         };
         let before = disk.geometry().size;
-        // Checked here too, for an error in terms of the request.
+        // Also checked here, for an error in terms of the request.
         request.check_size(disk.as_ref()).map_err(|error| resize::resize_error(&subject, request, error))?;
         let mut store = self.xen.store().map_err(ToolstackError::from).map_err(failed)?;
         toolstack::resize(&mut store, self.xen.domain(), &device.name, request, RESIZE_TIMEOUT).map_err(failed)?;
@@ -84,7 +84,7 @@ pub(super) struct XenDisk {
 }
 
 impl XenDisk {
-    /// Creates the disk `id`. `queues`: how its rings are served, with the worker of each offered one.
+    /// Creates the disk `id`. `queues`: the settings of its rings, with the worker of each offered one.
     pub(super) fn new(
         devices: XenDevices,
         id: String,
@@ -165,7 +165,7 @@ impl DiskExport for XenDisk {
     }
 }
 
-/// A device that is not in the configuration: a toolstack made it.
+/// A device outside the configuration, made by a toolstack.
 pub(super) struct ToolstackDevice {
     devices: XenDevices,
     device: Arc<DeviceStats>,

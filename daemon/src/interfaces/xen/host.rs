@@ -22,7 +22,7 @@ use crate::interface::HostContext;
 /// Grant mappings that Xen tracks for a domain by default: `gnttab_max_maptrack_frames` of 1024, each with 256 entries.
 const MAPTRACK: u64 = 1024 * 256;
 
-/// Why the backend could not start.
+/// Errors of the backend's start.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum XenStartError {
     /// There is no Xen.
@@ -50,7 +50,7 @@ pub(super) struct XenHost {
     type_name: String,
 }
 
-/// A disk of the configuration, its health, and how its rings are served.
+/// A disk of the configuration, its health, and the settings of its rings.
 pub(super) struct XenDiskConfig {
     pub config: DiskConfig<XenEndpoint>,
     pub health: Arc<DiskHealth>,
@@ -80,13 +80,13 @@ pub(super) fn vbd_settings(endpoint: &XenEndpoint, write_through: bool) -> VbdSe
     }
 }
 
-/// Returns how the rings of a device are served at first.
+/// Returns the initial settings of a device's rings.
 pub(super) fn queue_settings(endpoint: &XenEndpoint) -> QueueSettings {
     QueueSettings { map: endpoint.queue_map.to_engine(), poll: endpoint.poll, coalesce: endpoint.coalesce }
 }
 
 impl XenHost {
-    /// Starts to serve `disks`, and the devices that the configuration says.
+    /// Starts to serve `disks`, and the devices of the configuration.
     ///
     /// # Errors
     /// If there is no Xen, or it refuses. Everything is undone then.
@@ -141,7 +141,8 @@ impl XenHost {
         Ok(())
     }
 
-    /// Offers a disk that was not there at the start, to devices that wait for it as well, and creates the device that its configuration says.
+    /// Offers a disk that was out at the start, also to devices that wait for it, and creates the device of its
+    /// configuration.
     ///
     /// # Errors
     /// If the device cannot be created.
@@ -175,7 +176,6 @@ impl XenHost {
         XenDevices::new(Arc::clone(&self.xen), Arc::clone(&self.backend), Arc::clone(&self.engine))
     }
 
-    /// Returns the backend.
     pub(super) fn backend(&self) -> &Backend {
         &self.backend
     }

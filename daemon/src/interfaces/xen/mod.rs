@@ -38,7 +38,7 @@ use config::{XenConfig, XenEndpoint};
 use devices::{ToolstackDevice, XenDisk};
 use host::{XenDiskConfig, XenHost};
 
-/// How long the backend takes to pause: it looks at a device at most, which is xenstore's time.
+/// Longest wait for the backend's pause. The backend observes at most one device before, which takes xenstore's time.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The word of the interface.
@@ -88,7 +88,7 @@ impl InterfaceKeys for XenKeys {
         Ok(())
     }
 
-    /// Devices that are not in the configuration have as many rings as there are CPUs.
+    /// Devices outside the configuration have as many rings as there are CPUs.
     fn expected_queues(&self, cpus: &Cpus) -> u64 {
         match &self.host {
             Some(host) if host.watch => cpus.count.into(),
@@ -123,7 +123,7 @@ struct XenInterfaceConfig {
     host: Option<XenConfig>,
 }
 
-/// Where grants, event channels and xenstore are opened for each device, and what says how this domain runs.
+/// Paths of grants, event channels and xenstore, which are opened for each device, and of this domain's description.
 const XEN_DEVICES: [&str; 4] = ["/dev/xen", "/proc/xen", "/sys/hypervisor", "/run/xenstored"];
 
 impl ConfiguredInterface for XenInterfaceConfig {
@@ -162,7 +162,7 @@ impl ConfiguredInterface for XenInterfaceConfig {
         let disks = self.disks.into_iter().map(|config| Arc::new(XenDiskConfig::new(config))).collect();
         let served = ServedXen::new(disks, context);
         if context.stands_by.load(Ordering::SeqCst) {
-            // Xenstore already has the devices, which the other process serves: a backend would take them from it.
+            // Xenstore has the devices that the other process still serves: a backend would take them over.
             *served.pending.lock() = Some(host);
         } else {
             served.start(&host)?;
@@ -175,12 +175,12 @@ impl ConfiguredInterface for XenInterfaceConfig {
 struct ServedXen {
     context: HostContext,
     disks: RankedMutex<Vec<Arc<XenDiskConfig>>>,
-    /// What the backend is started with, once another process has left the devices.
+    /// The configuration of the backend, which starts once another process has left the devices.
     pending: RankedMutex<Option<XenConfig>>,
     started: OnceLock<StartedXen>,
 }
 
-/// The backend, and the disks of the configuration as it serves them.
+/// The backend, and the disks of the configuration in its form.
 struct StartedXen {
     host: XenHost,
     served: RankedMutex<Vec<(ListPosition, Arc<ServedDisk<XenDisk>>)>>,
@@ -219,7 +219,7 @@ impl ServedXen {
         Ok(())
     }
 
-    /// Serves a disk of the configuration that was not there at the start.
+    /// Serves a disk of the configuration that was out at the start.
     fn add(&self, settings: Settings, is_taken: IsTaken<'_>) -> Result<String, ChangeError> {
         let Some(started) = self.started.get() else {
             return Err(ChangeError::Failed("no Xen backend is started".to_owned()));
@@ -229,7 +229,7 @@ impl ServedXen {
             NewDisk::<XenEndpoint>::open(settings, position, &self.context, is_taken)?;
         let disk = Arc::new(XenDiskConfig::new(config));
         let id = disk.config.id.clone();
-        // Before a device of it is there, which would be listed as one that no configuration has.
+        // Before its device exists, which would be listed as one outside the configuration.
         self.disks.lock().push(Arc::clone(&disk));
         if let Err(error) = started.host.add(&disk) {
             self.disks.lock().retain(|other| other.config.id != id);

@@ -67,7 +67,7 @@ impl OfferedDisk {
 pub(super) struct DiskOpener {
     /// True if every device of the type is served.
     watch: bool,
-    /// Of devices that name no disk.
+    /// The settings of devices that name no disk.
     default: (VbdSettings, QueueSettings),
     offered: RankedMutex<BTreeMap<String, Arc<OfferedDisk>>>,
     /// Devices that name one of these wait until it is offered.
@@ -76,13 +76,14 @@ pub(super) struct DiskOpener {
     storages: Arc<dyn StorageBackends>,
 }
 
-/// What a guest is given of a device. The number and the size of its rings is in xenstore, with the features.
+/// Returns the properties of a device as given to a guest. Its number and size of rings is in xenstore, with the
+/// features.
 fn device_contract(queues: u16, disk: DiskContract) -> DeviceContract {
     let disks = BTreeMap::from([(ONLY_DISK.to_owned(), disk)]);
     DeviceContract { interface: WORD.to_owned(), queues, queue_size: 0, disks }
 }
 
-/// Forgets a device that is not served any more and has no guest.
+/// On drop forgets a device that is no longer served and has no guest.
 struct DeviceUse(Arc<ContractRecorder>);
 
 impl Drop for DeviceUse {
@@ -158,7 +159,7 @@ impl DiskOpener {
         self.offered.lock().insert(disk.config.id.clone(), offered);
     }
 
-    /// Offers a disk no more. No device has it.
+    /// Withdraws a disk that no device has.
     pub(super) fn withdraw(&self, id: &str) {
         self.offered.lock().remove(id);
     }

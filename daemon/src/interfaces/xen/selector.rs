@@ -15,7 +15,7 @@ pub type ConnectSimulated = fn(&Path) -> Result<Arc<dyn Xen>, XenError>;
 
 static SIMULATED: OnceLock<ConnectSimulated> = OnceLock::new();
 
-/// Lets this process use simulated machines. For programs that have them: the daemon itself does not.
+/// Lets this process use simulated machines. For programs that include them, unlike the daemon.
 pub fn provide_simulated(connect: ConnectSimulated) {
     // The first one stays.
     let _ = SIMULATED.set(connect);

@@ -1,4 +1,4 @@
-//! Controllers that are added and removed while others are served.
+//! Adds and removes controllers while others are served.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::names::{Claim, claimed_error};
 use crate::queues::workers_of;
 
 impl Luns {
-    /// Returns the controllers, in the order in which they came.
+    /// Returns the controllers, in the order of their addition.
     pub(crate) fn controllers(&self) -> Vec<Arc<Controller>> {
         self.controllers.lock().clone()
     }
@@ -45,7 +45,7 @@ impl Luns {
         Ok(controllers.swap_remove(at))
     }
 
-    /// Serves the controller that `settings` describe, without LUNs.
+    /// Serves the controller of `settings`, without LUNs.
     ///
     /// # Errors
     /// If a value is invalid or already claimed, or its socket cannot be made.
@@ -61,7 +61,7 @@ impl Luns {
             self.release(&claims);
             error
         };
-        // On a copy: the real one counts it when it is served.
+        // On a copy: the real one counts the controller once it is served.
         let mut placement: QueuePlacement = self.host.placement.lock().clone();
         keys.assign_queues(&mut placement).map_err(|error| release(error.into()))?;
         let config = keys.finish(Vec::new()).map_err(|error| release(error.into()))?;
@@ -70,7 +70,7 @@ impl Luns {
         let controller = controller.map_err(|error| release(ChangeError::Failed(error.to_string())))?;
         controller.migration().set_luns(Arc::downgrade(self));
         self.host.placement.lock().place(&worker_map(&controller));
-        // Before it can be found: whoever removes it records that after this.
+        // Recorded before the controller can be found, so that its removal is recorded later.
         if source == ChangeSource::RunTime {
             self.save(|state| state.add_controller(AddedController::new(&id, settings)));
         }
@@ -92,10 +92,10 @@ impl Luns {
         is_taken: IsTaken<'_>,
         source: ChangeSource,
     ) -> Result<(ControllerKeys, Vec<Claim>), ChangeError> {
-        // Asked now: it takes milliseconds, in which a daemon that starts would keep guests waiting.
+        // Queried now: it takes milliseconds, which would delay guests at the daemon's start.
         let cpus = Cpus::of_this_host();
         let kinds = self.host.storages.kinds();
-        // Of one that was out its guest may still be there.
+        // The guest of a controller that was out may still run.
         let recorded = self.host.contracts.saved();
         let (keys, claims) = {
             let mut names = self.host.names.lock();
@@ -108,7 +108,7 @@ impl Luns {
             claims.iter().for_each(|claim| names.insert(claim, &owner));
             (keys, claims)
         };
-        // After the id is claimed, and without a lock: of two that add it at once, the later one sees the other.
+        // After the id is claimed, and without a lock: of two concurrent additions the later one sees the other.
         if is_taken(keys.id()) {
             self.release(&claims);
             return Err(claimed_error(settings, "id", keys.id(), &format!("disk or LUN {:?}", keys.id())).into());
@@ -146,7 +146,7 @@ impl Luns {
         let disks = units.iter().map(|unit| (format!("lun {:?}", unit.name()), Arc::clone(unit.disk()))).collect();
         drop(units);
         let flushed = flush_all(disks, self.host.drain_timeout);
-        // Only now: one that is added under its id may have the same images.
+        // Only now: the next controller of its id may have the same images.
         self.release(&claims);
         Some(match flushed {
             Ok(()) => {
@@ -154,14 +154,14 @@ impl Luns {
                 Ok(())
             }
             Err(error) => {
-                let why = format!("{error}; the controller is gone, but what was written may be lost");
+                let why = format!("{error}; the controller is gone, but written data may be lost");
                 tracing::error!(controller = id, "{why}");
                 Err(ChangeError::Failed(why))
             }
         })
     }
 
-    /// Marks a controller as being removed, unless it must not be.
+    /// Marks a controller as being removed, unless that is refused.
     fn begin_remove_controller(
         &self,
         controller: &Controller,

@@ -44,17 +44,12 @@ impl LunState {
 /// The table entry of a LUN.
 #[derive(Clone)]
 pub(crate) struct LunEntry {
-    /// Its id.
     pub id: String,
-    /// Its controller.
     pub controller: Arc<Controller>,
-    /// Its address.
     pub address: TargetLun,
     /// The engine's slot of its disk, unique for the controller.
     pub slot: DiskSlot,
-    /// Its origin.
     pub origin: LunOrigin,
-    /// Its state.
     pub state: LunState,
     /// Its logical unit; `None` while that is being opened.
     pub unit: Option<Arc<ServedUnit>>,
@@ -83,7 +78,6 @@ impl LunEntry {
 /// Selects a LUN.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LunSelector {
-    /// By its id.
     Id(String),
     /// By the id of its controller and its address.
     Address(String, TargetLun),

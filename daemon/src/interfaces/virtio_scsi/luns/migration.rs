@@ -1,7 +1,8 @@
 //! The LUNs of a controller in the migration state of its guest: their addresses, and the settings of those added at run time.
 //!
-//! The state is sent by a VMM, which is not trusted with the host's files. A LUN is opened only if the destination's operator has set a
-//! directory for this (`incoming-luns=`), and only if the real paths of all its files are in that directory.
+//! A VMM sends the state, and it is not trusted with the host's files. A LUN is opened only if the destination's
+//! operator has set a directory for this (`incoming-luns=`), and only if the real paths of all its files are in that
+//! directory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,12 +20,12 @@ use super::super::config::TargetLun;
 use super::{LunEntry, LunSelector, Luns, Removal};
 use crate::change::ChangeSource;
 
-/// How long to wait for the removal of a LUN. It has no requests in flight.
+/// Longest wait for the removal of a LUN. It has no requests in flight.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Keys that name files, of the allowed storage backend and of a logical unit.
 const PATH_KEYS: [&str; 2] = ["path", "reservations"];
-/// Keys that say what the guest has seen of the LUN, and how its image is kept from two writers: these alone are sent and believed. How it
-/// is served, what it may use and who shares its limits are the destination's to say.
+/// Keys of the LUN's properties that the guest has seen, and of the protection of its image against a second writer:
+/// only these are sent and accepted. The destination decides about service, resources and shared limits.
 const GUEST_KEYS: [&str; 12] = [
     "path",
     "storage",
@@ -40,15 +41,15 @@ const GUEST_KEYS: [&str; 12] = [
     LOCK,
 ];
 const LOCK: &str = "lock";
-/// The value of `lock` that takes none: another guest may have the image.
+/// The value of `lock` that takes no lock: another guest may use the image.
 const NO_LOCK: &str = "off";
 /// The only storage backend allowed: one whose files a directory can contain.
 const ALLOWED_STORAGE: &str = "file";
 
-/// Keys that a message lists.
+/// Number of keys that a message lists.
 const LISTED: usize = 16;
 
-/// What an incoming guest may have of a controller: the operator's to say.
+/// The operator's limits of the LUNs that an incoming guest may bring to a controller.
 #[derive(Clone, Debug)]
 pub(crate) struct IncomingLimits {
     /// The directory of files that may be opened.
@@ -93,10 +94,10 @@ impl LunRecord {
 /// The migration state of a controller's LUNs, a part of its device state.
 pub(crate) struct LunMigration {
     controller: String,
-    /// What may be opened for an incoming guest.
+    /// Limits of the LUNs of an incoming guest.
     incoming: Option<IncomingLimits>,
     luns: RankedMutex<Weak<Luns>>,
-    /// Held while a state is loaded, so that [`set_luns`](Self::set_luns) waits for that.
+    /// Locked while a state is loaded, so that [`set_luns`](Self::set_luns) waits for the load.
     loading: RankedMutex<()>,
 }
 
@@ -259,7 +260,8 @@ impl HostState for LunMigration {
     }
 }
 
-/// Returns the settings that a LUN was added with at run time, and its logical unit's values for those that default to the daemon's.
+/// Returns the settings that a LUN was added with at run time, and its logical unit's values of settings with defaults
+/// of the daemon.
 fn settings(lun: &LunEntry) -> Option<BTreeMap<String, String>> {
     let mut settings = lun.added_settings.clone()?;
     settings.retain(|key, _| GUEST_KEYS.contains(&key.as_str()));
@@ -279,7 +281,7 @@ fn settings(lun: &LunEntry) -> Option<BTreeMap<String, String>> {
     Some(settings)
 }
 
-/// LUNs that were added for an incoming guest, and those to remove when it has arrived.
+/// LUNs that were added for an incoming guest, and those to remove once it has arrived.
 struct IncomingLuns<'a> {
     luns: Arc<Luns>,
     added: Vec<String>,
@@ -394,7 +396,7 @@ mod tests {
             super::check_settings(&given.collect(), &folder, &[])
         };
         let of_guest = [("serial", "s"), ("unit-name", "u"), ("readonly", "on"), ("lock", "shared-migration")];
-        // How it is served, what it may use, and whose neighbour it is.
+        // Keys of service, resources, and shared limits.
         let of_host =
             [("aio", "threads"), ("iops", "1000000"), ("limit-group", "gold"), ("depth", "1"), ("any", "key")];
         let checked = check(&[of_guest.as_slice(), of_host.as_slice()].concat()).unwrap();

@@ -45,7 +45,7 @@ pub(super) struct Luns {
     table: RankedMutex<Vec<LunEntry>>,
     changed: Condvar,
     removals: RankedMutex<Vec<JoinHandle<()>>>,
-    /// What the next daemon will serve.
+    /// The LUNs for the next daemon.
     saved: RankedMutex<SavedLuns>,
 }
 
@@ -113,7 +113,7 @@ impl Luns {
             removals: RankedMutex::leaf(Vec::new()),
             saved: RankedMutex::new(LockRank::SavedSection, saved),
         };
-        // Without what did not fit the configuration.
+        // Drops entries that did not fit the configuration.
         luns.save(|_| {});
         Ok(luns)
     }
@@ -145,7 +145,7 @@ impl Luns {
         units
     }
 
-    /// Adds the LUN that `settings` describe. Undoes all of it on an error.
+    /// Adds the LUN of `settings`. Undoes all of it on an error.
     ///
     /// # Errors
     /// If a value is invalid or already claimed, or the storage cannot be opened.
@@ -154,7 +154,7 @@ impl Luns {
         let (keys, pending, shared) = self.begin_add(settings, source)?;
         let name = keys.id().to_owned();
         let failed = |error: LunError| ChangeError::Failed(format!("lun {name:?}: {error}"));
-        // Of a LUN that was out its guest may still be there.
+        // The guest of a LUN that was out may still run.
         let (recorded, device) = (self.host.contracts.saved(), device_key(&pending.controller.endpoint().socket));
         let given = recorded.devices().get(&device).and_then(|given| given.disks.get(&keys.address().to_string()));
         let LunConfig { id, address, unit, .. } = keys.open(self.host.storages.as_ref(), given)?;
@@ -168,7 +168,7 @@ impl Luns {
             controller.map(address, pending.slot, &unit).map_err(failed)?;
             let added = AddedLun::new(controller.id(), &id, (address.target, address.lun), &added_settings);
             let added_settings = added.settings.clone();
-            // Before it is ready: whoever removes it records that after this.
+            // Recorded before the LUN is ready, so that its removal is recorded later.
             if source == ChangeSource::RunTime {
                 self.save(|state| state.add(added));
             }
@@ -184,7 +184,7 @@ impl Luns {
         mut settings: Settings,
         source: ChangeSource,
     ) -> Result<(LunKeys, PendingLun<'_>, Option<Arc<ServedUnit>>), ChangeError> {
-        // Held until the entry is in the table: of two that add one id at once, the later one sees the other.
+        // Locked until the entry is in the table: of two concurrent additions of one id the later one sees the other.
         let claimed = self.host.names.lock();
         let mut table = self.table();
         let controller = self.find_controller(&mut settings)?;
@@ -245,7 +245,7 @@ impl Luns {
                 let (luns, thread_lun, thread_progress) = (Arc::clone(self), lun.clone(), Arc::clone(&progress));
                 let (begin, begins) = channel::<()>();
                 let thread = spawn("lun-removal", move || {
-                    // Ends when the removal is recorded: one that adds it again records that later.
+                    // Ends when the removal is recorded, so that a later addition is recorded after it.
                     let _ = begins.recv();
                     luns.finish_removal(thread_lun, &thread_progress);
                 });
@@ -295,7 +295,7 @@ impl Luns {
         });
     }
 
-    /// Forgets what was set of an earlier LUN of this id.
+    /// Forgets the settings of an earlier LUN of this id.
     pub(super) fn forget_earlier(&self, id: &str) {
         self.host.kept.forget(id);
         self.host.out.remove(id);
@@ -310,7 +310,7 @@ impl Luns {
         }
     }
 
-    /// Returns true if the next daemon will serve a LUN too.
+    /// Returns true if the next daemon will also serve a LUN.
     pub(super) fn survives_restart(&self, lun: &LunEntry) -> bool {
         let saved = || self.host.state.as_ref().is_some_and(|state| state.is_written());
         lun.origin == LunOrigin::Configuration || saved()
@@ -327,8 +327,8 @@ impl Luns {
         self.host.kept.forget(&id);
         // Closes the storage before the removal is reported as done.
         drop(lun);
-        let result = flushed
-            .map_err(|error| format!("lun {id:?}: it is gone, but what was written may be lost: flush: {error}"));
+        let result =
+            flushed.map_err(|error| format!("lun {id:?}: it is gone, but written data may be lost: flush: {error}"));
         match &result {
             Ok(()) => tracing::info!(lun = id, "LUN removed"),
             Err(error) => tracing::error!("{error}"),
@@ -397,7 +397,7 @@ impl Luns {
         for lun in removing() {
             tracing::error!(
                 lun,
-                "the LUN's storage did not answer in time (drain-timeout-s): what was written may be lost"
+                "the LUN's storage did not answer in time (drain-timeout-s): written data may be lost"
             );
         }
     }
@@ -411,7 +411,7 @@ impl Luns {
                 let expected = match ids.len() {
                     0 => "the id of a LUN, of which there is none".to_owned(),
                     1..=LISTED => format!("the id of a LUN: {}", ids.join(", ")),
-                    many => format!("the id of one of the {many} LUNs that lun.list tells"),
+                    many => format!("the id of one of the {many} LUNs that lun.list lists"),
                 };
                 error_settings.error("id", format!("{id:?}"), expected)
             }),

@@ -13,7 +13,7 @@ use crate::storage::{CacheMode, StorageConfig};
 use crate::storage_backends::Registry;
 use crate::vhost_user::VhostUserEndpoint;
 
-/// A RAM disk whose flush completes when the test says.
+/// A RAM disk whose flush completes on demand of the test.
 struct SlowFlush {
     inner: Arc<AnyDisk>,
     end: std::sync::Mutex<Receiver<std::io::Result<()>>>,
@@ -187,7 +187,7 @@ fn a_failed_flush_is_reported_and_the_lun_is_removed() {
     finish_flush.send(Err(std::io::Error::from_raw_os_error(5))).unwrap();
     let error =
         luns.remove(&LunSelector::Id("slow-0".to_owned()), LONG, ChangeSource::RunTime).err().unwrap().to_string();
-    let want = "lun \"slow-0\": it is gone, but what was written may be lost: flush: Input/output error (os error 5)";
+    let want = "lun \"slow-0\": it is gone, but written data may be lost: flush: Input/output error (os error 5)";
     assert_eq!(error, want);
     assert_eq!(states(&luns), []);
 }

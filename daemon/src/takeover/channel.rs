@@ -15,10 +15,10 @@ use rustix::net::{
 
 use super::{Message, TakeoverError};
 
-/// Bytes of a packet, and most descriptors with it: SCM_MAX_FD of Linux' `net/scm.h` is 253.
+/// Bytes of a packet, and maximum number of its descriptors: SCM_MAX_FD of Linux' `net/scm.h` is 253.
 const PACKET: usize = 32 << 10;
 const DESCRIPTORS: usize = 250;
-/// Most bytes and descriptors of a message: thousands of disks, or a device of 256 queues with 512 memory slots.
+/// Maximum bytes and descriptors of a message: thousands of disks, or a device of 256 queues with 512 memory slots.
 const MAX_BYTES: usize = 16 << 20;
 const MAX_DESCRIPTORS: usize = 32 << 10;
 /// The first packet: the number of bytes and of descriptors.
@@ -85,7 +85,7 @@ impl Channel {
         }
     }
 
-    /// Waits until a message has begun to arrive, or the other end is closed. Returns false if neither happens in this time.
+    /// Waits until a message begins to arrive, or the other end is closed. Returns false after `timeout`.
     pub(super) fn wait_readable(&self, timeout: Duration) -> io::Result<bool> {
         let mut ready = [PollFd::new(&self.0, PollFlags::IN)];
         let timeout = Timespec::try_from(timeout).ok();
@@ -122,7 +122,7 @@ impl Channel {
         let few = (descriptors.len() < count).then(|| format!("{} descriptors", descriptors.len()));
         match serde_json::from_slice(&text) {
             Ok(Message::Failed { why }) => Err(TakeoverError::Refused(why)),
-            // Of one device, which cannot be prepared then.
+            // A message of one device: only that device cannot be prepared then.
             Ok(message @ Message::Connection { .. }) if few.is_some() => Ok((message, Vec::new())),
             _ if few.is_some() => Err(TakeoverError::unexpected(
                 few.unwrap_or_default(),
@@ -133,7 +133,7 @@ impl Channel {
         }
     }
 
-    /// Waits until the other process has closed its end, and ignores what it still sends. Returns false if it does not in this time.
+    /// Waits until the other process has closed its end, and ignores its messages. Returns false after `timeout`.
     pub(super) fn wait_closed(&self, timeout: Duration) -> bool {
         let end = Instant::now() + timeout;
         while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {

@@ -1,7 +1,7 @@
-//! Open images of the predecessor. Their locks are those of the open files, so no moment is without them.
+//! Open images of the predecessor. Locks belong to the open files, so the images are locked all the time.
 //!
-//! A predecessor that a guest has taken over could pass another guest's image, or a file of its own, under any path: an image is used if it is
-//! the file that this process finds at the path itself, and was opened in the same way.
+//! A predecessor that a guest has taken over could pass another guest's image, or a file of its own, under any path. An
+//! image is used only if it is the file that this process itself finds at the path, opened in the same way.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,18 +14,19 @@ use rustix::fs::{FileType, OFlags, Stat, fcntl_getfl, fstat};
 
 use super::OfferedImage;
 
-/// The open images of a predecessor, until the takeover has ended: a descriptor that stays open keeps a claim that was given up.
+/// The open images of a predecessor, until the takeover has ended: an open descriptor keeps its claim even after it was
+/// given up.
 #[derive(Debug)]
 pub(crate) struct HandedFiles {
     images: RankedMutex<Vec<HandedFile>>,
-    /// Why the first one that is not what it should be was refused.
+    /// The reason of the first refusal.
     refused: RankedMutex<Option<String>>,
 }
 
 #[derive(Debug)]
 struct HandedFile {
     image: OpenImage,
-    /// A disk has it.
+    /// True if a disk has it.
     is_taken: bool,
 }
 
@@ -36,25 +37,25 @@ impl Default for HandedFiles {
 }
 
 impl HandedFiles {
-    /// Has images that were received.
+    /// Creates the set of received images.
     pub(super) fn new(images: Vec<OpenImage>) -> HandedFiles {
         let images = images.into_iter().map(|image| HandedFile { image, is_taken: false }).collect();
         HandedFiles { images: RankedMutex::leaf(images), refused: RankedMutex::leaf(None) }
     }
 
-    /// Returns why an image was refused, if one was.
+    /// Returns the reason of the first refusal, if there was one.
     pub(super) fn refused(&self) -> Option<String> {
         self.refused.lock().clone()
     }
 
-    /// Closes them.
+    /// Closes the images.
     pub(super) fn clear(&self) {
         self.images.lock().clear();
     }
 
-    /// Returns a duplicate of the one that was opened by this path and in this way. Of several, each disk that reads the image gets another:
-    /// a disk that is closed releases the locks of its open file. A second disk that writes the image gets none, as its lock would be the first
-    /// one's.
+    /// Returns a duplicate of an image that was opened by this path and in this way. Each disk that reads the image
+    /// gets another open file, as long as there are more: closing a disk releases the locks of its open file. A second
+    /// disk that writes the image gets none, as its lock would be the first one's.
     fn find(&self, path: &Path, access: ImageAccess) -> std::io::Result<Option<OwnedFd>> {
         let mut images = self.images.lock();
         let fits = |one: &HandedFile| one.image.access == access && is_same_path(&one.image, path);
@@ -66,7 +67,7 @@ impl HandedFiles {
     }
 }
 
-/// Opens images of the predecessor as it has them open, and others by another opener.
+/// Opens images of the predecessor through its descriptors, and others with another opener.
 #[derive(Debug)]
 pub(crate) struct HandedImages {
     handed: Arc<HandedFiles>,
@@ -78,9 +79,9 @@ impl HandedImages {
         HandedImages { handed, others }
     }
 
-    /// Checks that a descriptor is one of the image at this path, opened in this way.
+    /// Checks that a descriptor belongs to the image at this path, opened in this way.
     fn check(&self, file: &OwnedFd, path: &Path, access: ImageAccess) -> Result<(), String> {
-        // Reading disturbs nobody: it claims no device, and tells no watcher of a device of a change.
+        // Opening for reading has no side effect: it claims no device, and notifies no watcher of a device.
         let here = self.others.open(path, ImageAccess { write: false, direct: false, exclusive: false });
         let here = here.map_err(|error| format!("it cannot be compared with the file there: {error}"))?;
         let stat = |file: &dyn AsFd| fstat(file.as_fd()).map(|stat| identity(&stat)).map_err(|error| error.to_string());
@@ -117,13 +118,13 @@ impl ImageOpener for HandedImages {
     }
 }
 
-/// Returns true if the image was opened by this path, or is the file there.
+/// Returns true if the image was opened by this path, or is the file at this path.
 fn is_same_path(image: &OpenImage, path: &Path) -> bool {
     let (open, there) = (fstat(&image.file), rustix::fs::stat(path));
     image.path == path || matches!((open, there), (Ok(open), Ok(there)) if identity(&open) == identity(&there))
 }
 
-/// What a file is: a device by its number, whichever node names it, and any other file by its inode.
+/// Returns the identity of a file: the number of a device, regardless of its node, and the inode of any other file.
 fn identity(stat: &Stat) -> String {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::BlockDevice => {
@@ -136,13 +137,13 @@ fn identity(stat: &Stat) -> String {
     }
 }
 
-/// Returns what is offered of an image, and its descriptor.
+/// Returns the offer of an image, and its descriptor.
 pub(super) fn offered(image: OpenImage) -> (OfferedImage, OwnedFd) {
     let OpenImage { path, access: ImageAccess { write, direct, exclusive }, file, in_memory } = image;
     (OfferedImage { path, write, direct, exclusive, in_memory }, file)
 }
 
-/// Returns an image that was offered.
+/// Returns an offered image.
 pub(super) fn received(image: OfferedImage, file: OwnedFd) -> OpenImage {
     let OfferedImage { path, write, direct, exclusive, in_memory } = image;
     OpenImage { path, access: ImageAccess { write, direct, exclusive }, file, in_memory }
@@ -195,11 +196,11 @@ mod tests {
             let why = found.unwrap_err();
             assert!(why.contains(expected) && refused.as_ref() == Some(&why), "{name}: {why}");
         }
-        // What was offered for another access does not matter.
+        // An offer for another access is ignored.
         assert!(opened(&a, (WRITE, of(&b)), ImageAccess::default()).0.is_ok());
     }
 
-    /// Else the first disk that is closed releases the lock of the other.
+    /// Otherwise the first disk that is closed releases the lock of the other.
     #[test]
     fn each_disk_has_an_open_file_of_its_own() {
         let folder = tempfile::tempdir().unwrap();
@@ -219,7 +220,7 @@ mod tests {
         assert_eq!((position(0), position(1), position(2)), (8, 0, 8), "the third shares that of the first");
     }
 
-    /// Else two disks of a new configuration would write one image, which the old one did not allow.
+    /// Otherwise two disks of a new configuration would write one image, which the old one did not allow.
     #[test]
     fn a_second_writer_opens_the_image_itself() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What guests have used of their limits goes with them: a takeover gives nobody a new burst, and cancels no debt.
+//! The used tokens of guests' limits are handed over, so that a takeover gives no new burst and cancels no debt.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::state::DaemonState;
 
-/// The tokens as they are sent, in the order of [`UsedTokens`].
+/// The tokens in a message, in the order of [`UsedTokens`].
 type SentTokens = [[u64; 2]; 6];
 
-/// What was used, by the ids of disks and LUNs and the names of groups. Those with nothing used are absent.
+/// The used tokens, by the ids of disks and LUNs and the names of groups. Those with nothing used are absent.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct UsedLimits {
@@ -20,7 +20,7 @@ pub(super) struct UsedLimits {
 }
 
 impl UsedLimits {
-    /// Returns what was used of the limits of this process, after its queues are drained.
+    /// Returns the used tokens of this process' limits, after its queues are drained.
     pub(super) fn of(state: &DaemonState) -> UsedLimits {
         let used = |(name, UsedTokens(tokens)): (String, UsedTokens)| {
             tokens.iter().flatten().any(|tokens| *tokens > 0).then_some((name, tokens))
@@ -30,7 +30,7 @@ impl UsedLimits {
         UsedLimits { disks: disks.filter_map(used).collect(), groups: groups.filter_map(used).collect() }
     }
 
-    /// Takes it from the limits of this process. Each takes no more than it holds and a debt of ten seconds, whatever is said.
+    /// Charges them to the limits of this process. Each is bounded by its capacity and a debt of ten seconds.
     pub(super) fn charge(&self, state: &DaemonState) {
         for (id, health) in limited_disks(state) {
             if let Some(tokens) = self.disks.get(&id) {
@@ -45,7 +45,7 @@ impl UsedLimits {
     }
 }
 
-/// Returns disks and LUNs with their ids. A unit of several controllers has one set of limits, and is there once.
+/// Returns disks and LUNs with their ids. A unit of several controllers has one set of limits, and is listed once.
 fn limited_disks(state: &DaemonState) -> Vec<(String, Arc<DiskHealth>)> {
     let mut seen = HashSet::new();
     let exports = state.exports();

@@ -1,17 +1,17 @@
-//! The takeover: a new process serves what this one serves, and no guest notices.
+//! The takeover: a new process takes over all devices of this one, unnoticed by guests.
 //!
-//! The new process (the *successor*) is started with the same configuration. It calls the verb `takeover` of the running one (the
-//! *predecessor*) with one end of a socket pair, over which all the rest goes:
+//! The new process (the *successor*) is started with the same configuration. It calls the verb `takeover` of the
+//! running one (the *predecessor*) with one end of a socket pair, which carries all further messages:
 //!
 //! 1. The predecessor offers its sockets, the open images with their locks, and its devices. It changes nothing from here on.
-//! 2. The successor opens its storage, starts its workers and its devices, which stand by, and says so.
+//! 2. The successor opens its storage, starts its workers and its devices, which stand by, and reports that.
 //! 3. All control threads of the predecessor are held, and the connections go to the successor, which prepares each. Up to here a failure
 //!    leaves the predecessor as it was.
-//! 4. One device after the other: its queues are drained here and started there.
+//! 4. One device after the other is drained here and started there.
 //! 5. Interfaces without connections stop here and start there. The predecessor ends.
 //!
-//! `channel` sends and receives, `predecessor` and `successor` are what each side knows of the other, `images` are open images of the other,
-//! `limits` what guests have used of their limits.
+//! `channel` sends and receives. `predecessor` and `successor` are each side's view of the other. `images` are open
+//! images of the other, `limits` the used tokens of guests' limits.
 
 mod channel;
 mod images;
@@ -32,13 +32,13 @@ pub(crate) use images::{HandedFiles, HandedImages};
 pub use predecessor::Predecessor;
 pub(crate) use successor::start;
 
-/// The verb by which it begins.
+/// The verb that begins it.
 pub(crate) const VERB: &str = "takeover";
 
-/// The version of what is sent. Both processes must have the same.
+/// The version of the messages. Both processes must have the same.
 pub(crate) const PROTOCOL: u64 = 1;
 
-/// Why no takeover takes place.
+/// Reasons why a takeover fails.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeoverError {
     /// The admin socket of the predecessor.
@@ -50,15 +50,15 @@ pub enum TakeoverError {
     /// The other process has another version, or is another program.
     #[error("takeover: found {found}, expected {expected}")]
     Unexpected {
-        /// What it sent.
+        /// The value that was found.
         found: String,
-        /// What would fit.
+        /// The expected one.
         expected: String,
     },
     /// The other process has given up.
     #[error("takeover: the other process: {0}")]
     Refused(String),
-    /// Something does not fit here.
+    /// A mismatch in this process.
     #[error("takeover: {0}")]
     Failed(String),
 }
@@ -75,12 +75,12 @@ impl TakeoverError {
     }
 }
 
-/// What is sent. Descriptors are in the order in which fields name them.
+/// A message. Descriptors are in the order of the fields that name them.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "kebab-case", deny_unknown_fields)]
 enum Message {
-    /// From the predecessor. Descriptors: the listener of each device, admin, metrics, the lock of the state file, each image, the service
-    /// manager's socket; as far as they are there.
+    /// From the predecessor. Descriptors, as far as they exist: the listener of each device, admin, metrics, the lock
+    /// of the state file, each image, the service manager's socket.
     Offer(Offer),
     /// From the successor: its devices stand by.
     StandsBy {
@@ -88,17 +88,18 @@ enum Message {
         devices: Vec<String>,
         /// The paths of their sockets.
         sockets: Vec<PathBuf>,
-        /// The ids of those that are out: their frontends have to connect again.
+        /// The ids of devices that are out: their frontends have to connect again.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         out: Vec<String>,
     },
-    /// From the predecessor: the connections of a device. Descriptors: those of `state`, and then that of a frontend that waits.
+    /// From the predecessor: the connections of a device. Descriptors: those of `state`, then that of a waiting
+    /// frontend.
     Connection {
         /// The device's id.
         device: String,
-        /// What the frontend has set up; `None` without a frontend.
+        /// The frontend's setup; `None` without a frontend.
         state: Option<String>,
-        /// A second frontend waits.
+        /// True if a second frontend waits.
         waits: bool,
     },
     /// From the predecessor: a device is served by the successor from now on.
@@ -108,22 +109,22 @@ enum Message {
         /// The positions of its queues; `None` without a frontend.
         positions: Option<String>,
     },
-    /// From the predecessor: it serves nothing any more.
+    /// From the predecessor: it no longer serves anything.
     Finished {
-        /// What guests have used of their limits.
+        /// The used tokens of guests' limits.
         #[serde(default)]
         used: UsedLimits,
     },
-    /// From the successor: what the last message asks is done.
+    /// From the successor: the last message is done.
     Done,
     /// From the successor: the frontend of this connection has to connect again.
     Evicted {
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The last message cannot be followed, or the takeover is given up.
+    /// The last message cannot be done, or the takeover is given up.
     Failed {
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
@@ -140,12 +141,12 @@ struct Offer {
     state: Option<PathBuf>,
     images: Vec<OfferedImage>,
     service_manager: Option<OfferedNotifications>,
-    /// What guests were given. Daemons before this field begin with what their configuration says.
+    /// The devices as guests were given them. Daemons before this field begin with their configuration.
     #[serde(default)]
     contracts: SavedContracts,
 }
 
-/// A device that guests' VMMs connect to.
+/// A device that VMMs of guests connect to.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OfferedDevice {
@@ -159,14 +160,14 @@ struct OfferedDevice {
 #[serde(deny_unknown_fields)]
 struct OfferedSocket {
     path: PathBuf,
-    /// The predecessor has made its file, and would remove it at its end.
+    /// True if the predecessor has made its file, which it would remove at its end.
     owns_file: bool,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OfferedMetrics {
-    /// As in the configuration.
+    /// As configured.
     address: String,
     owns_file: bool,
 }
@@ -178,7 +179,8 @@ struct OfferedImage {
     write: bool,
     direct: bool,
     exclusive: bool,
-    /// Nothing but its header is read before a device of it is served. A successor that does not know this cannot read the offer.
+    /// True if only its header is read before a device of it is served. A successor that does not know this field
+    /// cannot read the offer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     in_memory: bool,
 }

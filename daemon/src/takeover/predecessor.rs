@@ -1,4 +1,4 @@
-//! The predecessor, as this process takes over from it.
+//! The predecessor, from which this process takes over.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -24,22 +24,22 @@ use super::{Message, Offer, OfferedDevice, OfferedMetrics, OfferedSocket, PROTOC
 use crate::contract::SavedContracts;
 use crate::state::DaemonState;
 
-/// How long the predecessor is waited for: it may drain until its own time-out of at most an hour.
+/// Longest wait for the predecessor: it may drain for its own timeout, which is at most an hour.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(3700);
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a message takes that has begun, and one that nobody may wait for.
+/// Longest time of a message that has begun, and of one without a wait before it.
 const PACKET_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often it is checked whether this process is to end.
+/// Interval of the checks for the end of this process.
 const STOP_CHECK: Duration = Duration::from_millis(50);
-/// How long the answer to the verb and the offer are waited for.
+/// Longest wait for the answer to the verb, and for the offer.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(30);
-/// Most characters of a version.
+/// Maximum number of characters of a version.
 const MAX_VERSION: usize = 32;
 /// JSON-RPC's "no such method".
 const NO_SUCH_VERB: i64 = -32601;
 
-/// A running daemon that hands over to this process. A guest may have taken it over, and an upgrade is what ends that: nothing of what it says
-/// or passes is used before it was compared with what this process would have opened itself.
+/// A running daemon that hands over to this process. A guest may have taken it over, and an upgrade must end that: its
+/// messages and descriptors are used only after a comparison with what this process would have opened itself.
 pub struct Predecessor {
     channel: Channel,
     /// Its user.
@@ -51,7 +51,7 @@ pub struct Predecessor {
     parts: RankedMutex<Parts>,
 }
 
-/// What is used once.
+/// Parts that are used once.
 struct Parts {
     images: Arc<HandedFiles>,
     metrics: Option<(OfferedMetrics, OwnedFd)>,
@@ -60,11 +60,11 @@ struct Parts {
 }
 
 impl Predecessor {
-    /// Asks the daemon at an admin socket to hand over, and takes over its listening sockets. It goes on serving until
-    /// [`take_over`](Self::take_over), and if this is dropped.
+    /// Requests a takeover from the daemon at an admin socket, and receives its listening sockets. The daemon continues
+    /// to serve until [`take_over`](Self::take_over), and if this is dropped.
     ///
     /// # Errors
-    /// If it cannot, or has another version.
+    /// If it cannot hand over, or has another version.
     pub fn connect(admin: &Path) -> Result<Predecessor, TakeoverError> {
         let (channel, theirs) = Channel::pair()?;
         let params = json!({ "protocol": PROTOCOL, "version": env!("CARGO_PKG_VERSION") });
@@ -132,10 +132,11 @@ impl Predecessor {
         Ok(Predecessor { channel, uid, version, devices, admin, contracts, parts })
     }
 
-    /// Checks whose process it is: root's, this process' user's, or that of `user`, which this process becomes.
+    /// Checks the user of the predecessor: root, this process' user, or `user`, which this process becomes.
     ///
     /// # Errors
-    /// If it is another one's: whoever may connect to an admin socket's path may not have all guests' images and memory opened.
+    /// If it is another user: whoever may bind an admin socket's path must not get all guests' images and memory
+    /// opened.
     pub(crate) fn check_user(&self, user: Option<u32>) -> Result<(), TakeoverError> {
         let own = rustix::process::geteuid().as_raw();
         if self.uid.is_some_and(|uid| uid == 0 || uid == own || Some(uid) == user) {
@@ -150,17 +151,17 @@ impl Predecessor {
         self.parts.lock()
     }
 
-    /// Returns what it has given to guests.
+    /// Returns the devices as it has given them to guests.
     pub(crate) fn contracts(&self) -> &SavedContracts {
         &self.contracts
     }
 
-    /// Returns its open images. There are none after [`take_over`](Self::take_over).
+    /// Returns its open images. Empty after [`take_over`](Self::take_over).
     pub(crate) fn images(&self) -> Arc<HandedFiles> {
         Arc::clone(&self.parts().images)
     }
 
-    /// Takes its listener for metrics, if it has one at this address. With true if the file of the socket goes with it.
+    /// Takes its listener for metrics, if it has one at this address. True if it includes the file of the socket.
     pub(crate) fn take_metrics(&self, address: &str) -> Option<(MetricsListener, bool)> {
         let (offered, listener) = self.parts().metrics.take_if(|(offered, _)| offered.address == address)?;
         let listener = match address.starts_with("unix:") {
@@ -177,25 +178,26 @@ impl Predecessor {
         parts.state_lock.take_if(|(locked, _)| absolute(locked) == absolute(path)).map(|(_, lock)| lock)
     }
 
-    /// Takes its socket of the service manager, with the time in which that expects a sign of life.
+    /// Takes its socket of the service manager, with the time in which the manager expects a sign of life.
     pub fn take_service_manager(&self) -> Option<(UnixDatagram, Option<Duration>)> {
         self.parts().service_manager.take()
     }
 
-    /// Returns true if the file of the admin socket goes with the socket.
+    /// Returns true if the file of the admin socket is handed over with the socket.
     pub(crate) fn leaves_admin(&self, path: &Path) -> bool {
         self.admin.as_ref().is_some_and(|admin| admin.owns_file && admin.path == path)
     }
 
-    /// Takes over all devices. Those of `state` stand by; afterwards they serve. `stop`: a signal asks for the end of this process.
+    /// Takes over all devices. Those of `state` stand by, and serve afterwards. `stop`: a signal ends this process.
     ///
     /// # Errors
-    /// If a device does not fit, the predecessor gives up, or this process is to end. Then the predecessor goes on serving.
+    /// If a device does not fit, the predecessor gives up, or this process is to end. The predecessor continues to
+    /// serve then.
     pub(crate) fn take_over(&self, state: &DaemonState, stop: &AtomicBool) -> Result<(), TakeoverError> {
         let checked = self.check(state);
         if let Err(error) = &checked {
             let why = error.to_string();
-            // It notices the end of the connection as well.
+            // The predecessor also notices the end of the connection.
             let _ = self.channel.send(&Message::Failed { why }, &[], SEND_TIMEOUT);
         }
         checked?;
@@ -239,7 +241,7 @@ impl Predecessor {
             };
             self.channel.send(&answer, &[], SEND_TIMEOUT)?;
         }
-        // It ends, and releases nothing.
+        // The predecessor ends without releasing anything.
         self.images().clear();
         set_sharing(Sharing::Alone);
         self.serve_others(state, &served);
@@ -250,13 +252,13 @@ impl Predecessor {
     /// Waits for its next message, which may take as long as its storage.
     ///
     /// # Errors
-    /// If this process is to end, which the predecessor is told; or after an hour.
+    /// If this process is to end, of which the predecessor is notified, or after an hour.
     fn wait_message(&self, stop: &AtomicBool) -> Result<(), TakeoverError> {
         let end = Instant::now() + MESSAGE_TIMEOUT;
         loop {
             if stop.load(Ordering::SeqCst) {
                 let why = "a signal ends the successor".to_owned();
-                // It notices the end of the connection as well.
+                // The predecessor also notices the end of the connection.
                 let _ = self.channel.send(&Message::Failed { why }, &[], PACKET_TIMEOUT);
                 return Err(TakeoverError::Failed(
                     "a signal ends this process; the running daemon serves on".to_owned(),
@@ -271,7 +273,7 @@ impl Predecessor {
         }
     }
 
-    /// Tells it that this process serves all. It ends then.
+    /// Notifies the predecessor that this process serves everything. It ends then.
     pub(crate) fn end(&self) {
         if let Err(error) = self.channel.send(&Message::Done, &[], SEND_TIMEOUT) {
             tracing::warn!("the daemon before this one has ended early: {error}");
@@ -293,7 +295,7 @@ impl Predecessor {
                 let OfferedDevice { id, interface, .. } = offered;
                 return Err(TakeoverError::Failed(format!(
                     "found {id:?} ({interface}) of the running daemon, which a guest uses, and not here, expected it in the configuration \
-                     (what was added at run time is in its --state file)"
+                     (devices added at run time are in its --state file)"
                 )));
             }
         }

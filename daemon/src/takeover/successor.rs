@@ -1,4 +1,4 @@
-//! The successor, as this process hands over to it.
+//! The successor, to which this process hands over.
 
 use std::collections::{HashSet, VecDeque};
 use std::io::{self, ErrorKind};
@@ -20,27 +20,27 @@ use super::{
 use crate::changes::Alone;
 use crate::state::DaemonState;
 
-/// How long the successor takes to open its storage and to start.
+/// Longest time of the successor to open its storage and to start.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
-/// How long it takes to prepare or to start a device, and at the end.
+/// Longest time to prepare or to start a device, and of the end.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long it takes to end when nothing comes of the takeover.
+/// Longest time of the successor to end after a failed takeover.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often it is checked whether the daemon stops, and how long the successor may take for a step then.
+/// Interval of the checks for a stop of the daemon, and the longest time of the successor for a step then.
 const STOP_CHECK: Duration = Duration::from_millis(50);
 const STOP_GRACE: Duration = Duration::from_secs(5);
-/// How long a control thread may be busy with a message.
+/// Longest time of a control thread for a message.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a device without its frontend may be busy: with its frontend's last message, and with requests in flight.
+/// Longest time of a device without its frontend for the frontend's last message and for requests in flight.
 const EVICT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a device's requests are waited for before the next device's turn comes.
+/// Longest wait for a device's requests before the turn of the next device.
 const FIRST_DRAIN: Duration = Duration::from_millis(200);
 
-/// Begins to hand over to the process that has called.
+/// Begins to hand over to the calling process.
 ///
 /// # Errors
-/// If it may not take over, has another version, or something of this process cannot be handed over.
+/// If the caller may not take over, has another version, or something of this process cannot be handed over.
 pub(crate) fn start(
     state: &Arc<DaemonState>,
     protocol: Option<u64>,
@@ -72,7 +72,7 @@ pub(crate) fn start(
     spawn("hand-over", work).map(drop).map_err(|error| failed(&error))
 }
 
-/// Collects what the successor needs before it is ready.
+/// Collects the data that the successor needs to become ready.
 fn offer(state: &DaemonState) -> Result<(Offer, Vec<OwnedFd>), String> {
     let mut descriptors = Vec::new();
     let mut devices = Vec::new();
@@ -134,11 +134,11 @@ fn offer(state: &DaemonState) -> Result<(Offer, Vec<OwnedFd>), String> {
 struct Successor {
     channel: Channel,
     pid: Option<i32>,
-    /// Keeps changes away.
+    /// Excludes changes.
     alone: Alone,
 }
 
-/// A device whose connections the successor has.
+/// A device whose connections have been passed to the successor.
 struct PreparedDevice {
     id: String,
     held: HeldDevice,
@@ -149,36 +149,36 @@ impl PreparedDevice {
     /// Leaves its requests in flight to the successor.
     ///
     /// # Errors
-    /// If one of its disks or its VMM cannot leave them.
+    /// If one of its disks or its VMM does not support that.
     fn leave_requests(&self) -> Result<(), String> {
         leave_disks(&self.server)?;
         self.held.freeze()
     }
 }
 
-/// Devices that have disks together: one process serves them all at each moment.
+/// Devices that share disks: one process serves them all at any moment.
 struct DeviceGroup {
     disks: HashSet<*const ()>,
     devices: Vec<PreparedDevice>,
-    /// When their drain has begun.
+    /// Begin of their drain.
     begin: Option<Instant>,
-    /// The log says so.
+    /// True if the wait has been logged.
     is_waited_for: bool,
 }
 
-/// What the successor has.
+/// The state of the successor that stands by.
 struct StandsBy {
     devices: HashSet<String>,
     sockets: HashSet<PathBuf>,
-    /// What it cannot serve now.
+    /// The ids of devices that it cannot serve now.
     out: HashSet<String>,
 }
 
-/// A device that the successor does not have: no guest uses it, or it is out there, and its guest waits for it.
+/// A device that the successor does not have: no guest uses it, or it is out there and its guest waits for it.
 struct OtherDevice {
     held: HeldDevice,
     server: Arc<Server>,
-    /// The successor has the socket: it has another device there, or this one is out.
+    /// True if the successor has the socket: for another device, or for this one, which is out.
     keeps_file: bool,
 }
 
@@ -193,13 +193,11 @@ impl OtherDevice {
     }
 }
 
-/// Hands over, or goes on serving.
+/// Hands over, or continues to serve.
 fn hand_over(state: &Arc<DaemonState>, successor: Successor, offer: (Offer, Vec<OwnedFd>)) {
     tracing::info!(successor = successor.pid, "handing over");
     if state.loses_changes() {
-        tracing::warn!(
-            "what was changed at run time is not kept (--state): the successor has what its configuration says"
-        );
+        tracing::warn!("changes at run time are not kept (--state): the successor has its configuration only");
     }
     set_sharing(Sharing::Undecided);
     let prepared = successor.prepare(state, offer);
@@ -218,7 +216,7 @@ fn hand_over(state: &Arc<DaemonState>, successor: Successor, offer: (Offer, Vec<
             state.interfaces().iter().for_each(|interface| interface.leave());
             tracing::info!(devices = count, longest_pause_us = longest.as_micros(), "handed over; this process ends");
             state.set_handed_over();
-            // Nothing changes any more.
+            // Changes stay excluded.
             std::mem::forget(successor.alone);
         }
         Err(error) => {
@@ -233,10 +231,10 @@ fn failed(id: &str, why: &str) -> TakeoverError {
     TakeoverError::Failed(format!("{id:?}: {why}"))
 }
 
-/// Leaves a device to the successor as by a crash: it ends with this process.
+/// Leaves a device to the successor as after a crash: it ends with this process.
 ///
 /// # Errors
-/// If its storage cannot be left so.
+/// If its storage does not support that.
 fn leave_behind(id: &str, server: &Server, why: &str) -> Result<(), TakeoverError> {
     tracing::error!(disk = id, "left to the successor as by a crash: {why}");
     leave_disks(server).map_err(|why| failed(id, &why))
@@ -245,13 +243,13 @@ fn leave_behind(id: &str, server: &Server, why: &str) -> Result<(), TakeoverErro
 /// Leaves the disks of a device to the successor.
 ///
 /// # Errors
-/// If one cannot be left, with what is in flight.
+/// If one of them does not support that with its requests in flight.
 fn leave_disks(server: &Server) -> Result<(), String> {
     let left = server.disks().iter().try_for_each(|disk| disk.leave());
     left.map_err(|why| format!("its storage {why}"))
 }
 
-/// Groups devices by the disks that they have together.
+/// Groups devices that share disks.
 fn by_disks(devices: Vec<PreparedDevice>) -> VecDeque<DeviceGroup> {
     let mut groups: VecDeque<DeviceGroup> = VecDeque::new();
     for device in devices {
@@ -268,7 +266,7 @@ fn by_disks(devices: Vec<PreparedDevice>) -> VecDeque<DeviceGroup> {
     groups
 }
 
-/// Logs and returns for how long a device was served by neither.
+/// Logs and returns the time in which a device was served by neither process.
 fn log_pause(id: &str, begin: Instant) -> Duration {
     let pause = begin.elapsed();
     tracing::debug!(disk = id, pause_us = pause.as_micros(), "device handed over");
@@ -280,7 +278,7 @@ impl Successor {
         self.channel.send(message, descriptors, SEND_TIMEOUT)
     }
 
-    /// Tells it that this process goes on, and waits until it is gone: until then the locks are its own too.
+    /// Notifies the successor that this process continues, and waits for its end: until then it shares the locks.
     fn give_up(&self, error: &TakeoverError) {
         let _ = self.send(&Message::Failed { why: error.to_string() }, &[]);
         if self.channel.wait_closed(END_TIMEOUT) {
@@ -299,7 +297,7 @@ impl Successor {
         self.alone.check().is_err()
     }
 
-    /// Waits until the last message has been followed.
+    /// Waits until the last message is done.
     fn wait_done(&self) -> Result<(), TakeoverError> {
         match self.wait_answer()? {
             None => Ok(()),
@@ -307,7 +305,8 @@ impl Successor {
         }
     }
 
-    /// Waits until the last message has been followed. Returns why a frontend has to connect again, if the answer is that. A stop shortens the wait: the takeover ends with this process, one way or the other.
+    /// Waits until the last message is done. Returns the reason if a frontend has to connect again. A stop shortens the
+    /// wait: the takeover ends with this process in any case.
     fn wait_answer(&self) -> Result<Option<String>, TakeoverError> {
         let mut end = Instant::now() + STEP_TIMEOUT;
         let mut is_stopping = false;
@@ -327,7 +326,8 @@ impl Successor {
         }
     }
 
-    /// Waits for the successor's start, holds the devices, and has it prepare their connections. Queues run meanwhile.
+    /// Waits for the successor's start, holds the devices, and makes it prepare their connections. Queues run
+    /// meanwhile.
     fn prepare(
         &self,
         state: &DaemonState,
@@ -338,7 +338,7 @@ impl Successor {
         let StandsBy { devices: taken, sockets, out } = self.wait_ready()?;
         let devices = state.devices();
         let servers: Vec<_> = devices.iter().filter_map(|device| Some((device.id(), device.server()?))).collect();
-        // All at once: one that is busy holds up no other.
+        // All at once, so that a busy one does not hold up the others.
         let begun: Vec<_> = servers.iter().map(|(_, server)| server.begin_hold()).collect();
         let end = Instant::now() + HOLD_TIMEOUT;
         let (mut held, mut others) = (Vec::new(), Vec::new());
@@ -358,7 +358,8 @@ impl Successor {
                     "{id:?}: a guest uses it now, and the successor does not have it"
                 )));
             } else {
-                // Its socket may be that of another device now; one that is out has it when it comes.
+                // Its socket may belong to another device there. For a device that is out the successor keeps the
+                // socket.
                 let keeps_file =
                     out.contains(&id) || server.listener().is_some_and(|(path, ..)| sockets.contains(&path));
                 others.push(OtherDevice { held: device, server, keeps_file });
@@ -383,7 +384,8 @@ impl Successor {
         Ok((prepared, others))
     }
 
-    /// Has the successor prepare the connections of a device. Returns why the frontend has to connect again, if it has.
+    /// Makes the successor prepare the connections of a device. Returns the reason if the frontend has to connect
+    /// again.
     fn prepare_device(
         &self,
         PreparedDevice { id, held, .. }: &mut PreparedDevice,
@@ -396,8 +398,8 @@ impl Successor {
         self.wait_answer()
     }
 
-    /// Ends the connection of a frontend that cannot be handed over, and holds its device without it. `None`: that is not possible either, and
-    /// the device ends with this process, as in a crash: the successor serves it then.
+    /// Ends the connection of a frontend that cannot be handed over, and holds its device without it. `None`: that
+    /// fails too. The device ends with this process as in a crash, and the successor serves it then.
     fn evict(&self, id: &str, server: &Server, why: &str) -> Result<Option<HeldDevice>, TakeoverError> {
         tracing::error!(disk = id, "its frontend has to connect again: {why}");
         let end = Instant::now() + EVICT_TIMEOUT;
@@ -433,8 +435,9 @@ impl Successor {
         }
     }
 
-    /// Drains the devices, and has the successor serve them. Returns the longest time for which a device's queues were served by neither. If
-    /// that fails the successor has ended, or is not waited for any longer, and devices are served on here.
+    /// Drains the devices, and makes the successor serve them. Returns the longest time in which a device's queues were
+    /// served by neither process. After a failure devices are served here again: the successor has ended, or the wait
+    /// for it is over.
     fn serve_all(
         &self,
         state: &DaemonState,
@@ -451,15 +454,15 @@ impl Successor {
                 Ok(longest)
             }
             Err(error) => {
-                // Until it has ended, it has what it serves.
+                // Until its end, the successor keeps the devices that it serves.
                 self.give_up(&error);
-                // What it has served meanwhile is found in the rings, after the frontends have connected again.
+                // The rings show the progress of the successor after the frontends have connected again.
                 served.into_iter().for_each(HeldDevice::disconnect);
                 let is_stopping = self.is_stopping();
                 for device in groups.into_iter().flat_map(|group| group.devices) {
                     match is_stopping {
                         true => device.held.disconnect(),
-                        // Served on.
+                        // Continues to serve.
                         false => drop(device.held),
                     }
                 }
@@ -468,7 +471,8 @@ impl Successor {
         }
     }
 
-    /// Drains the devices and has the successor serve them, group by group, those that take long at last. Moves them from `groups` to `served`.
+    /// Drains the devices and makes the successor serve them, group by group, slow ones last. Moves them from `groups`
+    /// to `served`.
     fn serve_groups(
         &self,
         state: &DaemonState,
@@ -486,7 +490,7 @@ impl Successor {
                 groups.push_back(group);
             }
         }
-        // Whichever has drained is next: none waits for another one's storage.
+        // The first to drain is next: none waits for another one's storage.
         while let Some(mut group) = groups.pop_front() {
             let moment = STOP_CHECK.div_f64(groups.len() as f64 + 1.0);
             match self.drain_slow(&mut group, moment, state.drain_timeout()) {
@@ -500,14 +504,15 @@ impl Successor {
         Ok(longest)
     }
 
-    /// Waits a `moment` for the requests in flight of devices, and leaves those to the successor that are older than `timeout`. Returns true if none
-    /// is left here. What cannot be left is waited for: no process may act on it beside this one.
+    /// Waits a `moment` for the requests in flight of devices, and leaves those older than `timeout` to the successor.
+    /// Returns true if none is left here. Waits for requests that cannot be left: no other process may serve their
+    /// device meanwhile.
     ///
     /// # Errors
-    /// When the daemon stops, or the successor gives up.
+    /// If the daemon stops, or the successor gives up.
     fn drain_slow(&self, group: &mut DeviceGroup, moment: Duration, timeout: Duration) -> Result<bool, TakeoverError> {
         self.alone.check().map_err(TakeoverError::Failed)?;
-        // It says nothing while it waits for the next device, unless it gives up.
+        // While it waits for the next device, it only sends a message if it gives up.
         if self.channel.wait_readable(Duration::ZERO)? {
             self.channel.receive(SEND_TIMEOUT)?;
             return Err(TakeoverError::unexpected("a message", "none before the next device"));
@@ -535,8 +540,8 @@ impl Successor {
         Ok(true)
     }
 
-    /// Has the successor serve drained devices, which are in `served` from then on. `longest` becomes the time for which they were served by
-    /// neither, if that is longer.
+    /// Makes the successor serve drained devices, which are in `served` from then on. `longest` becomes the maximum of
+    /// itself and the time in which they were served by neither process.
     fn serve_group(
         &self,
         group: DeviceGroup,
@@ -559,12 +564,12 @@ impl Successor {
         result
     }
 
-    /// Has the successor serve a drained device.
+    /// Makes the successor serve a drained device.
     fn serve(&self, device: &PreparedDevice) -> Result<(), TakeoverError> {
         let positions = device.held.positions().map_err(|why| failed(&device.id, &why))?;
         self.send(&Message::Serve { device: device.id.clone(), positions }, &[])?;
         match self.wait_done() {
-            // It has ended this frontend's connection, and goes on.
+            // The successor has ended this frontend's connection, and continues.
             Err(TakeoverError::Refused(why)) => {
                 tracing::error!(disk = device.id, "its frontend has to connect again: {why}");
                 Ok(())
@@ -573,14 +578,15 @@ impl Successor {
         }
     }
 
-    /// Prepares to leave what has no connections, and waits until the successor serves all.
+    /// Prepares to leave the devices without connections, and waits until the successor serves everything.
     fn finish(&self, state: &DaemonState) -> Result<(), TakeoverError> {
         let end = Instant::now() + state.drain_timeout();
         for interface in state.interfaces() {
             interface.prepare_leave(end, &|| self.is_stopping()).map_err(TakeoverError::Failed)?;
         }
         for (_, disk) in state.flush_targets() {
-            // One that a Xen device still has is left when that has drained: before, the successor does not have the device's lock.
+            // An image that a Xen device still has is left once the device is drained: before that the successor does
+            // not have the device's lock.
             let _ = disk.leave();
         }
         if let Some(pid) = self.pid {

@@ -1,4 +1,4 @@
-//! Keys that are changed while guests use what they belong to.
+//! Keys that can change while guests use their object.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,15 @@ use crate::limits::{LIMIT_GROUP, LIMIT_KEYS, keys_of_limit};
 use crate::queues::{self, COALESCE_MAX, COALESCE_US, POLL, POLL_QUEUE};
 use crate::storage::PLUG_KEYS;
 
-/// The keys that can be changed, if they are marked so.
+/// The keys that can change, if they are marked as live.
 const KEYS: [&[&Key]; 4] = [queues::KEYS, PLUG_KEYS, &[&LIMIT_GROUP], LIMIT_KEYS];
 
-/// Returns the key of this name that can be changed while guests use what it belongs to.
+/// Returns the key of this name, if it can change while guests use its object.
 fn live_key(name: &str) -> Option<&'static Key> {
     KEYS.into_iter().flatten().copied().find(|key| key.name == name && key.is_live)
 }
 
-/// Returns true if a key can be changed while guests use what it belongs to.
+/// Returns true if a key can change while guests use its object.
 pub(crate) fn is_live_key(key: &str) -> bool {
     live_key(key).is_some()
 }
@@ -26,10 +26,10 @@ pub(crate) fn is_queue_key(key: &str) -> bool {
     queues::KEYS.iter().any(|known| known.name == key)
 }
 
-/// Returns the value that stands for a key without one in the configuration; `None`: none needs to be given. `keys`: the others that are set.
+/// Returns the value to set for a key that the configuration lacks; `None`: none is needed. `keys`: the other set keys.
 pub(crate) fn configured_value(key: &str, keys: &BTreeMap<String, Option<String>>) -> Option<String> {
     let is_set = |key: &str| keys.get(key).is_some_and(Option::is_some);
-    // Another word stands for it, or it means nothing without another key.
+    // Not needed if another key sets it, or if it has no meaning without another one.
     let is_needed = match key {
         _ if key == POLL.name => !keys.contains_key(POLL_QUEUE.name),
         _ if key == COALESCE_MAX.name => is_set(COALESCE_US.name),
@@ -38,7 +38,7 @@ pub(crate) fn configured_value(key: &str, keys: &BTreeMap<String, Option<String>
     live_key(key)?.default_value().filter(|_| is_needed).map(str::to_owned)
 }
 
-/// Returns the keys that are set or kept with `key`: those that are checked together.
+/// Returns the keys that are set or saved together with `key`, as they are checked together.
 pub(crate) fn keys_set_with(key: &str) -> Vec<&str> {
     match key {
         key if key == POLL_QUEUE.name => vec![POLL.name],

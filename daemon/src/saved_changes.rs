@@ -1,7 +1,7 @@
-//! What was changed at run time besides disks: the daemon's own section of the state file.
+//! Changes at run time other than added and removed disks: the daemon's own section of the state file.
 //!
-//! A value is kept with the one that the configuration had. When the configuration has another one at the next start, it was edited since:
-//! it has priority, and the kept value is forgotten.
+//! A value is saved with the one that the configuration had. Another one at the next start means that the configuration
+//! was edited: it has priority, and the saved value is forgotten.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,22 +25,22 @@ pub struct SavedChanges {
     /// Limits of groups, by name.
     #[serde(default)]
     pub limit_groups: BTreeMap<String, SavedSettings>,
-    /// The number of workers, if that was changed.
+    /// The number of workers, if it was changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<SavedWorkers>,
 }
 
-/// What was changed, and the state file that keeps it if there is one.
+/// The changes, and the state file with them, if there is one.
 #[derive(Debug)]
 pub struct KeptChanges {
     changes: RankedMutex<SavedChanges>,
-    /// Held while they are written: the newest are written last.
+    /// Locked during a write, so that the newest changes are written last.
     writing: RankedMutex<()>,
     file: Option<Arc<StateFile>>,
 }
 
 impl KeptChanges {
-    /// Creates it with what a daemon before this one has kept.
+    /// Creates it with the changes saved by an earlier daemon.
     pub fn new(changes: SavedChanges, file: Option<Arc<StateFile>>) -> KeptChanges {
         let changes = RankedMutex::new(LockRank::KeptChanges, changes);
         KeptChanges { changes, writing: RankedMutex::new(LockRank::SavedSection, ()), file }
@@ -60,7 +60,7 @@ impl KeptChanges {
         }
     }
 
-    /// Forgets all that was set of a disk, LUN or controller: it is gone, or another one.
+    /// Forgets all settings of a disk, LUN or controller: it is removed or replaced.
     pub fn forget(&self, id: &str) {
         if self.lock().settings.remove(id).is_some() {
             self.write();
@@ -68,16 +68,16 @@ impl KeptChanges {
     }
 }
 
-/// Settings with the values that they were given at run time.
+/// Settings with the values that they got at run time.
 pub type SavedSettings = BTreeMap<String, SavedValue>;
 
-/// A value that a setting was given at run time.
+/// A value that a setting got at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedValue {
     /// The value.
     pub value: String,
-    /// What the configuration said then, if anything.
+    /// The configuration's value at that time, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configured: Option<String>,
 }
@@ -85,27 +85,27 @@ pub struct SavedValue {
 /// The values of a configuration.
 pub type ConfiguredValues = BTreeMap<String, String>;
 
-/// The number of workers, as it was changed at run time.
+/// The number of workers, as changed at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedWorkers {
-    /// How many there are.
+    /// Their number.
     pub count: u16,
-    /// What the configuration said then, if anything.
+    /// The configuration's value at that time, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configured: Option<String>,
     /// The CPU that each is pinned to.
     pub cpus: Vec<Option<u16>>,
 }
 
-/// What becomes of a change in the state file.
+/// The record of a change in the state file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeping {
-    /// It is recorded: it was made at run time.
+    /// The change is recorded: it was made at run time.
     Record,
-    /// What was recorded of these keys is forgotten: they are as in the configuration again.
+    /// The records of these keys are forgotten: they have the configuration's values again.
     Forget,
-    /// Nothing: it comes from there.
+    /// The record stays: the change comes from there.
     Nothing,
 }
 

@@ -53,7 +53,7 @@ impl LimitGroups {
     /// Returns the group of this name.
     ///
     /// # Errors
-    /// An error of `key` if there is none.
+    /// If there is none: an error of `key`.
     pub fn find(&self, settings: &Settings, key: &str, name: &str) -> Result<&Arc<LimitGroup>, SettingError> {
         self.0.iter().find(|group| group.name() == name).ok_or_else(|| {
             let names: Vec<&str> = self.0.iter().map(|group| group.name()).collect();

@@ -6,7 +6,7 @@ use mqblk_engine::{Burst, DiskLimits, IoLimit, IoLimits, LimitKind};
 
 use crate::pair::{Pair, number_or_text};
 
-/// The group that a disk is in.
+/// The group of a disk.
 pub static LIMIT_GROUP: Key = Key::text("limit-group", "NAME", "the name of a `--limit-group`, or `off`")
     .default("off")
     .live()
@@ -92,7 +92,8 @@ static LIMITS: [LimitKeys; 6] = [
     },
 ];
 
-/// Takes the keys of limits. What is not given stays as it is in `current`; a limit that is removed takes its burst along.
+/// Takes the keys of limits. Keys that are not given keep the value of `current`. Removing a limit removes its burst
+/// too.
 ///
 /// # Errors
 /// Returns the first invalid value.
@@ -176,17 +177,17 @@ pub fn limit_pairs(limits: &IoLimits) -> Vec<Pair> {
     pairs
 }
 
-/// Returns the keys of the limit that `key` is one of: its rate, its burst's rate and its burst's length.
+/// Returns all keys of the limit that `key` belongs to: its rate, its burst's rate and its burst's length.
 pub(crate) fn keys_of_limit(key: &str) -> Option<[&'static str; 3]> {
     LIMITS.iter().map(|keys| [keys.rate.name, keys.max.name, keys.burst_s.name]).find(|keys| keys.contains(&key))
 }
 
-/// Returns true if `key` is one that [`limit_pairs`] may return.
+/// Returns true if [`limit_pairs`] can return `key`.
 pub(crate) fn is_limit_key(key: &str) -> bool {
     keys_of_limit(key).is_some()
 }
 
-/// Returns the limits that a disk has now, as [`storage_pairs`](crate::storage::storage_pairs) those of its configuration.
+/// Returns the present limits of a disk, in the form of [`storage_pairs`](crate::storage::storage_pairs).
 pub fn current_limit_pairs(limits: &DiskLimits) -> Vec<Pair> {
     let mut pairs = limit_pairs(&limits.own());
     pairs.extend(limits.group().iter().map(|group| (LIMIT_GROUP.name, crate::pair::string(group.name()))));

@@ -1,4 +1,4 @@
-//! The keys of limits: what is taken, printed and refused, in the configuration and as a change.
+//! The keys of limits: accepted, printed and refused values, in the configuration and as a change.
 
 use mqblk_core::settings::Settings;
 use mqblk_engine::{Burst, IoLimit, IoLimits, LimitKind};

@@ -1,8 +1,7 @@
-//! Settings that are changed while guests use what they belong to: those of a disk, of a LUN, of a controller's queues, and of a group of
-//! limits.
+//! Settings that change while guests use their object: a disk, a LUN, a controller's queues, or a group of limits.
 //!
-//! [`LIVE`] is the table of them. All keys of a change are checked before the first is applied. `queues` are the keys of queues, `storage` those of
-//! a disk's requests, `saved` is what the state file says of changes.
+//! [`LIVE`] is the table of them. All keys of a change are checked before the first is applied. `queues` are the keys
+//! of queues, `storage` those of a disk's requests, `saved` records changes in the state file.
 
 pub(crate) mod queues;
 mod saved;
@@ -25,7 +24,7 @@ use crate::pair::Pair;
 use crate::saved_changes::Keeping;
 use crate::state::DaemonState;
 
-/// What has settings that can be changed: a disk, a LUN, or a controller.
+/// An object whose settings can be changed: a disk, a LUN, or a controller.
 pub struct LiveTarget {
     id: String,
     device: Arc<dyn ServedDevice>,
@@ -58,12 +57,12 @@ impl LiveTarget {
         self.device.exports().iter().map(|export| export.id().to_owned()).collect()
     }
 
-    /// Returns the keys that can be changed, with the values that it has now.
+    /// Returns the keys that can be changed, with their present values.
     pub fn current(&self) -> Vec<Pair> {
         LIVE.iter().flat_map(|live| (live.current)(self)).collect()
     }
 
-    /// Fails if a key is left: says why it cannot be changed.
+    /// Fails if a key is left, with the reason why it cannot be changed.
     fn check_left(&self, settings: Settings) -> Result<(), SettingError> {
         let Some(key) = settings.keys_left().next().map(str::to_owned) else { return Ok(()) };
         let value = format!("{:?}", settings.peek(&key).unwrap_or_default());
@@ -85,7 +84,7 @@ impl LiveTarget {
         Err(settings.error(&key, value, expected))
     }
 
-    /// Returns the keys that it was configured with and that stay as they are.
+    /// Returns the keys of its configuration that cannot be changed.
     fn fixed_keys(&self) -> Vec<String> {
         let about = self.device.describe();
         let own = ["id", "storage", "interface", "controller", "target", "lun", "unit", "unit-name", "serial", "cache"];
@@ -95,15 +94,15 @@ impl LiveTarget {
     }
 }
 
-/// Settings that belong together.
+/// Settings that are changed together.
 struct LiveSetting {
-    /// Takes the keys that were given, checks them against the present values, and returns what changes them. `None`: none was given.
+    /// Takes the given keys, checks them against the present values, and returns the change. `None`: none was given.
     prepare: fn(&DaemonState, &LiveTarget, &mut Settings) -> Result<Option<Apply>, ChangeError>,
     /// Returns the keys with the present values.
     current: fn(&LiveTarget) -> Vec<Pair>,
 }
 
-/// Makes a change that was checked.
+/// Applies a checked change.
 type Apply = Box<dyn FnOnce(&DaemonState) -> Result<(), ChangeError>>;
 
 /// All of them. Queues move last: that may fail half-way.
@@ -145,13 +144,14 @@ impl DaemonState {
     /// Changes settings. Everything is checked before anything is changed.
     ///
     /// # Errors
-    /// If a value is invalid, cannot be changed, or a worker does not respond or refuses a queue. What was changed before that stays.
+    /// If a value is invalid, cannot be changed, or a worker does not respond or refuses a queue. Changes before that
+    /// stay.
     pub fn set_live(&self, target: &LiveTarget, settings: Settings, keeping: Keeping) -> Result<(), ChangeError> {
         let _alone = self.change_alone(VerbScope::Target(target.id.clone()), "disk.set")?;
         self.set_live_alone(target, settings, keeping)
     }
 
-    /// As [`set_live`](Self::set_live), of a device that the caller keeps others from.
+    /// As [`set_live`](Self::set_live), for a device that the caller holds exclusively.
     pub(crate) fn set_live_alone(
         &self,
         target: &LiveTarget,
@@ -164,7 +164,7 @@ impl DaemonState {
         let prepared = prepared?;
         target.check_left(settings)?;
         let applied = prepared.into_iter().flatten().try_for_each(|apply| apply(self));
-        // Also after an error: what was changed stays.
+        // Also after an error, as earlier changes stay.
         self.keep_live(target, &given, keeping);
         applied
     }

@@ -17,7 +17,7 @@ use crate::queues::{
 use crate::saved_changes::Keeping;
 use crate::state::DaemonState;
 
-/// How long a queue's requests in flight may take while it moves. Its guest waits for that.
+/// Longest time for a queue's requests in flight while it moves. The guest waits for the move.
 const MOVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) fn prepare_polling(
@@ -86,7 +86,7 @@ fn one_channel(settings: &Settings, text: &str, disk: &str) -> SettingError {
     settings.error(&QUEUE_MAP, format!("{text:?}"), expected)
 }
 
-/// Moves queues, each to a worker. Fails with what has become of those that did not move; the others have.
+/// Moves queues, each to a worker. The error names the queues that did not move; the others have moved.
 pub(super) fn move_queues(state: &DaemonState, device: &dyn ServedDevice, moves: &[(u16, u16)]) -> Result<(), String> {
     let current = || -> Vec<u16> {
         let map = device.queue_settings().map(|queues| queues.map).unwrap_or_default();
@@ -119,7 +119,7 @@ pub(super) fn move_queues(state: &DaemonState, device: &dyn ServedDevice, moves:
     if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
 }
 
-/// What became of a queue.
+/// Result of moving a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MovedQueue {
     /// Another worker serves it now.

@@ -1,4 +1,4 @@
-//! Records what was changed at run time, and restores it.
+//! Records changes at run time, and restores them.
 
 use mqblk_core::settings::{SettingError, Settings};
 use toml::Value;
@@ -11,13 +11,13 @@ use crate::pair::Pair;
 use crate::saved_changes::{ConfiguredValues, Keeping, SavedChanges, SavedSettings, SavedValue};
 use crate::state::DaemonState;
 
-/// Returns the value of a key that has no present value: it was removed. `None`: without a value it is not given.
+/// Returns the value to record for a removed key; `None`: nothing is recorded.
 fn removed(key: &str) -> Option<String> {
     let is_limit = keys_of_limit(key).is_some();
     (key == LIMIT_GROUP.name || (is_limit && !key.ends_with("-burst-s"))).then(|| "off".to_owned())
 }
 
-/// Records the present values of what was given.
+/// Records the present values of the given keys.
 fn record(saved: &mut SavedSettings, given: &[String], current: &[Pair], configured: &ConfiguredValues) {
     for key in given.iter().flat_map(|key| keys_set_with(key)) {
         let current = current.iter().find(|(other, _)| *other == key).map(|(_, value)| match value {
@@ -40,7 +40,7 @@ fn forget(saved: &mut SavedSettings, given: &[String]) {
     }
 }
 
-/// Drops the values whose key has another value in the configuration than when they were recorded.
+/// Drops values whose key has another value in the configuration than at the time of the record.
 fn drop_edited(subject: &str, saved: &mut SavedSettings, configured: &ConfiguredValues) {
     saved.retain(|key, value| {
         let is_same = value.configured.as_ref() == configured.get(key);
@@ -58,7 +58,7 @@ fn to_settings(saved: &SavedSettings) -> Result<Settings, SettingError> {
     Ok(settings)
 }
 
-/// Applies kept settings. Those that cannot be used any more are dropped from `saved`.
+/// Applies saved settings. Drops those from `saved` that cannot be used any more.
 fn restore(subject: &str, saved: &mut SavedSettings, mut apply: impl FnMut(Settings) -> Result<(), ChangeError>) {
     while !saved.is_empty() {
         match to_settings(saved).map_err(ChangeError::from).and_then(&mut apply) {
@@ -80,7 +80,7 @@ fn restore(subject: &str, saved: &mut SavedSettings, mut apply: impl FnMut(Setti
 }
 
 impl DaemonState {
-    /// Applies what a daemon before this one has kept.
+    /// Applies the saved changes of an earlier daemon.
     pub(crate) fn restore_live(&self) {
         // First: queue maps name them.
         self.restore_workers();
@@ -96,8 +96,8 @@ impl DaemonState {
         self.write_saved();
     }
 
-    /// Applies what is kept of a disk, LUN or controller, which the caller keeps others from. [`write_saved`](Self::write_saved) writes what is
-    /// left of it. What is kept of one that is out stays.
+    /// Applies the saved settings of a disk, LUN or controller, which the caller holds exclusively.
+    /// [`write_saved`](Self::write_saved) writes the remaining ones. Those of a device that is out stay.
     pub(crate) fn restore_device(&self, id: &str) {
         let kept = self.saved().settings.get(id).cloned();
         let (Some(mut settings), Some(target)) = (kept, self.live_any(id)) else { return };
@@ -111,9 +111,9 @@ impl DaemonState {
         }
     }
 
-    /// Records what was changed of a disk, LUN or controller, or forgets it.
+    /// Records the changes of a disk, LUN or controller, or forgets them.
     pub(super) fn keep_live(&self, target: &LiveTarget, given: &[String], keeping: Keeping) {
-        // Asked before the lock.
+        // Queried before the lock.
         let (configured, current) = (self.configured_settings(&target.id), target.current());
         self.keep(keeping, |saved| {
             let settings = saved.settings.entry(target.id.clone()).or_default();

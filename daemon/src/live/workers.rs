@@ -1,4 +1,4 @@
-//! Workers that come and go while queues are served.
+//! Adds and removes workers while queues are served.
 
 use super::queues::move_queues;
 use crate::change::ChangeError;
@@ -14,10 +14,11 @@ impl DaemonState {
         u16::try_from(self.engine().workers()).unwrap_or(u16::MAX)
     }
 
-    /// Starts one more worker, pinned to `cpu` if given. Queues are placed on it, or moved to it, from now on. Returns its number.
+    /// Starts one more worker, pinned to `cpu` if given. From now on queues are placed on it or moved to it. Returns
+    /// its number.
     ///
     /// # Errors
-    /// If there are as many as there can be, or the host refuses.
+    /// If the maximum is reached, or the host refuses.
     pub fn add_worker(&self, cpu: Option<u16>, keeping: Keeping) -> Result<u16, ChangeError> {
         let _alone = self.change_alone(VerbScope::Workers, "worker.add")?;
         let number = self.start_worker(cpu)?;
@@ -25,10 +26,10 @@ impl DaemonState {
         Ok(number)
     }
 
-    /// Ends the last worker: its queues move to others first. Returns its number.
+    /// Ends the last worker, after moving its queues to others. Returns its number.
     ///
     /// # Errors
-    /// If it is the only one, a queue cannot move, or it does not respond. Queues that have moved stay where they are.
+    /// If it is the only one, a queue cannot move, or it does not respond. Queues that have moved stay there.
     pub fn remove_worker(&self, keeping: Keeping) -> Result<u16, ChangeError> {
         let _alone = self.change_alone(VerbScope::Workers, "worker.remove")?;
         let number = self.end_worker()?;
@@ -36,10 +37,10 @@ impl DaemonState {
         Ok(number)
     }
 
-    /// Starts and ends workers until there are that many. `cpus`: where they are pinned.
+    /// Starts or ends workers until there are `count`. `cpus`: the CPUs that they are pinned to.
     ///
     /// # Errors
-    /// As [`add_worker`](Self::add_worker) and [`remove_worker`](Self::remove_worker). What was changed before stays.
+    /// As [`add_worker`](Self::add_worker) and [`remove_worker`](Self::remove_worker). Earlier changes stay.
     pub(crate) fn set_workers(&self, count: u16, cpus: &[Option<u16>], keeping: Keeping) -> Result<(), ChangeError> {
         let _alone = self.change_alone(VerbScope::Workers, "workers")?;
         let mut changed = Ok(());
@@ -79,7 +80,7 @@ impl DaemonState {
             let why = "its storage serves one connection at a time, which cannot move: remove the disk first";
             return Err(failed(format!("it serves {:?}; {why}", device.id())));
         }
-        // From here on nothing new is placed there.
+        // From here on no new queue is placed there.
         self.placement().set_workers(number);
         let left = devices.iter().try_for_each(|device| self.give_away(device.as_ref(), number));
         let removed = left.and_then(|()| {
@@ -98,7 +99,7 @@ impl DaemonState {
         Ok(number)
     }
 
-    /// Moves a device's queues from a worker to those with the fewest.
+    /// Moves a device's queues from a worker to the workers with the fewest queues.
     fn give_away(&self, device: &dyn ServedDevice, worker: u16) -> Result<(), String> {
         let id = device.id();
         for queue in queues_on(device, worker).collect::<Vec<u16>>() {
@@ -107,7 +108,7 @@ impl DaemonState {
         }
         let is_kept = self.saved().settings.get(&id).is_some_and(|kept| kept.contains_key(QUEUE_MAP.name));
         if is_kept && let Some(target) = self.live_any(&id) {
-            // The kept map may have named the worker.
+            // The saved map may name the worker.
             self.keep_live(&target, &[QUEUE_MAP.name.to_owned()], Keeping::Record);
         }
         Ok(())
@@ -126,7 +127,7 @@ impl DaemonState {
         self.write_saved();
     }
 
-    /// Has as many workers as a daemon before this one had, unless the configuration was edited.
+    /// Restores the number of workers of an earlier daemon, unless the configuration was edited.
     pub(super) fn restore_workers(&self) {
         let Some(kept) = self.saved().workers.clone() else { return };
         if kept.configured != self.configured_workers() {
@@ -138,7 +139,7 @@ impl DaemonState {
     }
 }
 
-/// Returns the queues of a device that are a worker's.
+/// Returns a device's queues on a worker.
 fn queues_on(device: &dyn ServedDevice, worker: u16) -> impl Iterator<Item = u16> {
     let map = device.queue_settings().map(|queues| queues.map).unwrap_or_default();
     (0..).zip(map).filter(move |(_, of_queue)| *of_queue == usize::from(worker)).map(|(queue, _)| queue)

@@ -12,16 +12,16 @@ use mqblk_vhost_user_server::{PASSED_PREFIX, adopt, passed_names};
 use rustix::fd::OwnedFd;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
-/// The number of sockets, and their names with colons between.
+/// The number of sockets.
 const COUNT: &str = "LISTEN_FDS";
 const NAMES: &str = "LISTEN_FDNAMES";
 /// The name of a socket that nobody has named (sd_listen_fds(3)).
 const UNNAMED: &str = "unknown";
-/// Most sockets: a service's limit of descriptors, which is 65536 in our unit, is more.
+/// Maximum number of sockets. A service's limit of descriptors is higher: 65536 in our unit.
 const MAX_SOCKETS: usize = 4096;
 
-/// Takes over the sockets that this process was started with. Called once, before any thread is started, because it takes the variables out of
-/// the environment: child processes have none of the sockets.
+/// Takes over the sockets that this process was started with. Removes the variables from the environment, so that child
+/// processes do not use the sockets. Called once, before any thread is started.
 ///
 /// # Errors
 /// If one is not a listening Unix stream socket, or two have the same name.
@@ -35,7 +35,7 @@ pub fn receive() -> Result<(), SettingError> {
     }
     let names = env::var(NAMES).unwrap_or_default();
     let names: Vec<&str> = names.split(':').filter(|name| !name.is_empty()).collect();
-    // Empty if they are another process' (LISTEN_PID).
+    // Empty if they belong to another process (LISTEN_PID).
     let mut sockets = ListenFd::from_env();
     for index in 0..sockets.len() {
         let name = names.get(index).copied().unwrap_or(UNNAMED);
@@ -54,7 +54,8 @@ pub fn receive() -> Result<(), SettingError> {
     Ok(())
 }
 
-/// Takes over the listening socket of a descriptor that this process was started with. Returns what `socket` is then.
+/// Takes over the listening socket with this descriptor, which this process was started with. Returns the value of
+/// `socket` for it.
 ///
 /// # Errors
 /// If it is not one.
@@ -66,16 +67,17 @@ pub fn take_descriptor(number: i32) -> Result<String, SettingError> {
     Ok(format!("{PASSED_PREFIX}{name}"))
 }
 
-/// Returns a descriptor of what `number` is one of.
+/// Returns a duplicate of the descriptor `number`.
 fn own(number: i32) -> io::Result<OwnedFd> {
     let process = pidfd_open(getpid(), PidfdFlags::empty())?;
     Ok(pidfd_getfd(process, number, PidfdGetfdFlags::empty())?)
 }
 
-/// Checks that the configuration names each of them: a client of one that nobody serves would wait for ever.
+/// Checks that the configuration names each of them: a client of a socket that nobody serves would wait without a
+/// limit.
 ///
 /// # Errors
-/// Names those that it does not.
+/// Names the unused ones.
 pub(crate) fn check_all_are_used() -> Result<(), SettingError> {
     let unused = passed_names(true);
     if unused.is_empty() {

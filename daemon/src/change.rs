@@ -1,19 +1,19 @@
-//! A change at run time: by what it is made, and why it is not.
+//! The source and the errors of a change at run time.
 
 use mqblk_core::settings::SettingError;
 
 use crate::config_error::ConfigError;
 
-/// By what a disk is added or removed.
+/// The source of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeSource {
-    /// The configuration: the next daemon reads it there.
+    /// The configuration: the next daemon finds the change there.
     Configuration,
     /// A verb of the admin socket, to this daemon or a previous one: the state file keeps it.
     RunTime,
 }
 
-/// Why a disk or LUN was not changed at run time.
+/// Errors of a change of a disk or LUN at run time.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
     /// A value is invalid.

@@ -1,17 +1,18 @@
-//! Changes at run time, and the takeover that keeps them away: the other process has read the configuration and the state.
+//! Changes at run time, and the takeover that excludes them: the other process has already read the configuration and
+//! the state.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mqblk_core::lock::RankedMutex;
 
-/// How long a takeover waits for changes that run.
+/// Longest wait of a takeover for running changes.
 const WAIT: Duration = Duration::from_secs(5);
 const CHECK: Duration = Duration::from_millis(5);
 
 const STOPS: &str = "the daemon stops";
 
-/// Which changes run.
+/// The running changes.
 #[derive(Debug)]
 pub(crate) struct Changes(Arc<RankedMutex<Running>>);
 
@@ -31,20 +32,20 @@ struct Running {
     is_ended: bool,
 }
 
-/// A change that runs, until it is dropped.
+/// A change that runs until this is dropped.
 #[derive(Debug)]
 pub struct Change {
     running: Arc<RankedMutex<Running>>,
-    /// The next daemon has to know of it.
+    /// The next daemon has to know it.
     is_lasting: bool,
 }
 
-/// Keeps changes away until it is dropped.
+/// Excludes changes until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Alone(Arc<RankedMutex<Running>>);
 
 impl Changes {
-    /// Begins a change. `is_lasting`: the next daemon has to know of it.
+    /// Begins a change. `is_lasting`: the next daemon has to know it.
     ///
     /// # Errors
     /// During a takeover.
@@ -60,12 +61,13 @@ impl Changes {
         Ok(Change { running: Arc::clone(&self.0), is_lasting })
     }
 
-    /// Returns true if there has been a lasting change.
+    /// Returns true if there was a lasting change.
     pub(crate) fn has_any(&self) -> bool {
         self.0.lock().ended > 0
     }
 
-    /// Lets no takeover begin any more, has one that has not got far end, and waits for it, unless `has_left`: another process serves all.
+    /// Refuses new takeovers. A running one ends at its next check; waits for that, unless `has_left`: another process
+    /// serves all then.
     pub(crate) fn end(&self, timeout: Duration, has_left: impl Fn() -> bool) {
         let end = Instant::now() + timeout;
         self.0.lock().is_ended = true;
@@ -74,7 +76,7 @@ impl Changes {
         }
     }
 
-    /// Keeps changes away.
+    /// Excludes changes.
     ///
     /// # Errors
     /// If the daemon stops, another takeover runs, or a change does not end.
@@ -104,7 +106,7 @@ impl Alone {
     /// Fails if the daemon stops.
     ///
     /// # Errors
-    /// Then.
+    /// If it does.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.0.lock().is_ended { Err(STOPS.to_owned()) } else { Ok(()) }
     }
@@ -155,7 +157,7 @@ mod tests {
             ending.join().unwrap();
         });
         assert_eq!(changes.begin_alone().unwrap_err(), STOPS);
-        // Never given back, since another process has all.
+        // Not released: another process serves all.
         let left = Changes::default();
         std::mem::forget(left.begin_alone().unwrap());
         let begin = Instant::now();

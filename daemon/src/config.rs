@@ -33,17 +33,17 @@ pub struct ServeConfig {
     pub admin: Option<AdminConfig>,
     /// The metrics endpoint, if any.
     pub metrics: Option<MetricsConfig>,
-    /// How long a stop waits for storage.
+    /// Longest wait of a stop for storage.
     pub drain_timeout: Duration,
-    /// What the process gives up before it serves.
+    /// The sandbox of the process.
     pub sandbox: SandboxConfig,
-    /// The user that the process becomes; `None`: it stays the one that started it.
+    /// The user that the process becomes; `None`: it keeps the user that started it.
     pub user: Option<UserConfig>,
-    /// What was changed at run time before, and the file that it is kept in.
+    /// The saved changes at run time, and their file.
     pub state: Option<SavedState>,
-    /// What was changed of settings at run time before.
+    /// The saved changes of settings.
     pub saved: SavedChanges,
-    /// What guests were given before.
+    /// The devices as guests were given them.
     pub contracts: SavedContracts,
     /// The workers of the queues, for disks that are added at run time.
     pub placement: QueuePlacement,
@@ -53,21 +53,21 @@ pub struct ServeConfig {
     pub broker: Option<Arc<Broker>>,
     /// The level of the log; `None`: it cannot be changed.
     pub log: Option<Arc<dyn LogLevel>>,
-    /// The configuration as it was given.
+    /// The configuration as given.
     pub given: RawConfig,
-    /// Where it is read again; `None`: nowhere.
+    /// The source to read it from again; `None`: there is none.
     pub source: Option<Arc<dyn ConfigSource>>,
     /// The daemon that hands over to this one.
     pub predecessor: Option<Predecessor>,
-    /// Ends the wait of the program for a signal: another process has taken over.
+    /// Ends the program's wait for a signal, once another process has taken over.
     pub end: Option<Arc<dyn Fn() + Send + Sync>>,
-    /// Set when a signal asks for the end of the program.
+    /// Set when a signal ends the program.
     pub stop: Arc<AtomicBool>,
     /// All guest interfaces, in the order of `interfaces`.
     pub table: Interfaces,
     /// The guest interfaces with their disks. Ids are unique among all disks, controllers and LUNs.
     pub interfaces: Vec<Box<dyn ConfiguredInterface>>,
-    /// Each disk that cannot be served keeps the daemon from starting.
+    /// True if a disk that cannot be served keeps the daemon from starting.
     pub strict: bool,
     /// The disks that cannot be served now.
     pub out: Vec<OutDisk>,

@@ -6,7 +6,7 @@ use mqblk_core::disk::DiskError;
 use mqblk_core::settings::SettingError;
 use mqblk_vhost_user_server::SocketError;
 
-/// Why a configuration cannot be served. Each message is one line.
+/// Reasons why a configuration cannot be served. Each message is one line.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A value is invalid.
@@ -26,10 +26,10 @@ pub enum ConfigError {
     /// The socket for metrics cannot be created at its path.
     #[error("serve: metrics: {0}")]
     Metrics(#[source] SocketError),
-    /// The host refused something else: the broker, or a daemon to take over from.
+    /// The host refused something else: the broker, or the takeover from another daemon.
     #[error(transparent)]
     Host(Box<dyn Error + Send + Sync>),
-    /// The process cannot become what the configuration says: the user, or one in the sandbox.
+    /// The process cannot get the user or the sandbox of the configuration.
     #[error(transparent)]
     Process(Box<dyn Error + Send + Sync>),
     /// Another value cannot be used.
@@ -46,7 +46,8 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    /// Returns true if the host refused something, so that the same configuration may be served later. False: it must be changed.
+    /// Returns true if the host refused something, so that the same configuration may be served later. False: the
+    /// configuration must be changed.
     #[must_use]
     pub fn is_from_host(&self) -> bool {
         match self {

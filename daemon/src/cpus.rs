@@ -25,7 +25,8 @@ impl Cpus {
         });
         let pinnable = match pinnable {
             Ok(thread) => thread.join().unwrap_or_default(),
-            // Without a thread: those that this one runs on. The start fails at the first worker, with the reason.
+            // No thread could be started: uses the CPUs of this thread. The start fails at the first worker, with the
+            // reason.
             Err(_) => (0..CpuSet::MAX_CPU as u16).filter(|cpu| allowed.is_set((*cpu).into())).collect(),
         };
         Cpus { count: u16::try_from(allowed.count()).unwrap_or(u16::MAX).max(1), pinnable }

@@ -32,7 +32,7 @@ use crate::stop_bound::{StartBound, StopBound, exit_now};
 use crate::takeover::TakeoverError;
 use crate::watch::SizeWatch;
 
-/// Why the daemon could not start.
+/// Errors of the daemon's start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The worker threads could not be started.
@@ -41,7 +41,7 @@ pub enum StartError {
     /// The size watch thread could not be started.
     #[error("size watch: {0}")]
     Watch(#[source] io::Error),
-    /// The thread that tries disks that are out could not be started.
+    /// The thread that retries disks that are out could not be started.
     #[error("disk retry: {0}")]
     Retries(#[source] io::Error),
     /// The state file could not be locked or written.
@@ -63,7 +63,7 @@ pub enum StartError {
     /// The sandbox could not be set up.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
-    /// The daemon before this one does not hand over.
+    /// The previous daemon does not hand over.
     #[error(transparent)]
     Takeover(#[from] TakeoverError),
     /// A guest interface could not be served.
@@ -71,11 +71,12 @@ pub enum StartError {
     Interface(#[from] StartFailure),
 }
 
-/// How long a stop takes at most: drain timeouts, of a takeover (two), the queues, the flush and one more; and what its other steps take.
+/// Bound of a stop: drain timeouts (two of a takeover, the queues, the flush, and one more), and slack for its other
+/// steps.
 const STOP_DRAINS: u32 = 5;
 const STOP_SLACK: Duration = Duration::from_secs(30);
 
-/// How long a start may take after a signal that is to end it.
+/// Longest time of a start after a signal that ends it.
 const START_GRACE: Duration = Duration::from_secs(10);
 
 /// The permission to connect to a socket, for users other than its owner and group.
@@ -90,7 +91,7 @@ pub struct Daemon {
     watch: SizeWatch,
     retries: Option<Retries>,
     drain_timeout: Duration,
-    /// A signal asks for the end of the program.
+    /// Set by a signal that ends the program.
     stop: Arc<AtomicBool>,
 }
 
@@ -100,7 +101,7 @@ impl Daemon {
     /// # Errors
     /// If the host refuses a resource.
     pub fn start(config: ServeConfig) -> Result<Daemon, StartError> {
-        // Before the sandbox, in which no socket of TCP can be made.
+        // Before the sandbox, which allows no TCP socket.
         let predecessor = config.predecessor;
         let bind = |config| MetricsSocket::take_or_bind(config, predecessor.as_ref());
         let metrics = config.metrics.as_ref().map(bind).transpose()?;
@@ -172,12 +173,12 @@ impl Daemon {
             end,
         };
         let state = Arc::new(DaemonState::new(engine, interfaces, control));
-        // Before guests are taken over: their queues start as they were set.
+        // Before the takeover of guests, so that their queues start with the settings.
         state.restore_live();
         if let Some(predecessor) = &predecessor {
             predecessor.take_over(&state, &stop)?;
             stands_by.store(false, Ordering::SeqCst);
-            // Those of interfaces that began only now.
+            // For interfaces that began only now.
             state.restore_live();
             state.state_file().iter().for_each(|file| file.begin());
         }
@@ -202,12 +203,12 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Leaves everything to the process that has taken over. This one ends next: when the devices that it leaves one by one have nothing in
-    /// flight here, after the drain timeout at most, or at a signal.
+    /// Leaves everything to the process that has taken over. This process ends next: once the devices that it leaves
+    /// one by one have nothing in flight here, after the drain timeout, or at a signal.
     pub fn leave(mut self) {
         let _bound = StopBound::start(self.drain_timeout.saturating_mul(2) + STOP_SLACK, exit_now);
         let end = Instant::now() + self.drain_timeout;
-        // Clients reach the other process from now on.
+        // From now on clients reach the other process.
         if let Some(admin) = self.admin.take() {
             admin.leave();
         }
@@ -221,12 +222,12 @@ impl Daemon {
                 "storage has not answered its requests: this process ends, and the other one serves it when the kernel has ended them"
             );
         }
-        // Not dropped: that would remove sockets and flush disks that are the other process' now.
+        // Not dropped, which would remove sockets and flush disks of the other process.
         std::mem::forget(self);
     }
 
-    /// Reads the configuration again and applies what has changed, as far as that can change now, on a thread of its own: it may wait for
-    /// storage. The log says what came of it, and the service manager is told of its begin and its end.
+    /// Reads the configuration again and applies changes as far as possible. Runs on a thread of its own, as it may
+    /// wait for storage. Logs the result, and notifies the service manager at the begin and the end.
     pub fn reload(&self, notifier: &Arc<ServiceNotifier>) {
         notifier.reloading();
         let (state, of_thread) = (Arc::downgrade(&self.state), Arc::clone(notifier));
@@ -247,7 +248,8 @@ impl Daemon {
         }
     }
 
-    /// Reports to the service manager from now on, until the result is dropped: the status, and signs of life while all workers respond.
+    /// Reports to the service manager until the result is dropped: the status, and signs of life while all workers
+    /// respond.
     ///
     /// # Errors
     /// If a thread cannot be started.
@@ -268,7 +270,7 @@ impl Daemon {
             self.leave();
             return Ok(());
         }
-        // No change at run time can start after this.
+        // No change at run time starts after this.
         *self.state.listeners() = ProcessListeners::default();
         bound.step("the admin socket");
         drop(self.admin);
@@ -315,7 +317,7 @@ impl AdminSocket {
         std::mem::forget(self.socket);
     }
 
-    /// `takes_file`: the file is taken over from another process, which has made it.
+    /// `takes_file`: takes over the file of another process, which has made it.
     fn start(config: &AdminConfig, takes_file: bool, state: &Arc<DaemonState>) -> Result<AdminSocket, SocketError> {
         let socket = ListenSocket::bind(&config.socket, &config.permissions.access())?;
         if takes_file {

@@ -1,5 +1,5 @@
-//! The disks of an interface whose devices have one disk each: the stages of [`interface`](crate::interface) that all such interfaces
-//! share. Such an interface supplies an [`Endpoint`] for the keys and a [`DiskExport`] for what is served.
+//! The disks of an interface whose devices have one disk each: the stages of [`interface`](crate::interface) that these
+//! interfaces share. Each supplies an [`Endpoint`] for the keys and a [`DiskExport`] for the served disk.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -36,7 +36,7 @@ use crate::storage::backend_pairs;
 use crate::storage::{STORAGE, StorageKeys, plug_pairs, storage_pairs, take_storage_kind};
 use crate::storage_backends::StorageBackends;
 
-/// How guests reach a disk over one interface: the interface's own keys.
+/// The way of guests to a disk over one interface: the interface's own keys.
 pub trait Endpoint: Clone + Send + Sync + 'static {
     /// Maximum length of the serial number that guests read, in bytes.
     const SERIAL_BYTES: usize;
@@ -59,7 +59,7 @@ pub trait Endpoint: Clone + Send + Sync + 'static {
     /// Assigns all queues to one worker: the disk's storage has one channel.
     ///
     /// # Errors
-    /// If the queue map says otherwise, or the interface cannot.
+    /// If the queue map conflicts, or the interface cannot.
     fn keep_on_one_worker(&mut self, settings: &Settings) -> Result<(), SettingError> {
         let map = self.queue_map();
         if map.windows(2).all(|pair| pair[0] == pair[1]) {
@@ -69,7 +69,7 @@ pub trait Endpoint: Clone + Send + Sync + 'static {
         Err(settings.error("queues", found, "1: this storage serves one connection at a time"))
     }
 
-    /// Forgets what the queue map says.
+    /// Forgets the queue map.
     fn forget_queue_map(&mut self) {}
 
     /// Returns the worker of each queue.
@@ -83,7 +83,7 @@ pub trait Endpoint: Clone + Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Returns what a guest was given of the disk by a daemon before this one.
+    /// Returns the disk as an earlier daemon gave it to a guest.
     fn given(&self) -> Option<&DiskContract> {
         None
     }
@@ -92,7 +92,7 @@ pub trait Endpoint: Clone + Send + Sync + 'static {
 /// The keys of a disk whose storage is not open yet.
 pub struct DiskKeys<E> {
     position: ListPosition,
-    /// As they were given, with the id.
+    /// As given, with the id.
     given: Settings,
     settings: Settings,
     id: String,
@@ -151,11 +151,11 @@ impl<E: Endpoint> DiskKeys<E> {
         self.endpoint
     }
 
-    /// Returns what keeps it out.
+    /// Returns the record of a disk that `why` keeps out.
     pub fn out(&self, interface: &'static str, origin: ChangeSource, why: &dyn std::error::Error) -> OutDisk {
         let mut settings = self.given.clone();
         if settings.peek(&INTERFACE).is_none() {
-            // It is not there: there is nothing that this could collide with.
+            // Absent, so the insertion cannot fail.
             let _ = settings.insert(&INTERFACE, interface);
         }
         OutDisk::new(self.id.clone(), interface, settings, origin, why)
@@ -197,11 +197,11 @@ impl<E: Endpoint> DeviceKeys for DiskKeys<E> {
 pub struct DiskConfig<E> {
     /// Its position in lists.
     pub position: ListPosition,
-    /// Its keys as they were given, with the id.
+    /// Its keys as given, with the id.
     pub given: Settings,
     /// Names the disk in logs and metrics.
     pub id: String,
-    /// How guests reach it.
+    /// Its endpoint.
     pub endpoint: E,
     /// Its storage.
     pub storage: StorageConfig,
@@ -228,7 +228,7 @@ impl<E: Endpoint> DiskConfig<E> {
         (format!("disk {:?}", self.id), Arc::clone(&self.storage.disk))
     }
 
-    /// Returns what reports say about it. `interface` is the word of its interface.
+    /// Returns its description for reports. `interface` is the word of its interface.
     pub fn info(&self, interface: &'static str, health: &Arc<DiskHealth>) -> DiskInfo {
         let own = [ID.name, STORAGE.name, INTERFACE.name];
         let sections = self.section(None).1.into_iter().flat_map(|section| section.pairs);
@@ -250,7 +250,8 @@ impl<E: Endpoint> DiskConfig<E> {
 
 /// The guest side of a served disk.
 pub trait DiskExport: Send + Sync {
-    /// Returns the statistics of each queue, out of those of the workers. `None` if a queue was attached or detached meanwhile.
+    /// Returns the statistics of each queue, from those of the workers. `None` if a queue was attached or detached
+    /// meanwhile.
     fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>>;
 
     /// Returns the connected frontend: see [`ServedDevice::frontend`].
@@ -273,12 +274,12 @@ pub trait DiskExport: Send + Sync {
     /// Returns its disk, if the size of its storage is watched.
     fn watched(&self) -> Option<Arc<AnyDisk>>;
 
-    /// Returns how its queues are served: see [`ServedDevice::queue_settings`].
+    /// Returns the settings of its queues: see [`ServedDevice::queue_settings`].
     fn queue_settings(&self) -> Option<QueueSettings> {
         None
     }
 
-    /// Changes how its queues are polled: see [`ServedDevice::set_polling`].
+    /// Changes the polling of its queues: see [`ServedDevice::set_polling`].
     ///
     /// # Errors
     /// If that cannot be changed, or a worker does not respond.
@@ -305,7 +306,7 @@ pub trait DiskExport: Send + Sync {
     }
 }
 
-/// A served disk: what reports say about it, and its guest side.
+/// A served disk: its description for reports, and its guest side.
 pub struct ServedDisk<X: ?Sized> {
     info: Arc<DiskInfo>,
     export: Arc<X>,
@@ -337,7 +338,7 @@ impl<X: ?Sized> Clone for ServedDisk<X> {
 impl<X: DiskExport + ?Sized + 'static> ServedDevice for ServedDisk<X> {
     fn describe(&self) -> DeviceDescription {
         let DiskInfo { id, interface, storage, mut settings, health, .. } = DiskInfo::clone(&self.info);
-        // They may have been changed while it is served.
+        // These may have changed while it is served.
         let mut current = plug_pairs(&self.info.current_plug());
         current.extend(self.export.queue_settings().iter().flat_map(queue_settings_pairs));
         settings.retain(|(key, _)| !current.iter().any(|(other, _)| other == key));

@@ -1,7 +1,7 @@
-//! Verbs that change the same thing, one after the other.
+//! Verbs that change the same object, one after the other.
 //!
-//! They are kept apart by what they change, and for a bounded time: a verb that waits for a tenant's storage for ever holds up nobody but those
-//! who change that tenant's disk, and they are told which verb it is.
+//! Verbs exclude each other by the object that they change, and for a bounded time. A verb that waits for a tenant's
+//! storage without a limit only holds up verbs on that tenant's disk, and their error names it.
 
 use std::fmt;
 use std::sync::{Arc, Condvar};
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::lock::{LockRank, RankedMutex};
 
-/// What a verb changes.
+/// The object that a verb changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VerbScope {
-    /// The configuration. Taken first: what it applies takes the others.
+    /// The configuration. Taken first: applying it takes the others.
     Configuration,
-    /// The workers, and where the queues of all devices are.
+    /// The workers, and the placement of all devices' queues.
     Workers,
     /// A disk, LUN or controller, by its id.
     Target(String),
@@ -62,11 +62,11 @@ struct SharedVerbs {
     ended: Condvar,
 }
 
-/// The verbs that run and exclude others.
+/// The running verbs that exclude others.
 #[derive(Debug)]
 pub(crate) struct ExclusiveVerbs(Arc<SharedVerbs>);
 
-/// A verb that runs, until it is dropped.
+/// A verb that runs until this is dropped.
 #[derive(Debug)]
 pub(crate) struct RunningVerb {
     shared: Arc<SharedVerbs>,
@@ -84,7 +84,7 @@ impl ExclusiveVerbs {
     /// Begins a verb. Waits for those that it excludes, for `timeout` at most.
     ///
     /// # Errors
-    /// If one does not end. Names it.
+    /// If one of them does not end: names it.
     pub(crate) fn begin(&self, scope: VerbScope, verb: &'static str, timeout: Duration) -> Result<RunningVerb, String> {
         let deadline = Instant::now() + timeout;
         let mut list = self.0.list.lock();

@@ -31,12 +31,12 @@ pub struct RawConfig {
     pub tables: Vec<RawTable>,
 }
 
-/// Where the configuration comes from.
+/// The source of the configuration.
 pub trait ConfigSource: Send + Sync {
     /// Returns the file of the start, if there was one.
     fn file(&self) -> Option<PathBuf>;
 
-    /// Reads the configuration again, from `file` instead of the one of the start if it is given. `open` opens it.
+    /// Reads the configuration again, from `file` if given, else from the one of the start. `open` opens it.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -78,7 +78,7 @@ fn read_text(file: File) -> io::Result<String> {
         return Err(io::Error::other("no regular file"));
     }
     let mut text = String::new();
-    // It may grow meanwhile.
+    // The file may grow meanwhile.
     file.take(MAX_BYTES + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MAX_BYTES {
         return Err(io::Error::other(format!("more than {} MiB", MAX_BYTES >> 20)));
@@ -155,7 +155,7 @@ fn read_tables(
     Ok(())
 }
 
-/// Returns the tables of an array of tables, each with its number. `heading` is what heads each in the file.
+/// Returns the tables of an array of tables, each with its number. `heading` is the heading of each in the file.
 fn tables_of<'a>(
     settings: &Settings,
     key: &str,
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(raw.disks[1].subject(), "f: disk #2");
     }
 
-    /// Each would be read for ever, or fill the memory.
+    /// Others would be read without an end, or fill the memory.
     #[test]
     fn only_regular_files_of_a_bounded_size_are_read() {
         let folder = tempfile::tempdir().unwrap();

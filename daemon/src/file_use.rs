@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, OFlags};
 
-/// A file that the configuration names, and that is opened while the daemon serves.
+/// A file that the configuration names and the daemon opens while it serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileUse {
     /// A socket that is created, and removed at the end.
@@ -20,24 +20,24 @@ pub enum FileUse {
     Device(PathBuf),
     /// A folder with images, which the broker opens.
     Images(PathBuf),
-    /// A configuration file, which is read again: also one that has replaced it.
+    /// A configuration file, for reading it again, also if another file has replaced it.
     Config(PathBuf),
 }
 
 impl FileUse {
-    /// Returns what has to be accessible, and how.
+    /// Returns the path that must be accessible, with the kind of access.
     pub(crate) fn needed_access(&self) -> (&Path, Access) {
         match self {
             FileUse::Socket(path) | FileUse::Replaced(path) => (folder_of(path), Access::WRITE_OK | Access::EXEC_OK),
             FileUse::Folder(path) => (path, Access::WRITE_OK | Access::EXEC_OK),
             FileUse::Device(path) => (path, Access::READ_OK | Access::WRITE_OK),
             FileUse::Images(path) => (path, Access::EXISTS),
-            // Whether it may be read is told when it is read again.
+            // The next read shows if the file itself is readable.
             FileUse::Config(path) => (folder_of(path), Access::EXISTS),
         }
     }
 
-    /// Returns what it is, for messages.
+    /// Returns its description for messages.
     pub(crate) fn noun(&self) -> &'static str {
         match self {
             FileUse::Socket(_) => "the folder of a socket",
@@ -55,7 +55,7 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Opens a file for reading, with the rights of this process. Does not wait for the writer of a FIFO.
+/// Opens a file for reading with the rights of this process. Does not wait for the writer of a FIFO.
 ///
 /// # Errors
 /// If the host refuses.

@@ -1,4 +1,4 @@
-//! The final flush of all disks, and their end.
+//! The final flush of all disks, and closing them.
 
 use std::io;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use mqblk_core::lock::{RankedMutex, assert_may_wait};
 use mqblk_core::thread::spawn;
 use mqblk_engine::AnyDisk;
 
-/// Threads that flush, at first and once more each time that none has ended a disk for [`STALL`]: so thousands of disks do not take thousands of
-/// threads, and storage that hangs does not hold up the others.
+/// Number of flush threads started at first, and again after each [`STALL`] in which no disk is finished: so thousands
+/// of disks do not take thousands of threads, and storage that hangs does not hold up the others.
 const THREADS: usize = 32;
 const STALL: Duration = Duration::from_millis(50);
 
-/// Disks that a message names.
+/// Number of disks that a message names.
 const NAMED: usize = 16;
 
-/// What a disk's flush has come to, by its number.
+/// The result of a disk's flush, with the disk's number.
 type Flushed = (usize, io::Result<()>);
 
 /// The disks that no thread has taken yet.
@@ -32,13 +32,13 @@ impl Queue {
         self.0.lock().as_slice().is_empty()
     }
 
-    /// Flushes and closes disks until none is left. Sending fails after the time-out, when the receiver is gone.
+    /// Flushes and closes disks until none is left. Sending fails after the timeout, when the receiver is dropped.
     fn flush(&self, results: &Sender<Flushed>) {
         while let Some((number, disk)) = self.next() {
             assert_may_wait("storage");
             let flushed = disk.sync();
             disk.close();
-            // Whoever waits for the result may open it again.
+            // The receiver of the result may open it again.
             drop(disk);
             if results.send((number, flushed)).is_err() {
                 return;
@@ -47,11 +47,11 @@ impl Queue {
     }
 }
 
-/// Flushes and closes all disks in parallel and waits for at most `limit`. Each disk comes with its name for messages.
+/// Flushes and closes all disks in parallel, and waits for at most `limit`. Each disk comes with its name for messages.
 ///
 /// # Errors
-/// Returns the error of one failed disk, after all others were flushed. Returns `TimedOut` if a disk does not complete in time: its
-/// thread is left waiting.
+/// The error of one failed disk, after all others were flushed. `TimedOut` if a disk does not complete in time: its
+/// thread keeps waiting.
 pub(crate) fn flush_all(disks: Vec<(String, Arc<AnyDisk>)>, limit: Duration) -> io::Result<()> {
     let end = Instant::now() + limit;
     let (sender, results) = channel();
@@ -86,7 +86,7 @@ fn start_threads(queue: &Arc<Queue>, results: &Sender<Flushed>) {
         }
         let (of_thread, sender) = (Arc::clone(queue), results.clone());
         if spawn("flush", move || of_thread.flush(&sender)).is_err() {
-            // Without a thread: here, one after the other.
+            // No thread could be started: flushes here, one after the other.
             return queue.flush(results);
         }
     }
@@ -100,7 +100,7 @@ fn timed_out(names: &[String], is_done: &[bool], limit: Duration) -> io::Error {
         more => format!(" and {more} more"),
     };
     let why = format!(
-        "{}{more}: flush: no answer within {} s (drain-timeout-s); what guests were told is durable was flushed before",
+        "{}{more}: flush: no answer within {} s (drain-timeout-s); writes that were reported as durable were flushed before",
         waiting[..waiting.len().min(NAMED)].join(", "),
         limit.as_secs()
     );
@@ -120,7 +120,7 @@ mod tests {
     /// Only a failing test waits that long.
     const LONG: Duration = Duration::from_secs(60);
 
-    /// What all disks of a test have in common.
+    /// The state that all disks of a test share.
     #[derive(Default)]
     struct Storage {
         flushed: AtomicUsize,
@@ -136,7 +136,7 @@ mod tests {
         }
     }
 
-    /// A disk whose flush hangs until the storage is released, or fails, or does neither.
+    /// A disk whose flush hangs until the storage is released, fails, or succeeds.
     struct FlushedDisk {
         storage: Arc<Storage>,
         hangs: bool,
@@ -211,7 +211,7 @@ mod tests {
         let all = disks(&storage, HANGING + OTHERS, |number| number < HANGING, |_| false);
         let watched = Arc::clone(&storage);
         let release = std::thread::spawn(move || {
-            // The first threads hang all of them.
+            // The first threads all hang.
             while watched.flushed.load(Ordering::SeqCst) < OTHERS {
                 std::thread::sleep(Duration::from_millis(1));
             }

@@ -69,7 +69,7 @@ pub struct RawTable {
     pub interface: usize,
     /// Its name.
     pub name: &'static str,
-    /// The number of the table that it is inside, among those of that name; `None`: it is not inside another one.
+    /// The number of its outer table, among those of that name; `None`: it is not inside another one.
     pub parent: Option<usize>,
     /// Its keys.
     pub settings: Settings,
@@ -83,10 +83,10 @@ pub fn take_u16(settings: &mut Settings, key: &'static Key) -> Result<Option<u16
     Ok(settings.number(key)?.and_then(|number| u16::try_from(number).ok()))
 }
 
-/// As [`Settings::finish`]. Names the key that was meant, if one is spelled alike.
+/// As [`Settings::finish`]. Also names a known key of similar spelling.
 ///
 /// # Errors
-/// When a key is left.
+/// If a key is left.
 pub fn finish(settings: Settings) -> Result<(), SettingError> {
     let left = settings.keys_left().next().unwrap_or_default();
     let similar = settings.known_keys().min_by_key(|key| strsim::damerau_levenshtein(left, key));
@@ -97,7 +97,7 @@ pub fn finish(settings: Settings) -> Result<(), SettingError> {
     })
 }
 
-/// Names a misspelled key in the error of a missing key, if there is one: missing keys are detected before unknown ones.
+/// Adds a misspelled key to the error of a missing key, if there is one: missing keys are detected before unknown ones.
 pub fn with_similar_key(mut error: SettingError, settings: &Settings) -> SettingError {
     if error.found != "nothing" {
         return error;
@@ -107,7 +107,8 @@ pub fn with_similar_key(mut error: SettingError, settings: &Settings) -> Setting
         error.found = format!("nothing, but a key {left:?}");
         return error;
     }
-    // Keys that are not taken yet may be valid ones of the backend: only a long key can be told from those (`aio` is 2 from `id`).
+    // Keys that are not taken yet may be valid ones of the backend. Only a long key can be distinguished from those
+    // (`aio` is 2 from `id`).
     let mut left = settings.keys_left().filter(|left| left.len() >= 5);
     let misspelled = left.find_map(|left| Some((left, settings.known_keys().find(|key| similar(left, key))?)));
     match misspelled {

@@ -1,5 +1,5 @@
-//! The table of keys: all that a configuration may have, as it is declared where it is taken. Options, help texts and the tables of documents are
-//! made from it.
+//! The table of keys: all keys of a configuration, as declared where they are taken. Options, help texts and the tables
+//! of documents are made from it.
 
 use mqblk_core::settings::Key;
 
@@ -26,11 +26,11 @@ pub const PROCESS_GROUPS: &[(&str, &[&Key])] = &[
 pub struct KeyTable {
     /// The name of the table and the option: `disk`.
     pub name: &'static str,
-    /// The interface of which a disk has these keys; `None`: those of the default interface, or of a table with another name.
+    /// The interface whose disks have these keys; `None`: the default interface, or a table with another name.
     pub interface: Option<&'static str>,
     /// Its own keys.
     pub keys: Vec<TableKey>,
-    /// True if it describes a storage: it has [`storage_keys`] too.
+    /// True if it describes a storage, and so has [`storage_keys`] too.
     pub has_storage: bool,
 }
 
@@ -48,7 +48,7 @@ pub fn process_keys(interfaces: Interfaces) -> impl Iterator<Item = &'static Key
     own.chain(interfaces.0.iter().flat_map(|interface| interface.process_keys())).copied()
 }
 
-/// Returns the tables of keys of disks, of what interfaces have tables of their own for, and of groups of limits.
+/// Returns the tables of keys: of disks, of interfaces' own tables, and of groups of limits.
 pub fn tables(interfaces: Interfaces) -> Vec<KeyTable> {
     let mut tables = Vec::new();
     for (index, interface) in interfaces.0.iter().enumerate() {
@@ -73,7 +73,7 @@ fn table_of(table: &'static ConfigTable) -> KeyTable {
     KeyTable { name: table.name, interface: None, keys: flat(table.keys), has_storage: table.has_storage }
 }
 
-/// Returns the keys of a storage: those that all have, those of backends, and how requests are merged and limited.
+/// Returns the keys of a storage: the common ones, those of backends, and those of merging and limits.
 pub fn storage_keys() -> Vec<TableKey> {
     let mut keys = flat(&[STORAGE_KEYS]);
     let mut of_backends: Vec<TableKey> = Vec::new();

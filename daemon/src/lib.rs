@@ -1,9 +1,9 @@
 //! The daemon: resolves a configuration, serves disks over guest interfaces, and answers on the admin socket.
 //!
-//! `interface` has the traits between the daemon and the guest interfaces; `interfaces` has a folder for each interface and the table of
-//! them. `file`, `key_values` and `resolve` read the configuration, `daemon` runs it, `state` is what the verbs of `admin` use. `disk_list`
-//! is shared by interfaces whose devices have one disk each, `vhost_user` by the virtio interfaces, `limits` are the rate limits of disks,
-//! `live` the settings that change while guests use them.
+//! `interface` has the traits between the daemon and the guest interfaces; `interfaces` has the table of them and a
+//! folder for each. `file`, `key_values` and `resolve` read the configuration, `daemon` runs it, the verbs of `admin`
+//! use `state`. Interfaces whose devices have one disk each share `disk_list`, the virtio interfaces share
+//! `vhost_user`. `limits` are the rate limits of disks, `live` the settings that change while guests use them.
 #![forbid(unsafe_code)]
 
 pub mod activation;
@@ -76,14 +76,14 @@ use file::RawConfig;
 use interface::Interfaces;
 use process::{MetricsAddress, MetricsConfig};
 
-/// What a configuration is opened for.
+/// The purpose of opening a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// To be served.
     Serve,
-    /// To be printed, with what all disks are.
+    /// To print it, with the properties of all disks.
     Print,
-    /// To say which disks cannot be served, also while a daemon has its sockets.
+    /// To list the disks that cannot be served, also while a daemon has its sockets.
     Check,
 }
 

@@ -17,10 +17,10 @@ use crate::process::{MetricsAddress, MetricsConfig};
 use crate::state::DaemonState;
 use crate::takeover::Predecessor;
 
-/// Why metrics cannot be served.
+/// Errors of the metrics endpoint's start.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsStartError {
-    /// The address cannot be listened at.
+    /// The host refuses to listen at the address.
     #[error("found {address}: {source}, expected an address of this host and a free port")]
     Address {
         /// The address.
@@ -36,14 +36,14 @@ pub enum MetricsStartError {
     Thread(#[source] io::Error),
 }
 
-/// The socket. Listens already.
+/// The listening socket.
 pub(crate) struct MetricsSocket {
     listener: MetricsListener,
     /// The Unix socket, whose file is removed on drop.
     file: Option<ListenSocket>,
     /// The address of the configuration.
     address: String,
-    /// The file is taken over from another process, which has made it.
+    /// True if the file is taken over from another process, which has made it.
     takes_file: bool,
 }
 
@@ -57,7 +57,7 @@ impl MetricsSocket {
         let (listener, file, address) = match &config.address {
             MetricsAddress::Tcp(address) => {
                 let listener = TcpListener::bind(address).map_err(error)?;
-                // The port may have been left to the kernel.
+                // The kernel may have chosen the port.
                 let bound = MetricsAddress::Tcp(listener.local_addr().map_err(error)?);
                 (MetricsListener::Tcp(listener), None, bound)
             }
@@ -71,7 +71,7 @@ impl MetricsSocket {
         Ok(MetricsSocket { listener, file, address: config.address.to_string(), takes_file: false })
     }
 
-    /// Takes over the listener of the process before this one, if it has one at this address; or listens there.
+    /// Takes over the listener of the previous process if it has one at this address. Listens there otherwise.
     ///
     /// # Errors
     /// If the host refuses.
@@ -96,7 +96,7 @@ impl MetricsSocket {
                 let listens =
                     rustix::net::sockopt::socket_acceptconn(&listener).map_err(|errno| error(errno.into()))?;
                 let found = listener.local_addr().map_err(error)?;
-                // Port 0 is any.
+                // Port 0 matches any port.
                 let is_there = found.ip() == expected.ip() && [0, found.port()].contains(&expected.port());
                 if !listens || !is_there {
                     return Err(error(io::Error::other(format!(
@@ -110,7 +110,8 @@ impl MetricsSocket {
         Ok(MetricsSocket { listener, file, address, takes_file })
     }
 
-    /// Returns its address, a duplicate of its listener, and true if its file is this process' own: for the process after this one.
+    /// Returns its address, a duplicate of its listener, and true if its file belongs to this process: for the next
+    /// process.
     pub(crate) fn handed(&self) -> io::Result<(String, OwnedFd, bool)> {
         let listener = match &self.listener {
             MetricsListener::Tcp(listener) => listener.try_clone()?.into(),
@@ -145,7 +146,7 @@ impl MetricsEndpoint {
         }
         let (state, start_time_s) = (Arc::downgrade(state), start_time_s(state));
         let text = move |format, detail| {
-            // Gone when the daemon stops.
+            // Dropped when the daemon stops.
             let state = state.upgrade().ok_or("the daemon is stopping")?;
             read(&state, start_time_s, format, detail)
         };
@@ -163,7 +164,7 @@ fn read(state: &DaemonState, start_time_s: f64, format: TextFormat, detail: Deta
     encode(stat, ProcessSample { start_time_s, cpu_ns }, format, detail)
 }
 
-/// Returns when the daemon was started, in seconds since 1970: as the clock of the host says now, in all samples the same.
+/// Returns the start of the daemon in seconds since 1970, by the host's present clock. The same in all samples.
 fn start_time_s(state: &DaemonState) -> f64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     since_epoch.saturating_sub(Duration::from_nanos(monotonic_ns().saturating_sub(state.started_ns()))).as_secs_f64()

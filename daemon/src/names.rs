@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use mqblk_core::settings::{Key, SettingError, Settings};
 
-/// What names a disk, controller or LUN.
+/// The name of a disk, controller or LUN.
 pub static ID: Key = Key::text("id", "NAME", "up to 64 letters, digits, `.`, `_`, `-`")
     .otherwise("from the file's or socket's name, else the kind of storage")
     .about("unique name in logs and metrics", "Of a LUN: CONTROLLER:TARGET:LUN by default.");
@@ -24,7 +24,7 @@ pub fn file_claim(key: &'static str, path: &Path) -> Claim {
 #[derive(Clone, Debug, Default)]
 pub struct UniqueNames {
     owners: HashMap<Claim, String>,
-    /// What the [attempt](Self::attempt) that runs has claimed.
+    /// The claims of the running [attempt](Self::attempt).
     attempted: Option<Vec<Claim>>,
 }
 
@@ -44,7 +44,7 @@ impl UniqueNames {
         self.owners.get(claim).map(String::as_str)
     }
 
-    /// Does `work`, and releases what it has claimed if it fails. Costs nothing for the other claims.
+    /// Does `work`, and releases its claims if it fails. The cost does not depend on the number of other claims.
     ///
     /// # Errors
     /// Those of `work`.

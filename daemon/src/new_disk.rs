@@ -1,4 +1,5 @@
-//! A disk that is added while the daemon serves, up to its open storage: what all interfaces whose devices have one disk each do.
+//! A disk that is added while the daemon serves, up to its open storage: common to all interfaces whose devices have
+//! one disk each.
 
 use std::sync::Arc;
 
@@ -12,14 +13,14 @@ use crate::disk_list::{DiskConfig, DiskKeys, Endpoint};
 use crate::interface::{DiskTable, HostContext, IsTaken, ListPosition, ResolveContext};
 use crate::names::{Claim, UniqueNames, claimed_error};
 
-/// A disk with its storage open, and what it claims.
+/// A disk with its open storage, and its claims.
 pub(crate) struct NewDisk<E: Endpoint> {
     pub(crate) config: DiskConfig<E>,
     pub(crate) reservation: Reservation,
 }
 
 impl<E: Endpoint> NewDisk<E> {
-    /// Checks the settings of a disk, reserves its id and what else it claims, and opens its storage.
+    /// Checks the settings of a disk, reserves its id and its other claims, and opens its storage.
     ///
     /// # Errors
     /// If a value is invalid or claimed already, or the storage cannot be opened.
@@ -30,10 +31,10 @@ impl<E: Endpoint> NewDisk<E> {
         is_taken: IsTaken<'_>,
     ) -> Result<NewDisk<E>, ChangeError> {
         let given = Settings::new(settings.subject());
-        // Asked now: it takes milliseconds, in which a daemon that starts would keep guests waiting.
+        // Queried now: it takes milliseconds, which would delay guests at the daemon's start.
         let cpus = Cpus::of_this_host();
         let kinds = host.storages.kinds();
-        // Of a disk that was out its guest may still be there.
+        // The guest of a disk that was out may still run.
         let recorded = host.contracts.saved();
         let (mut keys, claims) = {
             let mut names = host.names.lock();
@@ -48,11 +49,11 @@ impl<E: Endpoint> NewDisk<E> {
             (keys, claims)
         };
         let reservation = Reservation::of(host, claims);
-        // After the id is claimed, and without a lock: of two that add it at once, the later one sees the other.
+        // After the id is claimed, and without a lock: of two concurrent additions the later one sees the other.
         if is_taken(keys.id()) {
             return Err(claimed_error(&given, "id", keys.id(), &format!("disk or LUN {:?}", keys.id())).into());
         }
-        // On a copy: the real one counts the disk when it is served.
+        // On a copy: the real one counts the disk once it is served.
         let mut placement: QueuePlacement = host.placement.lock().clone();
         keys.device().1.assign_queues(&mut placement)?;
         let config = keys.open(host.storages.as_ref())?;
@@ -67,12 +68,12 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Returns the reservation of these claims, which are made.
+    /// Returns the reservation of these claims, which the caller has made.
     pub(crate) fn of(host: &HostContext, claims: Vec<Claim>) -> Reservation {
         Reservation { names: Arc::clone(&host.names), claims }
     }
 
-    /// Leaves the claims where they are, and returns them.
+    /// Keeps the claims, and returns them.
     pub(crate) fn keep(mut self) -> Vec<Claim> {
         std::mem::take(&mut self.claims)
     }

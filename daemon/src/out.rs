@@ -1,8 +1,9 @@
-//! Disks and LUNs that cannot be served now: each is *out*, with the reason, and is tried again while all others are served.
+//! Disks and LUNs that cannot be served now: each is *out*, with the reason, and is retried while all others are
+//! served.
 //!
-//! A disk is out if the host refuses what its settings name ([`ConfigError::is_from_host`]): a missing or locked file, an image of another
-//! format, a server that does not answer. Settings that are wrong whatever the host says keep the daemon from starting, as the operator's
-//! mistake that they are.
+//! A disk is out if the host refuses something that its settings name ([`ConfigError::is_from_host`]): a missing or
+//! locked file, an image of another format, a server that does not answer. Settings that are wrong on any host are the
+//! operator's mistake, and keep the daemon from starting.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,10 +16,10 @@ use crate::change::ChangeSource;
 use crate::config_error::ConfigError;
 use crate::file_use::FileUse;
 
-/// The time between a failure and the next try: doubled after each up to the longest.
+/// The time between a failure and the next try: doubled after each, up to the longest.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// Storage that is opened at the same time, each by a thread: servers that do not answer take their time-out once, not once each.
+/// Number of threads that open storage, so that servers that do not answer take their timeout once, not once each.
 const OPENED_AT_ONCE: usize = 16;
 
 /// A disk or LUN that cannot be served now.
@@ -30,22 +31,22 @@ pub struct OutDisk {
     pub interface: &'static str,
     /// The keys with which [`DaemonState::add_disk`](crate::DaemonState::add_disk) serves it.
     pub settings: Settings,
-    /// By what it is to be served.
+    /// The source of its addition.
     pub origin: ChangeSource,
-    /// The files that it needs while it is served: the sandbox allows no others.
+    /// The files that it needs while it is served. The sandbox allows no others.
     pub files: Vec<FileUse>,
-    /// Why it is out.
+    /// The reason.
     pub why: String,
-    /// Since when.
+    /// Begin of being out.
     pub since: Instant,
-    /// How often it was tried.
+    /// Number of tries.
     pub tries: u32,
-    /// When it is tried again.
+    /// Time of the next try.
     pub next: Instant,
 }
 
 impl OutDisk {
-    /// Returns the disk that `why` keeps out from now on.
+    /// Returns the record of a disk that `why` keeps out from now on.
     pub fn new(
         id: String,
         interface: &'static str,
@@ -68,7 +69,7 @@ impl OutDisk {
         }
     }
 
-    /// Logs that it is out.
+    /// Logs that it is out, with the reason.
     pub(crate) fn log(&self) {
         let OutDisk { id, why, .. } = self;
         tracing::error!(disk = id, "not served: {why}; it is tried again, at once by `mqblk disk retry {id}`");
@@ -80,24 +81,24 @@ impl OutDisk {
     }
 }
 
-/// What becomes of disks that cannot be opened while a configuration is.
+/// Decides about disks that cannot be opened while a configuration is opened.
 #[derive(Debug, Default)]
 pub struct Admission {
-    /// Each disk that cannot be served keeps the daemon from starting.
+    /// True if a disk that cannot be served keeps the daemon from starting.
     pub strict: bool,
     /// The disks that are out.
     pub out: Vec<OutDisk>,
-    /// Why the first one is.
+    /// The error of the first one.
     pub first: Option<ConfigError>,
     /// The workers of their queues.
     pub freed_queues: Vec<u16>,
 }
 
 impl Admission {
-    /// Returns what was opened; `None` if that is out: `disk` says what it is.
+    /// Returns the opened disk; `None` if it is out: `disk` describes it.
     ///
     /// # Errors
-    /// If its settings are wrong, or all have to be served.
+    /// If its settings are wrong, or all disks must be served.
     pub fn admit<T>(
         &mut self,
         opened: Result<T, ConfigError>,
@@ -126,7 +127,7 @@ impl OutDisks {
         Arc::new(OutDisks(RankedMutex::leaf(disks)))
     }
 
-    /// Returns all of them.
+    /// Returns all disks.
     pub fn list(&self) -> Vec<OutDisk> {
         self.0.lock().clone()
     }
@@ -136,20 +137,20 @@ impl OutDisks {
         self.0.lock().iter().find(|disk| disk.id == id).cloned()
     }
 
-    /// Adds one.
+    /// Adds a disk.
     pub(crate) fn add(&self, disk: OutDisk) {
         disk.log();
         self.0.lock().push(disk);
     }
 
-    /// Takes one away: it is served, or not wanted any more.
+    /// Removes a disk: it is served, or no longer wanted.
     pub fn remove(&self, id: &str) -> Option<OutDisk> {
         let mut disks = self.0.lock();
         let at = disks.iter().position(|disk| disk.id == id)?;
         Some(disks.remove(at))
     }
 
-    /// Records that one could not be served again. Logs a reason that is new.
+    /// Records another failed try. Logs the reason if it is new.
     pub(crate) fn failed(&self, id: &str, why: &str) {
         let mut disks = self.0.lock();
         let Some(disk) = disks.iter_mut().find(|disk| disk.id == id) else { return };
@@ -163,13 +164,13 @@ impl OutDisks {
         }
     }
 
-    /// Returns the ids of those that are to be tried now.
+    /// Returns the ids of those whose next try is due.
     pub(crate) fn due(&self, now: Instant) -> Vec<String> {
         self.0.lock().iter().filter(|disk| disk.next <= now).map(|disk| disk.id.clone()).collect()
     }
 }
 
-/// Opens each of these, some at the same time. The results are in the order of `items`.
+/// Opens all `items`, some in parallel. The results are in the order of `items`.
 pub fn open_all<T: Send, R: Send>(items: Vec<T>, open: impl Fn(T) -> R + Sync) -> Vec<R> {
     let threads = OPENED_AT_ONCE.min(items.len());
     if threads < 2 {
@@ -184,7 +185,7 @@ pub fn open_all<T: Send, R: Send>(items: Vec<T>, open: impl Fn(T) -> R + Sync) -
         }
     };
     std::thread::scope(|scope| {
-        // What the host has no thread for is done by the others.
+        // If a thread cannot be started, the others do its work.
         (1..threads).for_each(|_| drop(spawn_scoped(scope, "open-disk", work)));
         work();
     });
@@ -215,7 +216,7 @@ mod tests {
         assert_eq!(admit(refused(), ChangeSource::Configuration, false), Ok((true, 1)));
         assert!(admit(refused(), ChangeSource::Configuration, true).is_err());
         assert!(admit(wrong(), ChangeSource::Configuration, false).is_err());
-        // What was added at run time never keeps the configuration from being served.
+        // A disk added at run time never keeps the configuration from being served.
         assert_eq!(admit(wrong(), ChangeSource::RunTime, true), Ok((true, 1)));
     }
 

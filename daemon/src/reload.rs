@@ -1,7 +1,9 @@
-//! A configuration that is read again while the daemon serves: what has changed is applied if it can be, and nothing else is touched.
+//! A configuration that is read again while the daemon serves: changes are applied as far as possible, and the rest
+//! stays as it is.
 //!
-//! [`plan`] compares two configurations as they were given and is pure. Disks, controllers and LUNs are compared by id, groups of limits by name.
-//! What belongs to the process, and keys that cannot change while guests use them, stay as they are and are reported.
+//! [`plan`] is pure and compares two configurations as given. Disks, controllers and LUNs are compared by id, groups of
+//! limits by name. Settings of the process, and keys that cannot change while guests use them, stay as they are and are
+//! reported.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -18,7 +20,7 @@ use crate::queues::MAX_QUEUES;
 use crate::state_file::absolute_setting;
 use crate::storage::take_storage_kind;
 
-/// What a configuration describes, by which its differences are told.
+/// An object of a configuration, by which differences are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConfigItem {
     /// A `[[disk]]`.
@@ -49,38 +51,38 @@ impl ConfigItem {
 /// A difference between two configurations.
 #[derive(Clone, Debug)]
 pub enum ConfigChange {
-    /// What only the new one has.
+    /// An object of the new configuration only.
     Add {
-        /// What it is.
+        /// The type of object.
         item: ConfigItem,
         /// Its id.
         id: String,
         /// Its keys.
         settings: Settings,
     },
-    /// What only the old one has.
+    /// An object of the old configuration only.
     Remove {
-        /// What it is.
+        /// The type of object.
         item: ConfigItem,
         /// Its id.
         id: String,
     },
-    /// Other values of keys that can change while guests use it.
+    /// Other values of keys that can change while guests use the object.
     Set {
-        /// What it is.
+        /// The type of object.
         item: ConfigItem,
         /// Its id, or the group's name.
         id: String,
-        /// The keys with the values that they get, and `None` of those that the new configuration does not have.
+        /// The keys with their new values; `None` for keys that the new configuration does not have.
         keys: BTreeMap<String, Option<String>>,
     },
     /// Another number of workers.
     Workers(u16),
-    /// What cannot be changed while the daemon serves.
+    /// A difference that cannot be applied while the daemon serves.
     Unchangeable {
-        /// What it belongs to.
+        /// The object.
         subject: String,
-        /// What is different, and what to do.
+        /// The difference, and the remedy.
         why: String,
     },
 }
@@ -107,7 +109,7 @@ impl ConfigChange {
         !matches!(self, ConfigChange::Unchangeable { .. })
     }
 
-    /// Returns the settings that make a [`Set`](Self::Set) change: with the default of what is not configured any more.
+    /// Returns the settings of a [`Set`](Self::Set) change. Keys that are no longer configured get their default.
     ///
     /// # Errors
     /// Never: keys are unique.
@@ -132,17 +134,17 @@ pub(crate) fn keys_of(settings: &Settings) -> Keys {
     settings.pairs().map(|(key, value)| (key.to_owned(), absolute_setting(key, value))).collect()
 }
 
-/// Something that a configuration describes.
+/// An object that a configuration describes.
 struct Described {
     item: ConfigItem,
     id: String,
-    /// Of an inner table: the id of the outer one.
+    /// The id of the outer table; `None` for outer tables.
     parent: Option<String>,
     settings: Settings,
 }
 
 impl Described {
-    /// Returns what it is and its id, which it has alone.
+    /// Returns its type and id, which are unique together.
     fn name(&self) -> (ConfigItem, &str) {
         (self.item, &self.id)
     }
@@ -152,7 +154,7 @@ fn by_name(all: &[Described]) -> HashMap<(ConfigItem, &str), &Described> {
     all.iter().map(|one| (one.name(), one)).collect()
 }
 
-/// Returns what is different in `new`, removals first. `kinds` are the names of the storage backends.
+/// Returns the differences of `new`, removals first. `kinds` are the names of the storage backends.
 ///
 /// # Errors
 /// If a disk or table of one of them has no valid id, or two have the same.
@@ -168,7 +170,7 @@ pub fn plan(
     let outer: HashSet<&str> = outer.map(|one| one.id.as_str()).collect();
     let (mut changes, mut others) = (Vec::new(), Vec::new());
     for one in before.iter().filter(|one| !by_name_after.contains_key(&one.name())) {
-        // With its outer table it goes by itself.
+        // Removing its outer table removes it.
         if one.parent.as_ref().is_none_or(|parent| outer.contains(parent.as_str())) {
             changes.push(removal(one));
         }
@@ -181,7 +183,7 @@ pub fn plan(
     }
     changes.extend(others);
     let mut different = different_keys(&keys_of(&old.process), &keys_of(&new.process));
-    // With `pin` there is a CPU for each, which is another key.
+    // `pin` has a CPU for each worker, so the number of workers changes with another key.
     let is_pinned = [old, new].iter().any(|raw| raw.process.peek("pin").is_some());
     let count = new.process.peek("workers").and_then(|count| count.parse().ok()).filter(|_| !is_pinned);
     if let Some(count) = count.filter(|count| (1..=MAX_QUEUES).contains(count))
@@ -215,7 +217,7 @@ fn addition(one: &Described) -> ConfigChange {
     }
 }
 
-/// Returns what is different of one thing.
+/// Returns the differences of one object.
 fn differences(was: &Described, is: &Described) -> Vec<ConfigChange> {
     let (old, new) = (keys_of(&was.settings), keys_of(&is.settings));
     let can_change = |key: &String| is_live_key(key) && (key != crate::queues::QUEUE_MAP.name || new.contains_key(key));
@@ -233,7 +235,7 @@ fn differences(was: &Described, is: &Described) -> Vec<ConfigChange> {
     changes
 }
 
-/// Returns settings with `poll` in the place of its other form.
+/// Returns settings with `poll` in place of its other form.
 fn with_poll(settings: &Settings) -> Result<Settings, SettingError> {
     let Some(switch) = settings.peek("poll_queue").filter(|_| settings.peek("poll").is_none()) else {
         return Ok(settings.clone());
@@ -245,7 +247,7 @@ fn with_poll(settings: &Settings) -> Result<Settings, SettingError> {
     Ok(plain)
 }
 
-/// Returns all that a configuration describes.
+/// Returns all objects of a configuration.
 fn describe(raw: &RawConfig, interfaces: Interfaces, kinds: &[&'static str]) -> Result<Vec<Described>, SettingError> {
     let mut all: Vec<Described> = Vec::new();
     for settings in &raw.limit_groups {
@@ -285,7 +287,7 @@ fn describe(raw: &RawConfig, interfaces: Interfaces, kinds: &[&'static str]) -> 
     Ok(all)
 }
 
-/// Returns the disks of a configuration, and what its tables describe, each with its id.
+/// Returns the disks and table objects of a configuration, each with its id.
 ///
 /// # Errors
 /// If one has no valid id, or two have the same.
@@ -305,7 +307,7 @@ fn different_keys(old: &Keys, new: &Keys) -> Vec<String> {
     keys.into_iter().cloned().collect()
 }
 
-/// Records changes in the configuration that the daemon has: in one pass, however many there are.
+/// Records changes in the daemon's configuration, all in one pass.
 ///
 /// # Errors
 /// Never: the configuration was compared before.
@@ -363,7 +365,7 @@ pub(crate) fn record(
     Ok(())
 }
 
-/// Returns settings with other values of some keys, and without those that have none.
+/// Returns settings with new values of some keys, and without keys that have none.
 fn with_keys(settings: &Settings, keys: &BTreeMap<String, Option<String>>) -> Result<Settings, SettingError> {
     let mut changed = Settings::new(settings.subject());
     settings
@@ -446,7 +448,7 @@ mod tests {
             record(&mut current, &[&change], INTERFACES, KINDS).unwrap();
         }
         assert!(plan(&current, &raw(&new), INTERFACES, KINDS).unwrap().is_empty(), "it is applied");
-        // Its LUNs go with it.
+        // Removing it removes its LUNs.
         let back = plan(&current, &raw(TWO), INTERFACES, KINDS).unwrap();
         let shown: Vec<String> = back.iter().map(ToString::to_string).collect();
         assert_eq!(shown, ["controller \"d\": remove", "lun \"c:4:0\": remove", "lun \"c:0:0\": add"]);

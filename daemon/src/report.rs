@@ -1,5 +1,5 @@
-//! Converts the engine's statistics to those of the admin socket. Every field is named on both sides, so that a field added to the engine
-//! does not compile until it is reported here.
+//! Converts the engine's statistics to those of the admin socket. Every field is named on both sides, so that a new
+//! field of the engine does not compile until it is reported here.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::limits::current_limit_pairs;
 use crate::out::{OutDisk, OutDisks};
 use crate::pair::Pair;
 
-/// What reports say about a disk.
+/// The description of a disk for reports.
 #[derive(Clone)]
 pub struct DiskInfo {
     /// Its id.
@@ -28,20 +28,20 @@ pub struct DiskInfo {
     pub interface: &'static str,
     /// Its storage backend.
     pub storage: String,
-    /// How adjacent requests are merged.
+    /// The merging of adjacent requests.
     pub plug: PlugOptions,
     /// Its health.
     pub health: Arc<DiskHealth>,
-    /// Its storage, which reports do not keep open. `None` while there is none.
+    /// Its storage, which reports do not keep open. `None` without storage.
     pub disk: Option<Weak<AnyDisk>>,
-    /// The worker of each queue, of an interface whose queues stay there.
+    /// The worker of each queue, if the interface does not move queues.
     pub queue_map: Vec<u16>,
     /// Its settings, without id, interface, storage and limits.
     pub settings: Vec<Pair>,
 }
 
 impl DiskInfo {
-    /// Returns how requests are merged now.
+    /// Returns the present merging of requests.
     pub fn current_plug(&self) -> PlugOptions {
         self.health.plug().unwrap_or(self.plug)
     }
@@ -49,7 +49,7 @@ impl DiskInfo {
 
 /// The role of request queues.
 pub const REQUEST: &str = "request";
-/// Returns the statistics of a disk, out of those of its queues in order. `map`: the worker of each queue.
+/// Returns the statistics of a disk, from those of its queues in order. `map`: the worker of each queue.
 pub fn disk(about: &DiskInfo, map: &[usize], queues: &[QueueStats], detail: StatDetail) -> DiskStat {
     let plug = about.current_plug();
     let mut totals = QueueStats::default();
@@ -156,7 +156,7 @@ pub fn worker(number: u32, stats: &WorkerStats) -> WorkerStat {
     }
 }
 
-/// Converts how a queue is polled.
+/// Converts the polling of a queue.
 pub fn polling(stats: &QueueStats) -> Option<PollingStat> {
     let Polling { reason, window_ns, timer_ns } = stats.polling?;
     Some(PollingStat { reason: reason.word().to_owned(), window_ns, timer_ns })
@@ -187,7 +187,7 @@ pub fn io_stats(stats: &QueueStats, detail: StatDetail) -> Load {
 fn distribution(histogram: &LatencyHistogram, detail: StatDetail) -> Distribution {
     let count = histogram.count();
     if count == 0 {
-        // Most of them, in a daemon of many disks: the buckets are not searched.
+        // The common case in a daemon of many disks: skips the search of the buckets.
         return Distribution { sum_ns: histogram.sum_ns(), ..Distribution::default() };
     }
     Distribution {

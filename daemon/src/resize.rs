@@ -6,7 +6,7 @@ use mqblk_vhost_user_server::ConfigChangeResult;
 
 use crate::change::ChangeError;
 
-/// Whether the guest was notified of a new size.
+/// The notice of a new size to the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestNotice {
     /// The size has not changed.
@@ -50,7 +50,7 @@ impl From<ConfigChangeResult> for GuestNotice {
 pub struct ResizeOutcome {
     /// The sizes.
     pub resized: Resized,
-    /// Whether the guest was notified.
+    /// The notice to the guest.
     pub guest: GuestNotice,
 }
 

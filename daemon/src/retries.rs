@@ -1,4 +1,4 @@
-//! Tries disks that are out again.
+//! Retries disks that are out.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -9,16 +9,16 @@ use mqblk_core::thread::spawn;
 use crate::out::open_all;
 use crate::state::DaemonState;
 
-/// How often it is checked whether one is to be tried.
+/// Interval of the checks for due tries.
 const CHECK: Duration = Duration::from_millis(250);
-/// The thread that tries disks that are out. Dropping this stops it, but for storage that is being opened.
+/// The thread that retries disks that are out. Dropping this stops it, except while it opens storage.
 #[derive(Debug)]
 pub(crate) struct Retries {
     _stop: Sender<()>,
 }
 
 impl Retries {
-    /// Starts the thread, if a disk is out. It ends when none is.
+    /// Starts the thread if a disk is out. It ends when no disk is out.
     ///
     /// # Errors
     /// If the thread cannot be created.
@@ -31,9 +31,9 @@ impl Retries {
         spawn("disk-retry", move || {
             while stopped.recv_timeout(CHECK) == Err(RecvTimeoutError::Timeout) {
                 let Some(state) = state.upgrade().filter(|state| !state.out().list().is_empty()) else { return };
-                // Not for as long as storage takes: a takeover would wait for that.
+                // Not held while storage is opened: a takeover would wait for that.
                 if state.begin_passing_change().is_ok() {
-                    // What fails is kept in the disk.
+                    // The disk keeps the reason of a failure.
                     open_all(state.out().due(Instant::now()), |id| drop(state.retry_disk(&id)));
                 }
             }

@@ -1,7 +1,7 @@
 //! Messages to the service manager (sd_notify(3)).
 //!
-//! The socket is connected before the sandbox: afterwards an abstract socket of another process is out of reach. A library that connects for
-//! each message would fail there.
+//! The socket is connected before the sandbox, which makes an abstract socket of another process unreachable. A library
+//! that connects for each message would fail there.
 
 use std::env;
 use std::io;
@@ -21,11 +21,11 @@ use crate::clock::monotonic_ns;
 
 /// The path of its socket; an abstract one begins with `@`.
 const SOCKET: &str = "NOTIFY_SOCKET";
-/// The time in which it wants to hear that all is well, in microseconds, and the process that it wants to hear it from.
+/// The interval in which the manager expects a sign of life, in microseconds, and the process that it expects it from.
 const WATCHDOG_TIME: &str = "WATCHDOG_USEC";
 const WATCHDOG_PROCESS: &str = "WATCHDOG_PID";
 
-/// How long a message waits for room in the manager's socket.
+/// Longest wait of a message for room in the manager's socket.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 /// Notifies the service manager that has started this process, if one has.
 #[derive(Debug)]
@@ -66,31 +66,31 @@ impl ServiceNotifier {
         })
     }
 
-    /// Takes over the socket of the process before this one, if this one was started without. `watchdog`: the time in which the manager
-    /// expects signs of life.
+    /// Takes over the socket of the previous process, if this one was started without. `watchdog`: the time in which
+    /// the manager expects signs of life.
     pub fn adopt(&mut self, handed: Option<(UnixDatagram, Option<Duration>)>) {
         if let (None, Some((socket, watchdog))) = (&self.socket, handed) {
             (self.socket, self.watchdog) = (Some(socket), watchdog);
         }
     }
 
-    /// Returns a duplicate of its socket and the time in which signs of life are expected, for the process after this one.
+    /// Returns a duplicate of its socket and the time in which signs of life are expected, for the next process.
     pub(crate) fn handed(&self) -> Option<(OwnedFd, Option<Duration>)> {
         let socket = self.socket.as_ref()?.try_clone().ok()?;
         Some((socket.into(), self.watchdog))
     }
 
-    /// The daemon serves: after its start, and after it has read its configuration again.
+    /// Reports that the daemon serves: after its start, and after it has read its configuration again.
     pub fn ready(&self) {
         self.send("READY=1");
     }
 
-    /// The daemon reads its configuration again. [`ready`](Self::ready) follows, also when that has failed.
+    /// Reports that the daemon reads its configuration again. [`ready`](Self::ready) follows, also after a failure.
     pub fn reloading(&self) {
         self.send(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_ns() / 1000));
     }
 
-    /// The daemon stops.
+    /// Reports that the daemon stops.
     pub fn stopping(&self) {
         self.send("STOPPING=1\nSTATUS=Stopping: waits for requests in flight, and flushes");
     }
@@ -100,15 +100,15 @@ impl ServiceNotifier {
         match send_bounded(socket, message.as_bytes()) {
             Ok(()) => self.has_failed.store(false, Ordering::Relaxed),
             Err(error) if !self.has_failed.swap(true, Ordering::Relaxed) => {
-                tracing::warn!("the service manager cannot be told {message:?}: {error}");
+                tracing::warn!("cannot send {message:?} to the service manager: {error}");
             }
             Err(_) => {}
         }
     }
 }
 
-/// Sends a message; waits for room, for [`SEND_TIMEOUT`] at most. A timeout of the socket would be one of the process that it came from as well,
-/// which could take it away.
+/// Sends a message. Waits for at most [`SEND_TIMEOUT`] for room. A timeout of the socket itself would be shared with
+/// the process that it came from, which could remove it.
 fn send_bounded(socket: &UnixDatagram, message: &[u8]) -> io::Result<()> {
     let send = || rustix::net::send(socket, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     let sent = match send() {
@@ -183,7 +183,7 @@ mod tests {
         assert!(notifier.has_failed.load(Ordering::Relaxed));
     }
 
-    /// The socket is one of the process before this one, which has it still and may do with it what it likes.
+    /// The previous process still has the socket, and may do anything with it.
     #[test]
     fn a_manager_that_does_not_read_keeps_nobody_waiting() {
         let (ours, _theirs) = UnixDatagram::pair().unwrap();

@@ -1,4 +1,4 @@
-//! Reports to the service manager: what the daemon serves, and that its workers respond.
+//! Reports to the service manager: a status, and signs of life while all workers respond.
 
 use std::io;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -12,9 +12,9 @@ use mqblk_engine::LivenessProbe;
 use crate::service_notifier::ServiceNotifier;
 use crate::state::DaemonState;
 
-/// How often the status is checked.
+/// Interval of the status checks.
 const STATUS_INTERVAL: Duration = Duration::from_secs(2);
-/// Signs of life in the time that the manager waits for one, and the least pause between two.
+/// Signs of life in the manager's watchdog time, and the least pause between two.
 const SIGNS: u32 = 3;
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 
@@ -43,7 +43,7 @@ impl Reporting {
             threads.push(every(STATUS_INTERVAL, "status", move || status.update())?);
         }
         if let Some(time) = notifier.watchdog {
-            // A thread of its own: nothing that the status waits for delays it.
+            // A thread of its own, so that waits of the status do not delay it.
             let pause = (time / SIGNS).max(MIN_PAUSE);
             let (notifier, probe) = (Arc::clone(notifier), state.engine().liveness());
             let mut life =
@@ -82,7 +82,7 @@ fn every(
 struct Status {
     notifier: Arc<ServiceNotifier>,
     state: Weak<DaemonState>,
-    /// Of the devices that the last status is about.
+    /// Change numbers of the devices in the last status.
     changes: Option<Vec<u64>>,
     last: String,
 }
@@ -107,7 +107,7 @@ impl Status {
     }
 }
 
-/// Returns what `systemctl status` shows. Devices are disks and controllers, and each has a guest at most.
+/// Returns the status of `systemctl status`. Devices are disks and controllers, and each has at most one guest.
 fn status_line(devices: usize, guests: usize, out: usize) -> String {
     let plural = |count: usize| if count == 1 { "" } else { "s" };
     let out = if out == 0 { String::new() } else { format!("; {out} OUT (mqblk disk list)") };
@@ -125,7 +125,7 @@ struct SignsOfLife {
 impl SignsOfLife {
     fn give(&mut self) {
         let silent = self.probe.unresponsive(self.wait);
-        // A daemon that stops has no workers at its end; the manager bounds the stop by itself.
+        // A stopping daemon has no workers at its end; the manager bounds the stop by itself.
         let is_stopping = self.state.strong_count() == 0;
         if silent.is_empty() || is_stopping {
             self.notifier.send("WATCHDOG=1");

@@ -41,13 +41,13 @@ use crate::storage_backends;
 
 /// Maximum number of ids that a message lists.
 const LISTED: usize = 16;
-/// How long a verb waits for another one that changes the same.
+/// Longest wait of a verb for another one that changes the same object.
 const VERB_WAIT: Duration = Duration::from_secs(10);
-/// Number of attempts, and the pause between them, when a queue is attached or detached while statistics are read.
+/// Number of attempts, and the pause between them, if a queue is attached or detached while statistics are read.
 const ATTEMPTS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What is changed at run time besides disks, and by what.
+/// The means of changes at run time, besides disks.
 pub struct DaemonControl {
     /// All guest interfaces.
     pub table: Interfaces,
@@ -55,42 +55,41 @@ pub struct DaemonControl {
     pub log: Option<Arc<dyn LogLevel>>,
     /// The state file, if there is one.
     pub file: Option<Arc<StateFile>>,
-    /// The configuration as it was given.
+    /// The configuration as given.
     pub given: RawConfig,
-    /// Where it is read again.
+    /// The source to read it from again.
     pub source: Option<Arc<dyn ConfigSource>>,
-    /// Opens it, in the sandbox.
+    /// Opens it in the sandbox.
     pub broker: Option<Arc<Broker>>,
     /// The groups of limits.
     pub limit_groups: LimitGroups,
     /// The workers of all queues.
     pub placement: Arc<RankedMutex<QueuePlacement>>,
-    /// What is kept of changed settings.
+    /// The saved changes of settings.
     pub kept: Arc<KeptChanges>,
     /// The disks that are out.
     pub out: Arc<OutDisks>,
-    /// What guests are given.
+    /// The record of what guests are given.
     pub contracts: Arc<KeptContracts>,
-    /// How long a stop waits for storage.
+    /// Longest wait of a stop for storage.
     pub drain_timeout: Duration,
     /// Ends the wait of the program for a signal.
     pub end: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
-/// A difference of a configuration that was read again.
+/// A difference of a configuration that was read again, with the result of applying it.
 pub struct AppliedChange {
     /// The difference.
     pub change: ConfigChange,
-    /// What came of it; `None`: nothing was tried.
+    /// The result; `None`: nothing was tried.
     pub result: Option<Result<(), String>>,
 }
 
 /// A disk whose size is watched.
 pub(crate) struct WatchedDisk {
-    /// Its id.
     pub(crate) id: String,
     pub(crate) disk: Arc<AnyDisk>,
-    /// A guest is connected to it.
+    /// True if a guest is connected to it.
     pub(crate) in_use: bool,
 }
 
@@ -100,7 +99,7 @@ pub struct DaemonState {
     table: Interfaces,
     log: Option<Arc<dyn LogLevel>>,
     file: Option<Arc<StateFile>>,
-    /// The configuration that the daemon has, and where it is read again.
+    /// The daemon's configuration, and the source to read it from again.
     config: RankedMutex<RawConfig>,
     source: Option<Arc<dyn ConfigSource>>,
     broker: Option<Arc<Broker>>,
@@ -166,12 +165,12 @@ impl DaemonState {
     /// Begins a change at run time.
     ///
     /// # Errors
-    /// If the daemon hands over to another process, which has the same state then.
+    /// If the daemon hands over to another process, which already has its state.
     pub fn begin_change(&self) -> Result<Change, String> {
         self.changes.begin(true)
     }
 
-    /// Begins a change that the next daemon need not know of.
+    /// Begins a change that the next daemon need not know.
     ///
     /// # Errors
     /// As [`begin_change`](Self::begin_change).
@@ -179,7 +178,7 @@ impl DaemonState {
         self.changes.begin(false)
     }
 
-    /// Keeps changes away, for a takeover. Waits for those that run.
+    /// Excludes changes, for a takeover. Waits for running ones.
     ///
     /// # Errors
     /// If one takes long, or a takeover runs already.
@@ -187,18 +186,18 @@ impl DaemonState {
         self.changes.begin_alone()
     }
 
-    /// Returns true if something was changed at run time that the next daemon does not know of.
+    /// Returns true if the next daemon does not know a change at run time.
     pub(crate) fn loses_changes(&self) -> bool {
         self.changes.has_any() && !self.keeps_changes()
     }
 
-    /// Lets no takeover begin any more, and waits for one that has got far.
+    /// Refuses new takeovers, and waits for one that cannot end any more.
     pub(crate) fn end_hand_over(&self) {
         // Each device may take its drain timeout.
         self.changes.end(self.drain_timeout.saturating_mul(2), || self.is_handed_over());
     }
 
-    /// Returns how long a stop waits for storage.
+    /// Returns the longest wait of a stop for storage.
     pub(crate) fn drain_timeout(&self) -> Duration {
         self.drain_timeout
     }
@@ -208,14 +207,13 @@ impl DaemonState {
         self.listeners.lock()
     }
 
-    /// Returns the state file.
     pub(crate) fn state_file(&self) -> Option<&StateFile> {
         self.file.as_deref()
     }
 
-    /// Sets what the service manager is told by.
+    /// Sets the notifier of the service manager.
     pub(crate) fn set_notifier(&self, notifier: Arc<ServiceNotifier>) {
-        // There is one.
+        // Set once.
         let _ = self.notifier.set(notifier);
     }
 
@@ -224,7 +222,7 @@ impl DaemonState {
         self.notifier.get()?.handed()
     }
 
-    /// Tells the service manager something.
+    /// Sends a message to the service manager.
     pub(crate) fn tell_service_manager(&self, message: &str) {
         if let Some(notifier) = self.notifier.get() {
             notifier.send(message);
@@ -249,14 +247,14 @@ impl DaemonState {
         self.source.is_some()
     }
 
-    /// Reads the configuration again, from `file` instead of the one of the start if it is given, and returns what is different. `apply`:
-    /// applies what can be changed.
+    /// Reads the configuration again, from `file` if given, else from the one of the start, and returns the
+    /// differences. `apply`: applies them as far as possible.
     ///
     /// # Errors
     /// If it cannot be read. Nothing is changed then.
     pub fn apply_config(&self, file: Option<&Path>, apply: bool) -> Result<Vec<AppliedChange>, SettingError> {
         let Some(source) = &self.source else { return Ok(Vec::new()) };
-        // Before anybody is kept out: the file may be slow.
+        // Before others are excluded: reading the file may be slow.
         let new = source.read(file, &|path| self.open_config(path))?;
         let refused = |why| Settings::new("config").error("config", why, "a daemon that stays");
         let _change = apply.then(|| self.begin_change()).transpose().map_err(refused)?;
@@ -285,12 +283,12 @@ impl DaemonState {
         });
         let applied: Vec<AppliedChange> = applied.collect();
         let done = applied.iter().filter(|applied| applied.result == Some(Ok(()))).map(|applied| &applied.change);
-        // What was compared can be compared again.
+        // The comparison has succeeded before, so this does.
         let _ = reload::record(&mut self.config.lock(), &done.collect::<Vec<_>>(), self.table, &kinds);
         Ok(applied)
     }
 
-    /// Opens a configuration file. In the sandbox that is the one of the start, and no other one is within reach.
+    /// Opens a configuration file. In the sandbox only that of the start can be opened.
     fn open_config(&self, path: &Path) -> io::Result<File> {
         let Some(broker) = &self.broker else { return crate::file_use::open_for_reading(path) };
         let started = self.source.as_ref().and_then(|source| source.file());
@@ -301,7 +299,7 @@ impl DaemonState {
         Ok(broker.open_config()?)
     }
 
-    /// Sets what the configuration has otherwise.
+    /// Applies a difference of settings.
     fn apply_set(&self, item: ConfigItem, id: &str, change: &ConfigChange) -> Result<(), ChangeError> {
         let settings = change.live_settings()?;
         let target = match item {
@@ -313,7 +311,7 @@ impl DaemonState {
         self.set_live(&target, settings, Keeping::Forget)
     }
 
-    /// Sets what belongs to a controller that was configured as a disk, and to its LUN.
+    /// Sets keys of a controller that was configured as a disk, and of its LUN.
     fn set_disk_behind_controller(&self, id: &str, settings: &Settings) -> Result<(), ChangeError> {
         let controller = self.live_controller(id).map_err(|_| self.no_such("id", id))?;
         let (mut of_queues, mut of_lun) = (Settings::new(id), Settings::new(id));
@@ -330,10 +328,10 @@ impl DaemonState {
         self.set_live(&controller, of_queues, Keeping::Forget)
     }
 
-    /// Keeps other changes of the same things out, until the result is dropped. Waits for one that runs.
+    /// Excludes other changes of the same object until the result is dropped. Waits for a running one.
     ///
     /// # Errors
-    /// If that does not end: names it.
+    /// If the running one does not end: names it.
     pub(crate) fn change_alone(&self, scope: VerbScope, verb: &'static str) -> Result<RunningVerb, ChangeError> {
         self.exclusive.begin(scope, verb, VERB_WAIT).map_err(ChangeError::Failed)
     }
@@ -343,22 +341,22 @@ impl DaemonState {
         self.placement.lock()
     }
 
-    /// Returns what is kept of changed settings. [`write_saved`](Self::write_saved) writes it.
+    /// Returns the saved changes of settings. [`write_saved`](Self::write_saved) writes them.
     pub(crate) fn saved(&self) -> RankedGuard<'_, SavedChanges> {
         self.kept.lock()
     }
 
-    /// Writes what is kept of changed settings to the state file, if there is one.
+    /// Writes the saved changes of settings to the state file, if there is one.
     pub(crate) fn write_saved(&self) {
         self.kept.write();
     }
 
-    /// Returns what guests rely on now, for a daemon that takes over without a state file.
+    /// Returns the records that guests rely on now, for a daemon that takes over without a state file.
     pub(crate) fn given_to_guests(&self) -> SavedContracts {
         self.contracts.saved()
     }
 
-    /// Returns what the configuration says of a disk, LUN or controller.
+    /// Returns the configured settings of a disk, LUN or controller.
     pub(crate) fn configured_settings(&self, id: &str) -> ConfiguredValues {
         let config = self.config.lock();
         let identified = reload::identified(&config, self.table, &storage_backends::kinds());
@@ -366,12 +364,12 @@ impl DaemonState {
         own.map(|(_, settings)| reload::keys_of(&settings)).unwrap_or_default()
     }
 
-    /// Returns the number of workers that the configuration says, as it says it.
+    /// Returns the configured number of workers, as written.
     pub(crate) fn configured_workers(&self) -> Option<String> {
         self.config.lock().process.peek("workers").map(str::to_owned)
     }
 
-    /// Returns what the configuration says of a group of limits.
+    /// Returns the configured settings of a group of limits.
     pub(crate) fn configured_group(&self, name: &str) -> ConfiguredValues {
         let config = self.config.lock();
         let own = config.limit_groups.iter().find(|group| group.peek("name") == Some(name));
@@ -389,7 +387,7 @@ impl DaemonState {
         let expected = match ids.len() {
             0 => "the id of a controller, of which there is none".to_owned(),
             1..=LISTED => format!("one of {}", ids.join(", ")),
-            many => format!("the id of one of the {many} controllers that disks tells"),
+            many => format!("the id of one of the {many} controllers that disks lists"),
         };
         Settings::new("controller").error(key, format!("{id:?}"), expected)
     }
@@ -400,12 +398,12 @@ impl DaemonState {
         let expected = match ids.len() {
             0 => "the id of a disk or controller, of which there is none".to_owned(),
             1..=LISTED => format!("one of {}", ids.join(", ")),
-            many => format!("the id of one of the {many} disks and controllers that disks tells"),
+            many => format!("the id of one of the {many} disks and controllers that disks lists"),
         };
         Settings::new("queue").error("id", format!("{id:?}"), expected)
     }
 
-    /// Returns true if the next daemon will serve what is added now.
+    /// Returns true if the next daemon will serve disks that are added now.
     pub fn keeps_changes(&self) -> bool {
         self.file.as_ref().is_some_and(|file| file.is_written())
     }
@@ -431,7 +429,7 @@ impl DaemonState {
         &self.interfaces
     }
 
-    /// Returns when the daemon started, in nanoseconds of the monotonic clock.
+    /// Returns the daemon's start in nanoseconds of the monotonic clock.
     pub fn started_ns(&self) -> u64 {
         self.started_ns
     }
@@ -453,7 +451,7 @@ impl DaemonState {
     /// # Errors
     /// If nothing has this id, or it cannot have that size.
     pub fn resize(&self, id: &str, request: Resize) -> Result<ResizeOutcome, ChangeError> {
-        // The size watch asks for it too.
+        // The size watch calls this too.
         let _change = self.begin_change().map_err(ChangeError::Failed)?;
         match self.exports().iter().find(|export| export.id() == id) {
             Some(export) => export.resize(request),
@@ -461,8 +459,8 @@ impl DaemonState {
         }
     }
 
-    /// Returns numbers that stay the same as long as no device, disk or LUN comes or goes and no guest connects or leaves. `None`: that is not
-    /// known.
+    /// Returns numbers that stay the same as long as no device, disk or LUN is added or removed and no guest connects
+    /// or disconnects. `None`: unknown.
     pub(crate) fn device_changes(&self) -> Option<Vec<u64>> {
         self.interfaces().iter().map(|interface| interface.changes()).collect()
     }
@@ -476,7 +474,7 @@ impl DaemonState {
             for export in device.exports() {
                 let Some(disk) = export.watched() else { continue };
                 match places.entry(Arc::as_ptr(&disk).cast()) {
-                    // Of a LUN under two controllers.
+                    // A LUN under two controllers.
                     Entry::Occupied(place) => watched[*place.get()].in_use |= in_use,
                     Entry::Vacant(place) => {
                         place.insert(watched.len());
@@ -488,13 +486,13 @@ impl DaemonState {
         watched
     }
 
-    /// Adds the disk that `settings` describe: a `[[disk]]` table, or a LUN by the key `controller`. Returns its id.
+    /// Adds the disk of `settings`: a `[[disk]]` table, or a LUN if it has the key `controller`. Returns its id.
     ///
     /// # Errors
     /// If a value is invalid, or the disk cannot be served.
     pub fn add_disk(&self, settings: Settings, source: ChangeSource) -> Result<String, ChangeError> {
         let id = self.serve_disk(settings, source)?;
-        // They are another disk's.
+        // Saved settings of this id are another disk's.
         self.kept.forget(&id);
         self.out.remove(&id);
         Ok(id)
@@ -508,7 +506,7 @@ impl DaemonState {
     /// Tries to serve a disk or LUN that is out.
     ///
     /// # Errors
-    /// If none of this id is out, or it still cannot be served.
+    /// If no disk or LUN of this id is out, or it still cannot be served.
     pub fn retry_disk(&self, id: &str) -> Result<(), ChangeError> {
         let _one = self.change_alone(VerbScope::Target(id.to_owned()), "disk.retry")?;
         let Some(disk) = self.out.find(id) else {
@@ -576,7 +574,7 @@ impl DaemonState {
         Err(ChangeError::Setting(self.no_such("id", id)))
     }
 
-    /// Tries a disk no more that is out.
+    /// Stops retrying a disk that is out.
     fn give_up_disk(&self, disk: &OutDisk, source: ChangeSource) {
         self.out.remove(&disk.id);
         self.kept.forget(&disk.id);
@@ -586,7 +584,7 @@ impl DaemonState {
         tracing::info!(disk = disk.id, "disk removed, which was out");
     }
 
-    /// Adds the controller that `settings` describe, without LUNs. Returns its id.
+    /// Adds the controller of `settings`, without LUNs. Returns its id.
     ///
     /// # Errors
     /// If a value is invalid, or it cannot be served.
@@ -618,16 +616,16 @@ impl DaemonState {
         let expected = match ids.len() {
             0 => "the id of a disk or LUN, of which there is none".to_owned(),
             1..=LISTED => format!("one of {}", ids.join(", ")),
-            many => format!("the id of one of the {many} disks and LUNs that disks and lun.list tell"),
+            many => format!("the id of one of the {many} disks and LUNs that disks and lun.list list"),
         };
         Settings::new("disk").error(key, format!("{id:?}"), expected)
     }
 
-    /// Logs how many requests failed since the last line about them, of each disk for which that is due; with `all` of all. Returns true if there
-    /// is more to tell later.
+    /// Logs the number of requests that failed since the last such line, for each disk for which that is due; with
+    /// `all` for all disks. Returns true if there is more to log later.
     pub fn log_failures(&self, all: bool) -> bool {
         let healths = self.exports().into_iter().filter_map(|export| export.health());
-        // No short circuit: each is asked.
+        // No short circuit: each logs its own.
         healths.map(|health| health.log_failures(all)).fold(false, |any, one| any | one)
     }
 
@@ -639,7 +637,7 @@ impl DaemonState {
     /// Returns the statistics of the workers and of each device at one moment.
     ///
     /// # Errors
-    /// If a worker is gone, or queues are attached and detached all the time.
+    /// If a worker has ended, or queues are attached and detached all the time.
     pub fn snapshot(&self, detail: StatDetail) -> Result<(Vec<WorkerStats>, Vec<DeviceStat>), VerbError> {
         for _ in 0..ATTEMPTS {
             let workers = self.engine.stats().map_err(|gone| VerbError::Failed(gone.to_string()))?;

@@ -1,4 +1,4 @@
-//! The state file: what was changed at run time, for the next daemon. Each guest interface has a section of its own.
+//! The state file: changes at run time, for the next daemon. Each guest interface has a section of its own.
 //!
 //! Each change replaces the whole file atomically: a new file is written, fsynced and renamed, and the directory is fsynced. After a kill
 //! the file has the content from before or after the change.
@@ -20,7 +20,7 @@ use serde_json::Value;
 /// The value of the `format` member.
 const FORMAT: &str = "mqblk-state";
 const VERSION: u64 = 2;
-/// The version whose document was the section of virtio-scsi.
+/// The version whose whole document is the present section of virtio-scsi.
 const LUNS_VERSION: u64 = 1;
 const LUNS_SECTION: &str = "virtio-scsi";
 /// Maximum size of a state file. Thousands of disks need a tenth of it.
@@ -28,7 +28,7 @@ const MAX_BYTES: u64 = 16 << 20;
 /// Settings that name a file. Stored as absolute paths, independent of the daemon's working directory.
 const PATH_KEYS: [&str; 6] = ["path", "socket", "reservations", "base", "overlay", "incoming-luns"];
 
-/// What a state file contains: a section for each interface, by its word.
+/// The content of a state file: a section for each interface, by its word.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SavedState {
     path: PathBuf,
@@ -91,10 +91,10 @@ impl SavedState {
         }
     }
 
-    /// Checks that nobody else could write the file than this process' user, `user`, which it will be, and root.
+    /// Checks that nobody could write the file except root and this process' user. `user` is its later user.
     ///
     /// # Errors
-    /// Names who could: what the file says would be theirs.
+    /// Names those who could: they would control the content.
     pub fn check_writers(&self, user: Option<u32>) -> Result<(), SettingError> {
         const OTHERS_WRITE: u32 = 0o022;
         let Some((owner, mode)) = self.writers else { return Ok(()) };
@@ -141,7 +141,7 @@ pub struct StateFile {
 #[derive(Debug)]
 struct OpenState {
     saved: SavedState,
-    /// True while another process, which will hand over, has the file.
+    /// True while another process has the file, which it will hand over.
     is_held: bool,
 }
 
@@ -152,7 +152,7 @@ impl StateFile {
     /// If another daemon has locked it, or it cannot be written.
     pub fn open(saved: SavedState) -> io::Result<StateFile> {
         let mut options = OpenOptions::new();
-        // No symbolic link that somebody else has put there is followed.
+        // Follows no symbolic link that somebody else has put there.
         options.create(true).truncate(false).write(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits() as i32);
         let lock = options.open(with_suffix(&saved.path, ".lock"))?;
         try_lock(&lock)?;
@@ -161,7 +161,8 @@ impl StateFile {
         Ok(file)
     }
 
-    /// Takes the lock over of a process that has the file, and hands over later. Nothing is written before [`begin`](Self::begin).
+    /// Takes over the lock of a process that has the file and hands over later. Writes nothing before
+    /// [`begin`](Self::begin).
     ///
     /// # Errors
     /// If it is a lock of another file, or not held.
@@ -173,7 +174,7 @@ impl StateFile {
                 "found another file as its lock, from the daemon before, expected that beside it",
             ));
         }
-        // Nothing for who holds it already: the lock is that of the open file.
+        // No effect if it is held already: the lock belongs to the open file.
         try_lock(&lock)?;
         Ok(StateFile::new(saved, lock, true))
     }
@@ -184,7 +185,7 @@ impl StateFile {
         StateFile { path, inner, is_written: AtomicBool::new(is_held), lock }
     }
 
-    /// Writes the state, which the other process does no more.
+    /// Writes the state: the other process no longer does.
     pub fn begin(&self) {
         let mut state = self.state();
         if std::mem::take(&mut state.is_held)
@@ -208,7 +209,7 @@ impl StateFile {
         self.inner.lock()
     }
 
-    /// Replaces the section of an interface, and writes the file. [`is_written`](Self::is_written) says whether that succeeded.
+    /// Replaces the section of an interface, and writes the file. [`is_written`](Self::is_written) returns the success.
     pub fn set(&self, interface: &str, section: &impl Serialize) {
         let mut state = self.state();
         let written = serde_json::to_value(section).map_err(io::Error::from).and_then(|section| {
@@ -222,7 +223,7 @@ impl StateFile {
 
     /// Returns true if the file is up to date: the next daemon finds the current state.
     pub fn is_written(&self) -> bool {
-        // Not under the lock: a file system that hangs holds up nobody who asks.
+        // Without the lock: a file system that hangs must not hold up readers.
         self.is_written.load(Ordering::SeqCst)
     }
 
@@ -282,13 +283,14 @@ fn with_suffix(path: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-/// Returns settings for a state file, except those of `own`: those that name a file are absolute paths.
+/// Returns settings for a state file, except those of `own`. Paths of files become absolute.
 pub fn saved_settings(settings: &Settings, own: &[&str]) -> BTreeMap<String, String> {
     let others = settings.pairs().filter(|(key, _)| !own.contains(key));
     others.map(|(key, value)| (key.to_owned(), absolute_setting(key, value))).collect()
 }
 
-/// Returns the value of a setting, independent of the working directory if it names a file. Addresses of servers stay as they are.
+/// Returns the value of a setting. The path of a file becomes absolute, independent of the working directory; addresses
+/// of servers stay as they are.
 pub fn absolute_setting(key: &str, value: &str) -> String {
     let is_path = PATH_KEYS.contains(&key) && mqblk_storage::backend_of_path(value) == Ok(None);
     let absolute = || std::path::absolute(value).ok()?.to_str().map(str::to_owned);
@@ -363,7 +365,7 @@ mod tests {
         let null = File::options().write(true).open("/dev/null").unwrap();
         let why = StateFile::open_handed(saved(), null).unwrap_err().to_string();
         assert!(why.starts_with("found another file as its lock"), "{why}");
-        // The file, but not its open file: the lock is not the other daemon's.
+        // The right file, opened again: its lock is not the other daemon's.
         let opened_again = File::options().write(true).open(with_suffix(&path, ".lock")).unwrap();
         assert_eq!(StateFile::open_handed(saved(), opened_again).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
         StateFile::open_handed(saved(), file.lock().try_clone().unwrap()).unwrap();

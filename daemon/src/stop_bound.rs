@@ -1,5 +1,5 @@
-//! A stop ends: each of its steps has a bound of its own, and if one is exceeded all the same, the process ends without it. So does a start that a
-//! signal is to end.
+//! The bound of a stop: each of its steps has a bound of its own, and if one is exceeded nevertheless, the process ends
+//! anyway. The same bounds a start that a signal ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use mqblk_core::lock::RankedMutex;
 use mqblk_core::thread::spawn;
 
-/// A stop that runs. Ends when it is dropped.
+/// A running stop. Ends on drop.
 #[derive(Debug)]
 pub(crate) struct StopBound {
     step: Arc<RankedMutex<&'static str>>,
@@ -38,20 +38,20 @@ impl StopBound {
         StopBound { step, _end: end }
     }
 
-    /// Says what the stop does next.
+    /// Sets the next step of the stop.
     pub(crate) fn step(&self, step: &'static str) {
         *self.step.lock() = step;
     }
 }
 
-/// A start that runs. Ends when it is dropped.
+/// A running start. Ends on drop.
 #[derive(Debug)]
 pub(crate) struct StartBound {
     /// Dropped: the start has ended.
     _end: Sender<()>,
 }
 
-/// How often it is checked whether a signal is to end a start.
+/// Interval of the checks for a signal during a start.
 const SIGNAL_CHECK: Duration = Duration::from_millis(100);
 
 impl StartBound {
@@ -85,7 +85,7 @@ impl StartBound {
 
 /// Ends the process with status 1, without waiting for anything.
 pub(crate) fn exit_now() {
-    // What runs at the exit may wait for storage, too.
+    // Exit handlers may wait for storage too.
     let _ = spawn("stop-abort", || {
         std::thread::sleep(Duration::from_secs(5));
         std::process::abort();

@@ -28,8 +28,8 @@ pub trait StorageBackends: Send + Sync {
     /// If a value is invalid or the host refuses.
     fn open(&self, kind: &str, settings: &mut Settings) -> Result<OpenedDisk, DiskError>;
 
-    /// As [`open`](Self::open), of a disk that was added at run time: with the rights that a daemon which serves has, and no others. The file
-    /// that names it is the daemon's own.
+    /// As [`open`](Self::open), for a disk that was added at run time: only with the rights of a serving daemon. The
+    /// file that names the disk is the daemon's own.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -42,7 +42,7 @@ pub trait StorageBackends: Send + Sync {
         LimitGroups::default()
     }
 
-    /// Returns the images that guests have had as raw bytes.
+    /// Returns the images that guests used as raw bytes.
     fn raw_images(&self) -> RawImages {
         RawImages::default()
     }
@@ -69,8 +69,8 @@ impl StorageBackends for AddedStorages<'_> {
     }
 }
 
-/// Opens each of these, with the rights of its origin: first what the configuration names, because that is within reach of the others too.
-/// The results are in the order in which they were opened.
+/// Opens each item with the rights of its origin. Items of the configuration come first, because the others may open
+/// these too. The results are in the order of opening.
 pub fn open_by_origin<T: Send, R: Send>(
     items: Vec<T>,
     origin: impl Fn(&T) -> ChangeSource,
@@ -84,7 +84,7 @@ pub fn open_by_origin<T: Send, R: Send>(
     opened
 }
 
-/// Storage backends, the groups of limits of a configuration, and what images were before.
+/// Storage backends, with the groups of limits of a configuration and the record of raw images.
 pub struct ConfiguredStorages {
     inner: Arc<dyn StorageBackends>,
     groups: LimitGroups,
@@ -132,12 +132,12 @@ pub fn kinds() -> Vec<&'static str> {
 #[derive(Clone, Debug)]
 pub struct Registry {
     opener: Arc<dyn ImageOpener>,
-    /// Of disks that were added at run time.
+    /// The opener for disks that were added at run time.
     added: Arc<dyn ImageOpener>,
 }
 
 impl Registry {
-    /// Creates a registry whose backends open images by `opener`, and those of disks that were added at run time by `added`.
+    /// Creates a registry whose backends open images with `opener`, and those of disks added at run time with `added`.
     pub fn new(opener: Arc<dyn ImageOpener>, added: Arc<dyn ImageOpener>) -> Registry {
         Registry { opener, added }
     }

@@ -5,10 +5,10 @@ use mqblk_core::MappingBudget;
 /// The environment variable that enables them.
 const SWITCH: &str = "MQBLK_TEST_KEYS";
 
-/// The number of mappings of the process, in the place of `vm.max_map_count`.
+/// The number of mappings of the process, instead of `vm.max_map_count`.
 const MAX_MAP_COUNT: &str = "MQBLK_TEST_MAX_MAP_COUNT";
 
-/// Has the process have as few mappings as a test asks for. Called before the first is used.
+/// Limits the mappings of the process to the number that a test sets. Called before the first is used.
 pub fn limit_mappings() {
     let count = std::env::var(MAX_MAP_COUNT).ok().filter(|_| are_enabled());
     if let Some(count) = count.and_then(|count| count.parse().ok()) {
@@ -16,7 +16,7 @@ pub fn limit_mappings() {
     }
 }
 
-/// True if the process was started with `MQBLK_TEST_KEYS=1`.
+/// Returns true if the process was started with `MQBLK_TEST_KEYS=1`.
 pub fn are_enabled() -> bool {
     std::env::var_os(SWITCH).is_some_and(|value| value == "1")
 }

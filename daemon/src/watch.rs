@@ -1,9 +1,10 @@
 //! Detects that the storage of a disk has another size than the guest's disk.
 //!
-//! Polls the size of each storage that a guest is connected to every second, also of files: inotify reports a new file size by the same event as
-//! a write, so that each write of a guest would wake this thread. Of disks without a guest a few are polled each second, so that ten thousand
-//! of them cost nothing that can be measured. Storage that reports a new size itself is checked at once. Lost connections that storage reports
-//! are logged here, and how many requests failed after the first one.
+//! Polls the size of each storage with a connected guest every second. Files are polled too: inotify reports a new file
+//! size by the same event as a write, so each write of a guest would wake this thread. Of disks without a guest a few
+//! are polled each second, so that ten thousand of them have no measurable cost. Storage that reports a new size itself
+//! is checked at once. Lost connections that storage reports are logged here, and the number of failed requests after
+//! the first one.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
@@ -19,13 +20,13 @@ use crate::state::{DaemonState, WatchedDisk};
 
 /// The polling interval.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a stop waits for a size query that hangs, such as one to a network file system whose server is down.
+/// Longest wait of a stop for a size query that hangs, such as one to a network file system whose server is down.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Disks without a guest that are polled in an interval.
+/// Number of disks without a guest that are polled in an interval.
 const UNUSED_POLLS: usize = 64;
 
-/// What the thread is told.
+/// The events that wake the thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum WatchEvent {
     Stop,
@@ -34,7 +35,7 @@ enum WatchEvent {
     ConnectionRestored(String),
 }
 
-/// Events that may wait. Another one is dropped: sizes are polled anyway.
+/// Maximum number of waiting events. Further ones are dropped: sizes are polled anyway.
 const MAX_EVENTS: usize = 1024;
 
 /// The observer of a disk. It only passes events on, because storage reports them from any thread.
@@ -88,9 +89,10 @@ impl Drop for SizeWatch {
     }
 }
 
-/// Whose disks are watched.
+/// The disks to watch.
 trait WatchedDisks {
-    /// Returns numbers that stay the same as long as [`watched_disks`](Self::watched_disks) would return the same; `None`: ask again.
+    /// Returns numbers that stay the same as long as the result of [`watched_disks`](Self::watched_disks) does; `None`:
+    /// query again.
     fn changes(&self) -> Option<Vec<u64>>;
 
     fn watched_disks(&self) -> Vec<WatchedDisk>;
@@ -98,7 +100,7 @@ trait WatchedDisks {
     /// Adopts the size that was found.
     fn grow(&self, id: &str, found: ByteLen);
 
-    /// Logs the requests that failed, as far as that is due. Returns true if there is more to tell later.
+    /// Logs the failed requests, as far as that is due. Returns true if there is more to log later.
     fn log_failures(&self) -> bool;
 }
 
@@ -128,13 +130,13 @@ struct Watch<S> {
     /// Disks that have an observer, by id.
     observed: HashMap<String, Weak<AnyDisk>>,
     seen: HashMap<String, ObservedSize>,
-    /// Of the lists below.
+    /// Change numbers of the lists below.
     changes: Option<Vec<u64>>,
     in_use: Vec<(String, Weak<AnyDisk>)>,
     unused: Vec<(String, Weak<AnyDisk>)>,
-    /// The one of `unused` that is polled next.
+    /// The index in `unused` of the next poll.
     next_unused: usize,
-    /// The number of failed requests that was told of, and whether there is more to tell.
+    /// The number of failed requests in the log, and true if there is more to log.
     failures: (u64, bool),
 }
 
@@ -182,7 +184,7 @@ impl<S: WatchedDisks> Watch<S> {
         }
     }
 
-    /// Logs the requests that failed. Asks no disk as long as no request fails.
+    /// Logs the failed requests. Queries no disk as long as no request fails.
     fn log_failures(&mut self, source: &S) {
         let count = failure_count();
         let (told, has_more) = self.failures;
@@ -205,7 +207,7 @@ impl<S: WatchedDisks> Watch<S> {
         (self.in_use, self.unused) = (Vec::new(), Vec::new());
         for WatchedDisk { id, disk, in_use } in disks {
             let list = if in_use { &mut self.in_use } else { &mut self.unused };
-            // A disk that is removed is closed although it is listed here.
+            // A removed disk is closed although it is listed here.
             list.push((id, Arc::downgrade(&disk)));
         }
     }
@@ -235,7 +237,7 @@ impl<S: WatchedDisks> Watch<S> {
         }
     }
 
-    /// Compares a disk's size with that of its storage. `reported`: by the storage itself, so that one look is enough.
+    /// Compares a disk's size with that of its storage. `reported`: by the storage itself, so that one check is enough.
     fn check(&mut self, id: &str, disk: Arc<AnyDisk>, reported: bool) {
         // The query may take long: no reference to the source is held meanwhile.
         let now = disk.geometry().size;
@@ -268,7 +270,7 @@ impl<S: WatchedDisks> Watch<S> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ObservedSize {
     found: ByteLen,
-    /// True if the size was handled, with or without success.
+    /// True if the size was handled, successfully or not.
     handled: bool,
 }
 
@@ -279,8 +281,8 @@ enum SizeEvent {
     Shrunk,
 }
 
-/// Returns what to do about a size. Acts once for each size, and only when two polls in a row find it: a file that is being extended or
-/// re-created is left alone.
+/// Returns the action for a size. Acts once for each size, and only if two polls in a row find it, so that a file that
+/// is being extended or re-created is left alone.
 fn check_size(seen: &mut HashMap<String, ObservedSize>, id: &str, now: ByteLen, found: ByteLen) -> SizeEvent {
     if found == now {
         seen.remove(id);
@@ -394,7 +396,7 @@ mod tests {
         let (events, received) = sync_channel(MAX_EVENTS);
         let source = Arc::new(OneDisk { disk: Arc::default(), grown });
         let watch = Watch::new(Arc::downgrade(&source), events.clone());
-        // There is one poll, which alone does nothing.
+        // There is one poll, which alone has no effect.
         let thread = std::thread::spawn(move || watch.run(&received, Duration::from_secs(3600)));
         let observer = loop {
             if let Some(observer) = source.disk.observer.lock().unwrap().clone() {
@@ -412,7 +414,7 @@ mod tests {
         assert!(grows.try_recv().is_err(), "each size is adopted once");
     }
 
-    /// Disks that count how often their size is asked for.
+    /// Disks that count the queries of their size.
     struct ManyDisks {
         disks: Vec<Arc<CountedDisk>>,
         in_use: usize,

@@ -1,6 +1,5 @@
-//! Resolves raw keys and values to a configuration: fills in defaults, and checks each value against the others and against the host.
-//! Creates nothing; opening the storage is a step of its own.
-//! Each guest interface takes its own keys.
+//! Resolves raw keys and values to a configuration: fills in defaults, and checks each value against the others and
+//! against the host. Creates nothing; the storage is opened separately. Each guest interface takes its own keys.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +43,7 @@ pub struct ClosedConfig {
     limit_groups: LimitGroups,
     interfaces: Vec<Box<dyn InterfaceKeys>>,
     strict: bool,
-    /// As with `strict`, whatever that says.
+    /// True if a disk that cannot be served is an error, regardless of `strict`.
     opens_all: bool,
 }
 
@@ -69,16 +68,16 @@ impl ClosedConfig {
         self.interfaces.iter().flat_map(|interface| interface.sockets()).collect()
     }
 
-    /// Has [`open`](Self::open) fail if a disk cannot be served.
+    /// Makes [`open`](Self::open) fail if a disk cannot be served.
     #[must_use]
     pub fn open_all(self) -> ClosedConfig {
         ClosedConfig { opens_all: true, ..self }
     }
 
-    /// Opens the storage of each disk and LUN. What the host refuses is out, and the others are served.
+    /// Opens the storage of each disk and LUN. Those that the host refuses are out, and the others are served.
     ///
     /// # Errors
-    /// If a key is unknown or wrong, or nothing at all can be served and nobody could see that.
+    /// If a key is unknown or wrong, or nothing can be served and nobody could see that.
     pub fn open(self, storages: Arc<dyn StorageBackends>) -> Result<ServeConfig, ConfigError> {
         let ClosedConfig {
             workers,
@@ -152,7 +151,8 @@ pub fn resolve(
     resolve_handed(raw, interfaces, cpus, kinds, None)
 }
 
-/// As [`resolve`], for guests that another daemon hands over, which were given `handed`.
+/// As [`resolve`], for guests of another daemon that hands them over. `handed` are the devices as these were given
+/// them.
 ///
 /// # Errors
 /// As [`resolve`].
@@ -163,7 +163,7 @@ pub fn resolve_handed(
     kinds: &[&'static str],
     handed: Option<&SavedContracts>,
 ) -> Result<ClosedConfig, ConfigError> {
-    // With an admin socket disks may be added later.
+    // With an admin socket disks can be added later.
     if raw.is_empty(interfaces) && raw.process.peek(&ADMIN).is_none() {
         return Err(nothing_to_serve(&raw.process, interfaces).into());
     }
@@ -185,7 +185,7 @@ pub fn resolve_handed(
     devices.sort_by_key(|(position, _)| *position);
     let queues: u64 = devices.iter().map(|(_, device)| u64::from(device.queues())).sum();
     let expected = match queues.max(expected) {
-        // Those of disks that are added.
+        // The queues of disks that are added later.
         0 => cpus.count.into(),
         expected => expected,
     };
@@ -207,7 +207,7 @@ pub fn resolve_handed(
             if !device.forget_queue_map() {
                 return Err(error.into());
             }
-            tracing::warn!("{error}; it was added at run time, and its queues are placed anew");
+            tracing::warn!("{error}; it was added at run time: its queue-map is ignored");
             device.assign_queues(&mut placement)?;
         }
     }
@@ -233,7 +233,7 @@ pub fn resolve_handed(
     })
 }
 
-/// Has each interface take its tables, and its disks in the order given.
+/// Makes each interface take its tables, and its disks in the order given.
 fn take_devices(
     raw: &mut RawConfig,
     interfaces: Interfaces,

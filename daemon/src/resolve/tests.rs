@@ -41,7 +41,7 @@ impl StorageBackends for FakeBackends {
         match backend {
             "file" => {
                 resolved.push(("path", path));
-                // Not among the keys that errors list: not all tests are about files.
+                // Not among the keys that errors list, since not all tests are about files.
                 if settings.peek("format").is_some() {
                     resolved.extend(settings.text(&FORMAT).map(|format| ("format", format)));
                 }

@@ -98,7 +98,7 @@ enum Command {
     /// Show and change the limits that disks of a running daemon share
     LimitGroup(limit_group::LimitGroupArgs),
 
-    /// Have a stopped disk of a running daemon go on
+    /// Resume a stopped disk of a running daemon
     Resume(resume::ResumeArgs),
 
     /// Attach, detach, resize and list disks of Xen guests

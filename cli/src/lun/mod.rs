@@ -47,7 +47,7 @@ enum Action {
         selector: LunSelector,
     },
 
-    /// Have guests see another size of a LUN
+    /// Resize a LUN and notify its guests
     Resize {
         #[command(flatten)]
         daemon: DaemonArgs,
@@ -59,7 +59,7 @@ enum Action {
         #[arg(long, value_name = "SIZE")]
         size: Option<String>,
 
-        /// The LUN may become smaller; what lies beyond its new end is lost
+        /// The LUN may become smaller; data beyond its new end is lost
         #[arg(long)]
         shrink: bool,
     },

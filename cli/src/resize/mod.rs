@@ -27,7 +27,7 @@ pub(crate) struct ResizeArgs {
     #[command(flatten)]
     daemon: DaemonArgs,
 
-    /// The disk may become smaller; what lies beyond its new end is lost
+    /// The disk may become smaller; data beyond its new end is lost
     #[arg(long)]
     shrink: bool,
 }

@@ -66,7 +66,7 @@ enum Action {
         host: HostArgs,
     },
 
-    /// Have a guest see another size of a disk
+    /// Resize a disk and notify its guest
     Resize {
         #[command(flatten)]
         device: DeviceArgs,
@@ -75,7 +75,7 @@ enum Action {
         #[arg(long, value_name = "SIZE")]
         size: Option<String>,
 
-        /// The disk may become smaller; what lies beyond its new end is lost
+        /// The disk may become smaller; data beyond its new end is lost
         #[arg(long)]
         shrink: bool,
 

@@ -1,7 +1,7 @@
-//! IOPS against block size, with one queue and with many. Source: the table that the multi-queue xen-blkfront patches were sent
-//! with in 2015: 8 fio jobs that read in sequence, 32 requests in flight each, 512 bytes to 128 KiB. There 8 queues were slower
-//! with small blocks than the old single queue, because nothing was merged any more. Here: with merging and without, and up to
-//! 4 MiB.
+//! IOPS against block size, with one queue and with many. Source: the table sent with the multi-queue xen-blkfront
+//! patches in 2015: 8 sequential fio readers, 32 requests in flight each, 512 bytes to 128 KiB. There 8 queues were
+//! slower with small blocks than the old single queue, because nothing was merged any more. Here: with and without
+//! merging, and up to 4 MiB.
 
 use mqblk_core::ByteLen;
 
@@ -178,7 +178,7 @@ fn claims(rows: &[ResultRow], cores: usize) -> Vec<Claim> {
         let small = BLOCK_SIZES.iter().filter(|line| line.0 <= SMALL);
         let pair = |bs: u64| find(interface, "read", bs, 8, "on").zip(find(interface, "read", bs, 8, "off"));
         let pairs: Vec<(&ResultRow, &ResultRow)> = small.clone().filter_map(|line| pair(line.0)).collect();
-        // Of the sizes that were measured, if some were.
+        // Only measured sizes, if there are any.
         let is_compared = |bs: u64| pairs.is_empty() || pairs.iter().any(|(on, _)| on.bs == bs);
         let documents = small.filter(|line| is_compared(line.0)).map(|(_, values)| (values[2] / values[1]).ln());
         let documents: Vec<f64> = documents.collect();
@@ -225,7 +225,8 @@ fn figure(rows: &[ResultRow]) -> Figure {
         references: vec![line(1), line(2)],
         ..group(Metric::Iops, vec![RowKey::Column], AxisChoice::Log)
     };
-    // Both batches in one panel: whether the larger one brings merging back is the thread's question. Without merging there is nothing to see.
+    // Both batches in one panel: the thread asks if the larger one restores merging. Without merging there is nothing
+    // to see.
     let merges = group(Metric::Merges, vec![RowKey::Batch, RowKey::Column], AxisChoice::Linear);
     Figure {
         title: "Sequential streams by block size: IOPS as a ratio to one queue",

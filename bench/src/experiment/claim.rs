@@ -1,33 +1,34 @@
-//! What a document shows, and whether it is seen here. Everything is computed from measured rows and their errors.
+//! Effects that a document shows, and their reproduction here. All values are computed from measured rows and their
+//! errors.
 
 use serde::Serialize;
 
 use super::estimate::{RatioEstimate, digits};
 
-/// An effect that a document shows, beside what was measured here.
+/// An effect that a document shows, and its measurement here.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
-    /// What is compared: `IOPS of static:50 over off`.
+    /// The comparison: `IOPS of static:50 over off`.
     pub what: String,
     /// The document's ratio; not 1.
     pub published: f64,
     /// The ratio here; `None` if a row is missing or nothing was completed.
     pub measured: Option<RatioEstimate>,
-    /// Why the effect cannot be seen on this machine, whatever is measured.
+    /// Reason why this machine cannot show the effect.
     pub obstacle: Option<String>,
     /// Requests that failed in the rows.
     pub failed: u64,
 }
 
-/// Whether an effect is seen here.
+/// Outcome of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Outcome {
     /// In the same direction beyond the error, and at least half as much as published (of the logarithm).
     Reproduced,
-    /// Beyond the error it is less than published, and not beyond the error at least half as much.
+    /// Beyond the error less than published, and not beyond the error at least half as much.
     NotReproduced,
-    /// The machine, or the error of the figures, does not allow to say.
+    /// The machine or the errors allow no decision.
     NotMeasurable,
 }
 
@@ -45,9 +46,8 @@ impl Outcome {
 /// An outcome and its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct ClaimResult {
-    /// The outcome.
     pub outcome: Outcome,
-    /// What was compared, both ratios, and why it is no other outcome.
+    /// The comparison, both ratios, and the reason for the outcome.
     pub reason: String,
 }
 
@@ -103,7 +103,8 @@ pub(crate) fn needs_cores(threads: u16, what: &str, cores: usize) -> Option<Stri
     })
 }
 
-/// Returns the sentence at the end of an experiment: the outcome of its first claim, which is its main one, and how many others have which.
+/// Returns the sentence at the end of an experiment: the outcome of its first (main) claim, and the number of other
+/// claims with each outcome.
 pub(crate) fn sentence(name: &str, results: &[ClaimResult]) -> String {
     let Some((first, others)) = results.split_first() else { return format!("{name}: nothing is claimed.") };
     let main = format!("{name}: {}: {}", first.outcome.words(), first.reason);
@@ -124,7 +125,7 @@ mod tests {
     use super::super::estimate::MeasuredMean;
     use super::*;
 
-    /// A claim about invented rows: the ratio `measured`, with a relative error of each side, of 3 runs.
+    /// Returns a claim about invented rows: the ratio `measured`, with a relative error of each side, of 3 runs.
     fn claim(published: f64, measured: f64, error: f64) -> Claim {
         let mean = |mean: f64| MeasuredMean { mean, error: mean * error, runs: 3 };
         let measured = RatioEstimate::of(&[(mean(measured * 1e5), mean(1e5))]);
@@ -140,7 +141,7 @@ mod tests {
         use Outcome::{NotMeasurable, NotReproduced, Reproduced};
         for (published, measured, error, expected) in [
             (1.59, 1.60, 0.01, Reproduced),
-            // A larger effect is the same effect; a large error does not change that it is there.
+            // A larger effect counts, also with a large error.
             (1.59, 6.6, 0.1, Reproduced),
             // Half of the logarithm.
             (1.59, 1.27, 0.01, Reproduced),

@@ -1,4 +1,4 @@
-//! Command lines of `mqblk bench`. Everything is measured by one, so that a reader can repeat any row.
+//! Command lines of `mqblk bench`. Each measurement has one, so that a reader can repeat any row.
 
 use std::fmt;
 
@@ -9,12 +9,12 @@ pub(crate) struct BenchCommand {
 }
 
 impl BenchCommand {
-    /// Creates a command of options that hold no spaces, separated by spaces.
+    /// Creates a command of space-separated options.
     pub(crate) fn new(options: &str) -> BenchCommand {
         BenchCommand { options: options.split_ascii_whitespace().map(str::to_owned).collect() }
     }
 
-    /// Adds an option, and a value that may hold anything.
+    /// Adds an option with any value.
     pub(crate) fn with(mut self, option: &str, value: impl Into<String>) -> BenchCommand {
         self.options.extend([option.to_owned(), value.into()]);
         self
@@ -34,7 +34,7 @@ impl fmt::Display for BenchCommand {
     }
 }
 
-/// Returns a word as a shell reads it: in single quotes if anything in it may mean something.
+/// Returns a word as a shell reads it: in single quotes unless all its characters are plain.
 pub(crate) fn shell_word(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=,.:/+%@".contains(c);
     match !word.is_empty() && word.chars().all(is_plain) {

@@ -1,19 +1,17 @@
-//! Ratios of measured means, and how far they may be off.
+//! Ratios of measured means, with confidence intervals.
 
 use crate::report::ResultRow;
 
-/// Two-sided 95 % quantiles of Student's t distribution for 1 to 10 degrees of freedom; beyond them the last one is used, which
-/// makes intervals too wide rather than too narrow.
+/// Two-sided 95 % quantiles of Student's t distribution for 1 to 10 degrees of freedom. Beyond, the last one is used:
+/// intervals become too wide rather than too narrow.
 const T_95: [f64; 10] = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23];
 
 /// The mean of a measured value over the runs of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct MeasuredMean {
-    /// The mean.
     pub mean: f64,
     /// Its standard error.
     pub error: f64,
-    /// Runs.
     pub runs: usize,
 }
 
@@ -29,18 +27,19 @@ impl MeasuredMean {
     }
 }
 
-/// A ratio of two means, or the geometric mean of several such ratios. Kept as a logarithm, so that half and double are equally far
-/// from 1.
+/// A ratio of two means, or the geometric mean of several ratios. Kept as its logarithm: half and double are equally
+/// far from 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct RatioEstimate {
     /// Natural logarithm of the ratio.
     ln: f64,
-    /// Half of the 95 % confidence interval of that; infinite if a value was measured once only.
+    /// Half of its 95 % confidence interval; infinite if a value was measured once.
     margin: f64,
 }
 
 impl RatioEstimate {
-    /// Returns the geometric mean of the ratios of pairs (value, base). `None` for no pairs, and where nothing was completed.
+    /// Returns the geometric mean of the ratios of pairs (value, base). `None` for no pairs, and where nothing was
+    /// completed.
     ///
     /// The relative errors of both values are independent; degrees of freedom are those of Welch and Satterthwaite.
     pub(crate) fn of(pairs: &[(MeasuredMean, MeasuredMean)]) -> Option<RatioEstimate> {

@@ -35,7 +35,7 @@ pub(crate) use tables::ResultTable;
 use claim::needs_cores;
 use estimate::{MeasuredMean, RatioEstimate, digits};
 
-/// The columns of an experiment, each a target of its own; or why its options make none.
+/// The columns of an experiment, each a target; or the reason why its options make none.
 pub(crate) type Columns = Result<Vec<Target>, BenchError>;
 
 /// A published experiment.
@@ -53,17 +53,17 @@ pub struct Experiment {
     pub(crate) needs_disk: bool,
     /// Options that hold where the command line has none.
     pub(crate) defaults: &'static str,
-    /// Makes the columns for `--queues` and the targets of the command line, each a target of its own.
+    /// Makes the columns for `--queues` and the targets of the command line, each a target.
     pub(crate) columns: fn(&[u16], &[Target]) -> Columns,
     /// Makes the commands of `mqblk reproduce`.
     pub(crate) commands: fn(&ExperimentScale) -> Vec<BenchCommand>,
     /// Makes the tables of rows: measured and published values beside each other. Without rows a table may be empty.
     pub(crate) tables: fn(&[ResultRow]) -> Vec<ResultTable>,
-    /// Compares rows to what the document shows, its main effect first, on a machine with this number of cores.
+    /// Compares rows to the document's effects, the main one first, on a machine with this number of cores.
     pub(crate) claims: fn(&[ResultRow], usize) -> Vec<Claim>,
     /// Makes the picture of rows, with the published values in grey.
     pub(crate) figure: fn(&[ResultRow]) -> Figure,
-    /// Sentences on how to read it, and what it is not.
+    /// Sentences on its interpretation and limits.
     pub(crate) notes: &'static [&'static str],
 }
 
@@ -77,7 +77,7 @@ pub(crate) static ALL: [Experiment; 5] = [
 ];
 
 impl Experiment {
-    /// Returns the experiment of this name; either of both.
+    /// Returns the experiment of this name or option.
     pub(crate) fn find(name: &str) -> Option<&'static Experiment> {
         ALL.iter().find(|one| one.name == name || one.option == name)
     }
@@ -88,7 +88,7 @@ impl Experiment {
         if self.name == self.option { value } else { value.alias(self.name) }
     }
 
-    /// Returns what `mqblk bench --experiment` prints of rows, at least one.
+    /// Returns the output of `mqblk bench --experiment` for at least one row.
     pub(crate) fn text(&self, plan: &Plan, rows: &[ResultRow]) -> String {
         let tables = (self.tables)(rows);
         let tables = tables.iter().filter(|table| !table.rows.is_empty());
@@ -97,21 +97,21 @@ impl Experiment {
     }
 }
 
-/// How much `mqblk reproduce` measures, and where.
+/// Extent of the measurements of `mqblk reproduce`, and their file.
 #[derive(Clone, Debug)]
 pub(crate) struct ExperimentScale {
     /// Few runs of a fraction of a second.
     pub quick: bool,
-    /// Runs of each row, if they were chosen.
+    /// Runs of each row, if chosen.
     pub runs: Option<u16>,
-    /// Seconds of each run, if they were chosen.
+    /// Seconds of each run, if chosen.
     pub runtime: Option<f64>,
     /// The file on a real disk.
     pub image: PathBuf,
 }
 
 impl ExperimentScale {
-    /// Returns the options of the length of runs: `full` and `quick` are seconds and numbers of runs.
+    /// Returns the options for the length and number of runs: `full` and `quick` are (seconds, runs).
     fn length(&self, full: (f64, u16), quick: (f64, u16)) -> String {
         let (seconds, runs) = if self.quick { quick } else { full };
         let (seconds, runs) = (self.runtime.unwrap_or(seconds), self.runs.unwrap_or(runs));
@@ -119,7 +119,7 @@ impl ExperimentScale {
     }
 }
 
-/// Returns in words what all rows were measured with.
+/// Returns the common settings of all rows, in words.
 fn settings(plan: &Plan, rows: &[ResultRow]) -> Vec<String> {
     let one = &rows[0];
     let mut words = vec![format!("target {}", one.target)];

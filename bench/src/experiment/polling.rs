@@ -1,6 +1,7 @@
-//! IOPS and latency of one request at a time, by poll policy. Source: the commit that gave cloud-hypervisor's vhost_user_block a poll
-//! window of 50 us in 2020: fio's sync engine reads 4 KiB blocks at random from null_blk. There the window gave 68.5 thousand IOPS
-//! instead of 43.2 thousand. Here also with storage that takes 10, 30 and 100 us, and with the other policies.
+//! IOPS and latency of one request at a time, by poll policy. Source: the commit that gave cloud-hypervisor's
+//! vhost_user_block a poll window of 50 us in 2020: fio's sync engine reads random 4 KiB blocks from null_blk. There
+//! the window gave 68.5 thousand IOPS instead of 43.2 thousand. Here also with storage that takes 10, 30 and 100 us,
+//! and with other policies.
 
 use super::published::{POLLING, PublishedPolling};
 use super::{
@@ -32,9 +33,9 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     ],
 };
 
-/// Policies, the one that the others are compared to first.
+/// Policies; the first is the base of the comparison.
 pub(super) const POLICIES: [&str; 5] = ["off", "static:50", "adaptive:200", "auto", "busy"];
-/// Microseconds that the storage takes for a request.
+/// Latencies of the storage in microseconds.
 pub(super) const LATENCIES: [u64; 4] = [0, 10, 30, 100];
 
 /// Returns a column for each target, latency, policy and number of queues.
@@ -48,7 +49,7 @@ fn columns(queues: &[u16], targets: &[Target]) -> Columns {
     Ok(all.flat_map(|target| column(target).collect::<Vec<_>>()).collect())
 }
 
-/// Returns a null disk with each latency; any other target, and one with a latency of its own, as it is.
+/// Returns a null disk with each latency. Other targets, and one with its own latency, stay unchanged.
 fn at_latencies(target: &Target) -> Vec<Target> {
     let TargetSource::Disk { spec, .. } = &target.source else { return vec![target.clone()] };
     if null_latency(spec).is_none() || value_of(spec, "latency-us").is_some() {
@@ -69,7 +70,7 @@ fn at_latencies(target: &Target) -> Vec<Target> {
     LATENCIES.map(with).to_vec()
 }
 
-/// Returns a served disk with each policy; one whose policy was chosen, and a running server, as it is.
+/// Returns a served disk with each policy. One with a chosen policy, and a running server, stay unchanged.
 fn by_policies(target: Target) -> Vec<Target> {
     let is_open = match &target.source {
         TargetSource::Disk { spec, poll, .. } => poll.is_none() && value_of(spec, "poll").is_none(),
@@ -93,7 +94,7 @@ fn find<'a>(rows: &'a [ResultRow], latency: u64, poll: &str) -> Option<&'a Resul
     rows.iter().find(|row| row.storage_latency_us == Some(latency) && row.poll == poll)
 }
 
-/// Returns what the storage of a row is: its latency, or the label of its target.
+/// Returns the storage of a row: its latency, or the label of its target.
 fn storage(row: &ResultRow) -> String {
     row.storage_latency_us.map_or_else(|| row.target.clone(), |us| format!("null, {us} us"))
 }

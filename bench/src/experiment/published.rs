@@ -24,7 +24,8 @@ pub(crate) const SCSI_BANDWIDTH: [ScsiBandwidth; 7] = [
     (32, [1515.0, 1978.0, 2319.0], [47.0, 61.0, 72.0]),
 ];
 
-/// Rows of *virtio-blk multiqueue*, 2016: with a worker for each queue or not, queues, IOPS as printed, and their error in percent.
+/// Rows of *virtio-blk multiqueue*, 2016: with a worker for each queue or not, queues, IOPS as printed, and their error
+/// in percent.
 pub(crate) const VIRTIO_QUEUES: [(&str, u16, f64, f64); 4] = [
     ("dataplane", 4, 13_326_598.0, 6.31),
     ("dataplane", 1, 11_483_568.0, 3.42),
@@ -32,8 +33,8 @@ pub(crate) const VIRTIO_QUEUES: [(&str, u16, f64, f64); 4] = [
     ("no-dataplane", 1, 13_951_225.6, 7.81),
 ];
 
-/// Sequential reads of *xen-blkfront multi-queue, RFC*, 2015: block size, and thousands of IOPS with 1 queue and with 8, both
-/// without merging, and without the patches, when the guest's scheduler merged.
+/// Sequential reads of *xen-blkfront multi-queue, RFC*, 2015: block size, and thousands of IOPS with 1 queue and with
+/// 8, both without merging, and without the patches, when the guest's scheduler merged.
 pub(crate) const BLOCK_SIZES: [(u64, [f64; 3]); 9] = [
     (512, [158.0, 264.0, 321.0]),
     (1 << 10, [157.0, 260.0, 328.0]),

@@ -1,7 +1,7 @@
-//! Bandwidth against targets, with one request queue and with many. Source: the tables that the multi-queue virtio-scsi patches
-//! were sent with in 2012: fio reads in sequence, blocks of 4 to 64 KiB, 4 requests in flight for each of up to 32 disks on
-//! tmpfs, one logical unit a target. There many queues gave 30 to 90 percent more from 4 targets on, and lost 6 to 13
-//! percent from 16 to 32.
+//! Bandwidth against targets, with one request queue and with many. Source: the tables sent with the multi-queue
+//! virtio-scsi patches in 2012: fio reads in sequence, blocks of 4 to 64 KiB, 4 requests in flight for each of up to 32
+//! disks on tmpfs, one logical unit a target. There many queues gave 30 to 90 percent more from 4 targets on, and lost
+//! 6 to 13 percent from 16 to 32.
 
 use super::published::{SCSI_BANDWIDTH, SCSI_COLUMNS};
 use super::tables::Pivot;
@@ -35,7 +35,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     ],
 };
 
-/// Makes a cell of the document's: its column, and its line of both tables.
+/// Makes a published cell from its column and its line of both tables.
 type PublishedCell<'a> = &'a dyn Fn(usize, &[f64; 3], &[f64; 3]) -> String;
 
 /// The document's columns, as numbers of queues.

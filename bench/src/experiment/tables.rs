@@ -9,17 +9,16 @@ use crate::report::ResultRow;
 /// A table.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ResultTable {
-    /// What it has.
     pub title: String,
     /// Headings of the columns.
     pub headings: Vec<String>,
-    /// How many of the first columns are names; the others are numbers, and aligned to the right.
+    /// Number of leading columns with names. The others are numbers, aligned to the right.
     pub names: usize,
     /// Rows, with a cell for each heading.
     pub rows: Vec<Vec<String>>,
 }
 
-/// What lines and columns of tables are: those of one row are named by `line` and `column`. Both are in the order of the rows.
+/// Arranges rows in tables: `line` and `column` name a row's line and column. Both keep the order of the rows.
 pub(super) struct Pivot<'a> {
     /// The rows.
     pub rows: &'a [&'a ResultRow],
@@ -29,7 +28,7 @@ pub(super) struct Pivot<'a> {
     pub line: &'a dyn Fn(&ResultRow) -> String,
     /// Returns the heading of a row's column.
     pub column: &'a dyn Fn(&ResultRow) -> String,
-    /// Names are numbers.
+    /// True if names are numbers.
     pub numbers: bool,
 }
 

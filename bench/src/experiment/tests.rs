@@ -13,8 +13,8 @@ pub(crate) fn experiment(name: &str) -> &'static Experiment {
     Experiment::find(name).unwrap()
 }
 
-/// Returns the rows that the commands of an experiment make, with invented values: `iops` of each row, which differ by
-/// 1 % between runs.
+/// Returns the rows of an experiment's commands with invented values: `iops` of each row, differing by 1 % between
+/// runs.
 pub(crate) fn rows(one: &Experiment, quick: bool, iops: &dyn Fn(&ResultRow) -> f64) -> Vec<ResultRow> {
     let all = (one.commands)(&scale(quick)).into_iter().map(|command| Benchmark::of_command(&command).unwrap());
     all.flat_map(|benchmark| rows_of(&benchmark, iops)).collect()
@@ -85,7 +85,7 @@ fn every_command_is_a_plan_and_every_row_is_in_a_table() {
                 let is_whole = table.rows.iter().all(|row| row.len() == table.headings.len());
                 assert!(is_whole, "{}: {}", one.name, table.title);
             }
-            // A row that is taken away leaves a mark in a table: every row is shown.
+            // Every row is in a table: its removal changes one.
             for at in 0..all.len() {
                 let mut fewer = all.clone();
                 fewer.remove(at);
@@ -315,8 +315,7 @@ fn a_policy_is_compared_on_the_same_storage() {
     assert!(found.contains("Latency with static:50 as a ratio to off"), "{found}");
 }
 
-/// Returns the outcomes of an experiment on rows that are as the document has them, on a machine with this number of
-/// cores.
+/// Returns the outcomes of an experiment on rows with these IOPS, on a machine with this number of cores.
 fn outcomes(name: &str, cores: usize, iops: &dyn Fn(&ResultRow) -> f64) -> Vec<Outcome> {
     let one = experiment(name);
     let claims = (one.claims)(&rows(one, false, iops), cores);

@@ -1,6 +1,7 @@
-//! IOPS with one virtqueue and with several, all served by one worker and each by a worker of its own. Source: the table that the
-//! multi-queue patches of QEMU's virtio-blk were sent with in 2016: a guest of 4 virtual CPUs, null_blk, with and without
-//! "dataplane", a thread that serves the virtqueues. There 4 queues gave 16 percent more with it and 30 percent more without.
+//! IOPS with one virtqueue and with several, all served by one worker or each by its own. Source: the table sent with
+//! the multi-queue patches of QEMU's virtio-blk in 2016: a guest of 4 virtual CPUs, null_blk, with and without
+//! "dataplane", a thread that serves the virtqueues. There 4 queues gave 16 percent more with it and 30 percent more
+//! without.
 
 use super::published::VIRTIO_QUEUES;
 use super::{
@@ -21,7 +22,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     defaults: "--disk storage=null,size=1T --rw randread --bs 4k --iodepth 32 --queues 4 --jobs 4 --runtime 2 --warmup 0.5",
     columns,
     commands: |scale| {
-        // The document has an error, so there are at least 5 runs.
+        // The document states an error: at least 5 runs.
         let length = scale.length((1.0, 7), (0.3, 5));
         vec![BenchCommand::new(&format!("--experiment virtio-queues --queues 4 {length}"))]
     },
@@ -31,7 +32,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     notes: &[
         "This is the half with mqblk's userspace driver in the place of a guest. The half in a real guest, beside QEMU's own devices, is scripts/guest-benchmarks.sh.",
         "The document does not show its fio job; here it is 4K random reads, 4 jobs, iodepth 32. Both rows without multi-queue have the same settings here \
-         (one queue, one worker): what they differ by is what equal things differ by.",
+         (one queue, one worker): their difference is that of two equal rows.",
     ],
 };
 
@@ -49,7 +50,7 @@ fn columns(queues: &[u16], targets: &[Target]) -> Columns {
             return Err(BenchError::option("server-workers", workers, "none: the experiment sets it"));
         }
         let own = prefix(targets, target);
-        // With one queue the same settings twice, as the document has them: two rows whose difference is that of equals.
+        // One queue twice with the same settings, as in the document: the difference of two equal rows.
         for queues in queues.iter().copied().filter(|queues| *queues > 1).chain([1]) {
             columns.extend(DATAPLANE.map(|word| Target {
                 column: Some(format!("{own}{}-{word}", queue_count(queues).replace(' ', "-"))),

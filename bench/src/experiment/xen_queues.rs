@@ -1,7 +1,7 @@
-//! IOPS against rings of a Xen disk. Source: the table that the multi-queue patches of xen-blkfront and xen-blkback were sent with
-//! in 2015: 16 fio jobs that read 4 KiB blocks in sequence, 64 requests in flight each, submitted and reaped 64 at a time, on
-//! null_blk. There IOPS fell by a third from 4 rings to 16 while all rings shared a pool of persistent grants and free pages under a
-//! lock, and did not fall any more when each ring had its own. Here: the same with pools of each ring and with one for all.
+//! IOPS against rings of a Xen disk. Source: the table sent with the multi-queue patches of xen-blkfront and
+//! xen-blkback in 2015: 16 fio jobs read 4 KiB blocks in sequence, 64 requests in flight each, submitted and reaped 64
+//! at a time, on null_blk. There IOPS fell by a third from 4 rings to 16 while all rings shared a pool of persistent
+//! grants and free pages under a lock. With a pool for each ring they did not fall. Here: both kinds of pool.
 
 use super::published::{XEN_IOPS, XEN_QUEUES};
 use super::tables::Pivot;
@@ -31,7 +31,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     claims,
     figure,
     notes: &[
-        "The simulated Xen has xenstore, grants and event channels, and no hypervisor: what is measured is both ends of the ring and the ring itself.",
+        "The simulated Xen has xenstore, grants and event channels, and no hypervisor: only both ends of the ring and the ring itself are measured.",
         "The document's machines had 16 virtual CPUs in each domain. With fewer cores than threads, more rings share the same cores, and their \
          IOPS cannot grow; a pool behind a lock costs little while few threads run at the same time.",
     ],
@@ -45,7 +45,8 @@ const POOLS: [(&str, &str); 2] = [("shared", "one pool for all rings"), ("per-ri
 /// The document's load: see the defaults.
 const PUBLISHED_LOAD: &str = "read bs 4K, jobs 16, iodepth 64, batch 64";
 
-/// Returns a column for each pool and number of queues; a disk with a pool of its own has that, and a running server is as it is.
+/// Returns a column for each pool and number of queues. A disk with a chosen pool keeps it, and a running server stays
+/// unchanged.
 fn columns(queues: &[u16], targets: &[Target]) -> Columns {
     let mut columns = vec![];
     for target in targets {

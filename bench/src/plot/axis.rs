@@ -1,6 +1,6 @@
 //! Axes: positions of values, ticks and their labels.
 
-/// How the numbers of an axis are written.
+/// Notation of the numbers of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Quantity {
     /// With k, M, G or T from a thousand on.
@@ -16,9 +16,7 @@ pub(crate) enum Quantity {
 /// A tick of an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct AxisTick {
-    /// The value.
     pub at: f64,
-    /// Its label.
     pub label: String,
 }
 
@@ -53,8 +51,8 @@ impl AxisScale {
         AxisScale { low: 0.0, high: count * step, log: false, ticks }
     }
 
-    /// Returns an axis from the last round number (1, 2 or 5 times a power of ten) up to `least` to the first from `most`
-    /// (above 0) on. It has at most nine decades; smaller values lie at its lower end.
+    /// Returns an axis between round numbers (1, 2 or 5 times a power of ten) that includes `least` and `most` (above
+    /// 0). It has at most nine decades; smaller values lie at its lower end.
     pub(super) fn log(least: f64, most: f64, quantity: Quantity) -> AxisScale {
         let least = least.max(most / 1e9);
         let round = |decade: i32| [1.0, 2.0, 5.0].map(|factor| factor * 10_f64.powi(decade));
@@ -111,7 +109,7 @@ fn labelled(number: String, unit: &str) -> String {
     if number == "0" { number } else { number + unit }
 }
 
-/// Returns a number in the unit that is written behind it.
+/// Returns a scaled number and its unit.
 fn scaled(value: f64, quantity: Quantity) -> (f64, &'static str) {
     let units: &[(f64, &str)] = match quantity {
         Quantity::Count => &[(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (0.0, "")],
@@ -133,7 +131,8 @@ pub(super) fn percentile_position(percentile: f64) -> f64 {
     (100.0 / (100.0 - percentile)).log10()
 }
 
-/// Returns the ticks of a percentile axis from position `first` to `last`, and of the maximum at `largest`, if it is drawn.
+/// Returns the ticks of a percentile axis from position `first` to `last`, and of the maximum at `largest`, if it is
+/// drawn.
 pub(super) fn percentile_ticks(first: f64, last: f64, largest: Option<f64>) -> Vec<AxisTick> {
     const MARKS: [&str; 9] = ["0", "50", "90", "99", "99.9", "99.99", "99.999", "99.9999", "99.99999"];
     let marks = MARKS.iter().map(|label| {
@@ -149,7 +148,8 @@ pub(super) fn latency_position(us: f64) -> f64 {
     us.max(1e-3).log10()
 }
 
-/// Returns the ticks of a latency axis around the positions `first` to `last`: 1, 2 and 5 times powers of ten, of many decades only these.
+/// Returns the ticks of a latency axis around the positions `first` to `last`: 1, 2 and 5 times powers of ten; over
+/// many decades, powers of ten only.
 pub(super) fn latency_ticks(first: f64, last: f64) -> Vec<AxisTick> {
     let factors: &[f64] = if last - first > 3.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
     let decades = first.floor() as i32..=last.ceil() as i32;

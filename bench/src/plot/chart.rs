@@ -1,4 +1,4 @@
-//! What is drawn, without positions: groups of panels of series of samples, made of rows.
+//! A chart without positions: groups of panels of series of samples, made from rows.
 
 use std::collections::BTreeMap;
 
@@ -16,13 +16,13 @@ use super::series;
 /// The content of one picture.
 #[derive(Debug)]
 pub(super) struct Chart {
-    /// Title: what is measured, against what.
+    /// Title: metrics against an axis.
     pub title: String,
-    /// Subtitle: what was constant.
+    /// Subtitle: the constants of all rows.
     pub subtitle: String,
     /// Groups of panels, from top to bottom.
     pub groups: Vec<PanelGroup>,
-    /// Sentences below the panels: what the marks mean.
+    /// Sentences below the panels: the meaning of the marks.
     pub caption: Vec<String>,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Chart {
 pub(super) struct PanelGroup {
     /// Names of the series. A single series without a name has no legend.
     pub series: Vec<String>,
-    /// Names of the series in grey, from elsewhere.
+    /// Names of the published series, in grey.
     pub references: Vec<String>,
     /// Names of the solid and of the dashed lines, if a series has both.
     pub styles: Option<[&'static str; 2]>,
@@ -50,9 +50,9 @@ pub(super) struct Panel {
     pub y_title: String,
     /// The vertical axis.
     pub y: AxisScale,
-    /// Lines, or groups of bars; those from elsewhere first, behind the others.
+    /// Lines, or groups of bars; published ones first, behind the others.
     pub lines: Vec<SeriesLine>,
-    /// The value that ratios are to, drawn as a line.
+    /// The base of ratios, drawn as a line.
     pub baseline: Option<f64>,
 }
 
@@ -70,9 +70,9 @@ pub(super) struct HorizontalAxis {
 /// The samples of a series.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct SeriesLine {
-    /// Index of the series, or of the series from elsewhere.
+    /// Index of the series, or of the published series.
     pub series: usize,
-    /// True if it is from elsewhere.
+    /// True if it is published.
     pub is_reference: bool,
     /// True for the second line of the series.
     pub dashed: bool,
@@ -91,11 +91,11 @@ pub(super) struct Sample {
     pub error: f64,
     /// The value as short text.
     pub short: String,
-    /// Tooltip: the value, and what it was measured with.
+    /// Tooltip: the value and its keys.
     pub label: String,
 }
 
-/// Returns the sentences that say what the marks of `groups`, each with its rows, mean.
+/// Returns the sentences that explain the marks of `groups`, each with its rows.
 pub(super) fn caption(groups: &[(&RowTable, &PlotGroup)]) -> Vec<String> {
     let mut sentences = vec![];
     let metrics = || groups.iter().flat_map(|(_, group)| &group.metrics);
@@ -174,7 +174,7 @@ fn panels(
     across: &HorizontalAxis,
     series: &[Vec<usize>],
 ) -> Vec<Panel> {
-    // A distribution has no one value to compare.
+    // A distribution has no single value to compare.
     let is_ratio = !group.ratio.is_empty() && !metric.is_distribution();
     let quantity = if is_ratio { Quantity::Ratio } else { metric.quantity() };
     let identities = table.identities(&group.panels);
@@ -266,7 +266,7 @@ fn latency_axis(table: &RowTable) -> HorizontalAxis {
     HorizontalAxis { title: "latency, log scale".into(), ticks: latency_ticks(first, last), bars: false }
 }
 
-/// Returns the lines from elsewhere of the panel of `rows`.
+/// Returns the published lines of the panel of `rows`.
 fn references(table: &RowTable, group: &PlotGroup, across: &HorizontalAxis, rows: &[usize]) -> Vec<SeriesLine> {
     let here = |only: &Option<RowFilter>| {
         only.as_ref().is_none_or(|filter| rows.iter().any(|row| filter.passes(&table.rows[*row])))
@@ -331,7 +331,8 @@ fn lines(
     lines.into_iter().map(line).collect()
 }
 
-/// Returns the points of a distribution: latencies of percentiles, or for [`Metric::Cdf`] how many percent of the requests took at most so long.
+/// Returns the points of a distribution: latencies of percentiles; for [`Metric::Cdf`], the percentage of requests up
+/// to each latency.
 fn distribution(percentiles: &[(f64, f64)], metric: Metric, across: &HorizontalAxis) -> Vec<Sample> {
     let largest = across.ticks.last().map_or(0.0, |tick| tick.at);
     let sample = |&(percentile, us): &(f64, f64)| {
@@ -348,7 +349,8 @@ fn distribution(percentiles: &[(f64, f64)], metric: Metric, across: &HorizontalA
     percentiles.iter().map(sample).collect()
 }
 
-/// Returns the value of a metric in a row, as a ratio if the group has one. `None` if the row lacks it, or there is no row to compare it to.
+/// Returns the value of a metric in a row, as a ratio if the group has one. `None` if the row lacks it, or there is no
+/// row to compare it to.
 fn value(table: &RowTable, group: &PlotGroup, metric: Metric, row: usize) -> Option<MetricValue> {
     let own = metric.of(&table.rows[row])?;
     if group.ratio.is_empty() {

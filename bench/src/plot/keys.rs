@@ -1,4 +1,4 @@
-//! The keys of rows: what they are called, which vary, and which follow from others.
+//! The keys of rows: their names, those that vary, and those that follow from others.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -8,7 +8,7 @@ use mqblk_core::settings::parse_size;
 
 use super::rows::PlotRow;
 
-/// A key of a row that says how it was measured, in the order in which keys are named: an index of [`KEYS`].
+/// A key of a row's settings: an index of [`KEYS`]. Keys are named in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum RowKey {
     Experiment,
@@ -49,7 +49,7 @@ use RowKey::{
     Workers,
 };
 
-/// What a row has under a key.
+/// Format of a key's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeyFormat {
     /// A string.
@@ -66,10 +66,11 @@ pub(super) enum KeyFormat {
     Own(bool),
 }
 
-/// What a key is called: (key, on the command line, in a result file, what is there, title of its axis, and a value with its key).
+/// Words of a key: (key, name on the command line, name in a result file, format, title of its axis, phrase of a
+/// value).
 type KeyWords = (RowKey, &'static str, &'static str, KeyFormat, &'static str, &'static str);
 
-/// All keys. Of numbers the first that varies is the axis, and of those that follow from each other the first is kept.
+/// All keys. The first number that varies is the axis. Of keys that follow from each other the first is kept.
 pub(super) const KEYS: [KeyWords; 29] = [
     (Experiment, "experiment", "experiment", TextIfAny, "experiment", "{}"),
     (Interface, "interface", "interface", Text, "guest interface", "{}"),
@@ -112,13 +113,13 @@ pub(super) const KEYS: [KeyWords; 29] = [
     (Abi, "abi", "abi", TextIfAny, "layout of requests", "abi {}"),
     (Run, "run", "", Own(true), "run", "run {}"),
     (File, "file", "", Own(false), "result file", "{}"),
-    // Of equal rows of a file.
+    // Distinguishes equal rows of a file.
     (Repeat, "", "", Own(true), "measurement", "#{}"),
-    // An experiment's name for what is compared. It follows from other keys, so that only experiments draw it.
+    // An experiment's heading. It follows from other keys, so only experiments draw it.
     (Column, "", "column", TextIfAny, "row of the document's table", "{}"),
 ];
 
-/// What a row says of a key that it does not have.
+/// Value of a key that a row lacks.
 pub(super) const UNKNOWN: &str = "unknown";
 
 /// Value of a key.
@@ -207,13 +208,12 @@ impl fmt::Display for RowKey {
 
 /// The rows, and the values that each key has in them.
 pub(super) struct RowTable {
-    /// The rows.
     pub rows: Vec<PlotRow>,
     /// For each key: its values; numbers ascend, text is in the order of the files.
     levels: Vec<Vec<KeyValue>>,
     /// For each row, for each key: index of its value in `levels`.
     codes: Vec<[usize; KEYS.len()]>,
-    /// What all targets' labels have, and their names leave out; may be empty.
+    /// Common part of the targets' labels, left out of their names; may be empty.
     pub same_in_targets: String,
 }
 
@@ -221,7 +221,7 @@ impl RowTable {
     /// Creates a table of at least one row.
     pub(super) fn new(mut rows: Vec<PlotRow>) -> RowTable {
         let same_in_targets = shorten_targets(&mut rows);
-        // Of equal rows each has a number.
+        // Equal rows are numbered.
         let mut seen: HashMap<Vec<KeyValue>, u64> = HashMap::new();
         for row in &mut rows {
             let count = seen.entry(row.keys.clone()).or_default();
@@ -283,20 +283,21 @@ impl RowTable {
             .all(|row| *seen.entry(self.identity(row, keys)).or_insert(self.code(row, key)) == self.code(row, key))
     }
 
-    /// Returns the name of what has these values of `keys`.
+    /// Returns the name made of these values of `keys`.
     pub(super) fn name(&self, keys: &[RowKey], identity: &[usize]) -> String {
         let phrases = keys.iter().zip(identity).map(|(key, code)| key.phrase(&self.levels(*key)[*code]));
         phrases.collect::<Vec<_>>().join(", ")
     }
 }
 
-/// Shortens labels of targets that are settings of disks: what all have is left out, and returned. Names stay different and not empty.
+/// Shortens labels of targets that are settings of disks: removes and returns their common part. Names stay different
+/// and not empty.
 fn shorten_targets(rows: &mut [PlotRow]) -> String {
     let pairs = |label: &str| label.split(',').map(str::to_owned).collect::<Vec<String>>();
     let without = |label: &str, left_out: &dyn Fn(&String) -> bool| {
         pairs(label).into_iter().filter(|pair| !left_out(pair)).collect::<Vec<_>>().join(",")
     };
-    // A key of its own says the latency.
+    // The latency has its own key.
     for row in rows.iter_mut().filter(|row| row.number(Latency).is_some() && row.text(Target).starts_with("storage=")) {
         let label = without(row.text(Target), &|pair| pair.starts_with("latency-us="));
         row.keys[Target as usize] = KeyValue::Text(label);

@@ -38,7 +38,6 @@ pub(crate) enum Metric {
 /// The value of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct MetricValue {
-    /// The value.
     pub value: f64,
     /// Standard error.
     pub error: f64,
@@ -47,8 +46,8 @@ pub(super) struct MetricValue {
 }
 
 impl Metric {
-    /// Returns the title of its axis, its name in a heading, what stands behind a value that has no unit of its own, and how its
-    /// numbers are written.
+    /// Returns the title of its axis, its name in a heading, the suffix of a value without a unit, and the notation of
+    /// its numbers.
     fn words(self) -> (&'static str, &'static str, &'static str, Quantity) {
         match self {
             Metric::Iops | Metric::IopsSeries => ("IOPS", "IOPS", " IOPS", Quantity::Count),
@@ -72,12 +71,12 @@ impl Metric {
         self.words().1
     }
 
-    /// Returns what stands behind a value that has no unit of its own.
+    /// Returns the suffix of a value without a unit.
     pub(super) fn unit(self) -> &'static str {
         self.words().2
     }
 
-    /// Returns how its numbers are written.
+    /// Returns the notation of its numbers.
     pub(super) fn quantity(self) -> Quantity {
         self.words().3
     }
@@ -115,7 +114,7 @@ impl Metric {
         }
     }
 
-    /// Returns how many times the least value the greatest has to be, so that the axis becomes logarithmic; `None`: never.
+    /// Returns the ratio of the greatest to the least value from which the axis is logarithmic; `None`: never.
     pub(super) fn log_span(self) -> Option<f64> {
         match self {
             // Their tail matters.
@@ -139,7 +138,7 @@ impl Metric {
         self.is_distribution() || self.of(row).is_some()
     }
 
-    /// Returns its value in `row`; `None` if the row lacks it, and for distributions and time series, which are many.
+    /// Returns its value in `row`; `None` if the row lacks it, and for distributions and time series, which have many.
     pub(super) fn of(self, row: &PlotRow) -> Option<MetricValue> {
         const MIB: f64 = (1 << 20) as f64;
         let plain = |value: f64| MetricValue { value, error: 0.0, dashed: None };

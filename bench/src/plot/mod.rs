@@ -1,8 +1,9 @@
 //! `mqblk plot`: pictures of result files, and those of experiments.
 //!
 //! ```text
-//! rows (read and check the files; series: a row for each run) -> keys (the values of each key) -> select (axis, series, panels: what varies)
-//!      -> chart (samples, axes, titles) -> svg (positions and colours) -> a temporary file, renamed
+//! rows (read and check the files; series: a row for each run) -> keys (the values of each key)
+//!      -> select (axis, series, panels) -> chart (samples, axes, titles) -> svg (positions and colours)
+//!      -> a temporary file, renamed
 //! ```
 
 mod axis;
@@ -91,7 +92,7 @@ pub struct PlotArgs {
     title: Option<String>,
 }
 
-/// What goes to the right.
+/// The horizontal axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PlotAxis {
     /// The values of a key.
@@ -156,7 +157,7 @@ impl RowFilter {
     }
 }
 
-/// Why no picture was written.
+/// Reason why no picture was written.
 #[derive(Debug, thiserror::Error)]
 enum PlotError {
     /// The options or a result file cannot be used. Exit code 2.
@@ -199,7 +200,7 @@ fn plot(args: &PlotArgs) -> Result<(), PlotError> {
     crate::output::replace(&args.output, |file| file.write_all(svg::svg(&chart).as_bytes())).map_err(failed)
 }
 
-/// Returns what is drawn of rows, at least one.
+/// Returns the chart of at least one row.
 fn chart(rows: Vec<PlotRow>, args: &PlotArgs) -> Result<Chart, PlotError> {
     let table = RowTable::new(rows);
     let groups = select::select(&table, args)?;
@@ -246,19 +247,18 @@ fn filter_rows(rows: Vec<PlotRow>, only: &[RowFilter]) -> Result<Vec<PlotRow>, P
     }
 }
 
-/// A picture whose groups are given, not selected: that of an experiment.
+/// The picture of an experiment: its groups are given, not selected.
 #[derive(Debug)]
 pub(crate) struct Figure {
-    /// Title.
     pub title: &'static str,
-    /// What all of it was measured with.
+    /// Settings of all measurements.
     pub subtitle: &'static str,
-    /// What is drawn of which rows, from top to bottom. Groups without rows are left out.
+    /// Groups with their rows, from top to bottom. Groups without rows are left out.
     pub groups: Vec<(Vec<PlotRow>, PlotGroup)>,
 }
 
 impl Figure {
-    /// Returns measured rows as they are drawn.
+    /// Converts measured rows for drawing.
     pub(crate) fn rows(rows: &[ResultRow]) -> Vec<PlotRow> {
         let read = |text: Vec<u8>| rows::parse(&text, "");
         let text = serde_json::to_vec(rows).map_err(|error| error.to_string());

@@ -22,7 +22,7 @@ pub(super) const MAX_ROWS: usize = 20_000;
 const MAX_PERCENTILES: usize = 1000;
 /// Most characters of a label; longer ones are cut.
 const MAX_LABEL: usize = 160;
-/// Largest measured value. Far above any real one, and sums and products of such values stay finite.
+/// Largest measured value. Far above any real one; sums and products stay finite.
 const MAX_VALUE: f64 = 1e15;
 /// Largest count and block size: exact as a floating-point number.
 const MAX_COUNT: u64 = 1 << 53;
@@ -30,7 +30,7 @@ const MAX_COUNT: u64 = 1 << 53;
 /// One row of a result file, as far as it is drawn.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PlotRow {
-    /// How it was measured: the value of each [`RowKey`].
+    /// The value of each [`RowKey`].
     pub keys: Vec<KeyValue>,
     /// Runs.
     pub runs: u64,
@@ -74,8 +74,8 @@ impl PlotRow {
 /// Reads the rows of `path`. `file`: its short name.
 ///
 /// # Errors
-/// When it cannot be read, is too large, or is not what the benchmark writes. The error names the row, the key, what
-/// was found and what was expected.
+/// When it cannot be read, is too large, or is not what the benchmark writes. The error names the row, the key, the
+/// found and the expected value.
 pub(super) fn read(path: &Path, file: &str) -> Result<Vec<PlotRow>, PlotError> {
     let wrong = |what: String| PlotError::Input(format!("{}: {what}", path.display()));
     let mut text = Vec::new();
@@ -106,7 +106,7 @@ pub(super) fn parse(text: &[u8], file: &str) -> Result<Vec<PlotRow>, String> {
     values.iter().enumerate().map(row).collect()
 }
 
-/// The keys of a row, or of an object in it. Errors name the key, what was found and what was expected.
+/// The keys of a row, or of an object in it. Errors name the key, the found and the expected value.
 pub(super) struct Fields<'a>(pub &'a Map<String, Value>);
 
 impl<'a> Fields<'a> {

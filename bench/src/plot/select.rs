@@ -1,4 +1,4 @@
-//! Selects what to draw from what varies.
+//! Selects the axis, series and panels from the keys that vary.
 
 use std::collections::BTreeSet;
 
@@ -38,18 +38,17 @@ pub(crate) struct PlotGroup {
     pub series: Vec<RowKey>,
     /// Keys whose values make the panels of a metric.
     pub panels: Vec<RowKey>,
-    /// Values are ratios to those of the row that passes all of these and agrees in everything else that is drawn; none: values as they are.
+    /// Draws ratios to the row that passes all of these and agrees in all other drawn keys. Empty: plain values.
     pub ratio: Vec<RowFilter>,
     /// Scale of the vertical axes.
     pub scale: AxisChoice,
-    /// Series in grey, from elsewhere.
+    /// Published series, in grey.
     pub references: Vec<PublishedSeries>,
 }
 
 /// A series of published values.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PublishedSeries {
-    /// Its name.
     pub name: String,
     /// Label on the horizontal axis, value and its standard error.
     pub points: Vec<(String, f64, f64)>,
@@ -64,10 +63,10 @@ impl PlotGroup {
     }
 }
 
-/// Selects what to draw of `table`.
+/// Selects the groups to draw from `table`.
 ///
 /// # Errors
-/// When the options request what the rows do not have, or more than can be read.
+/// When the rows lack a requested value, or the picture would be too large to read.
 pub(super) fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotGroup>, PlotError> {
     let mut groups = match args.x {
         Some(PlotAxis::Time) => vec![over_time(table, args)?],
@@ -148,8 +147,8 @@ fn once_each(metrics: &[Metric]) -> Vec<Metric> {
     metrics.iter().enumerate().filter(|(at, metric)| !metrics[..*at].contains(metric)).map(|(_, m)| *m).collect()
 }
 
-/// Returns the key of the horizontal axis: the first number with at least three values, else with two; else the target, or the
-/// first name that varies.
+/// Returns the key of the horizontal axis: the first number with at least three values, else with two; else the target,
+/// or the first name that varies.
 fn axis(table: &RowTable) -> RowKey {
     let with = |least: usize| RowKey::numbers().find(move |key| table.levels(*key).len() >= least);
     let mut names = std::iter::once(RowKey::Target).chain(RowKey::all().filter(|key| !key.is_numeric()));
@@ -181,8 +180,8 @@ fn group(table: &RowTable, args: &PlotArgs, metrics: Vec<Metric>, x: Option<RowK
     Ok(PlotGroup { metrics, x, series, panels, scale: args.scale, ..PlotGroup::default() })
 }
 
-/// Returns the keys that distinguish rows with the same `x`. A number that follows from others (as many jobs as queues) is left
-/// out, and a name that follows from names; `wanted` is kept wherever it varies.
+/// Returns the keys that distinguish rows with the same `x`. Leaves out numbers that follow from others (as many jobs
+/// as queues), and names that follow from names. Keeps `wanted` where it varies.
 fn distinguishing(table: &RowTable, x: Option<RowKey>, wanted: Option<RowKey>) -> Vec<RowKey> {
     let mut kept: Vec<RowKey> = wanted.into_iter().filter(|key| table.varies(*key)).collect();
     let is_free = |key: &RowKey| Some(*key) != x && Some(*key) != wanted && table.varies(*key);
@@ -212,8 +211,9 @@ fn distinguishing(table: &RowTable, x: Option<RowKey>, wanted: Option<RowKey>) -
     kept
 }
 
-/// Returns the key that gets panels of its own when `keys` make too many series: the one with the fewest panels that leaves few
-/// enough, or else that leaves the fewest series. Of equal ones not what is usually compared.
+/// Returns the key that gets its own panels when `keys` make too many series: the one with the fewest panels that
+/// leaves few enough series, else the one that leaves the fewest. Among equals, prefers keys that are not usually
+/// compared.
 fn panel_key(table: &RowTable, keys: &[RowKey]) -> Option<RowKey> {
     const COMPARED: [RowKey; 5] = [RowKey::Target, RowKey::Storage, RowKey::Poll, RowKey::Merge, RowKey::File];
     // Each panel of a single key would have one series.
@@ -225,14 +225,14 @@ fn panel_key(table: &RowTable, keys: &[RowKey]) -> Option<RowKey> {
         let rest: Vec<RowKey> = keys.iter().copied().filter(|other| other != key).collect();
         let left = table.identities(&rest).len();
         let is_compared = COMPARED.contains(key);
-        // Of numbers the load's rather than the device's.
+        // Prefers numbers of the load to those of the device.
         let rank = (is_compared, matches!(key, RowKey::Queues | RowKey::Jobs));
         if left <= MAX_SERIES_UNSPLIT { (0, table.levels(*key).len(), rank) } else { (1, left, rank) }
     })
 }
 
-/// Returns what is constant in all rows, the range of numbers that neither an axis nor a legend shows, and the names that go with what they
-/// show: nothing that varies is left out.
+/// Returns the constants of all rows, the ranges of numbers that neither an axis nor a legend shows, and the names that
+/// follow from drawn ones. Leaves out no key that varies.
 pub(super) fn constants(table: &RowTable, groups: &[PlotGroup]) -> String {
     let is_drawn = |key: &RowKey| groups.iter().any(|group| group.keys().any(|drawn| drawn == *key));
     let said = RowKey::all().filter(|key| !matches!(key, RowKey::File | RowKey::Repeat) && !is_drawn(key));
@@ -255,18 +255,18 @@ pub(super) fn constants(table: &RowTable, groups: &[PlotGroup]) -> String {
     words.join(", ")
 }
 
-/// Returns what is said of a key that is not drawn.
+/// Returns the words for a key that is not drawn.
 fn constant(table: &RowTable, key: RowKey, is_drawn: &dyn Fn(&RowKey) -> bool) -> Option<String> {
     let rows = || table.rows.iter();
     match table.levels(key) {
-        // The load says it.
+        // Follows from the load.
         _ if key == RowKey::Op && rows().all(|row| row.text(RowKey::Rw).ends_with(row.text(key))) => None,
         [_] if key == RowKey::Run && rows().all(|row| row.runs == 1) => None,
         [_] if key == RowKey::Abi => None,
         [KeyValue::Text(text)] if text == UNKNOWN => None,
         [KeyValue::Text(text)] if key == RowKey::Distribution && text == "random" => None,
         [KeyValue::Number(1)] if matches!(key, RowKey::Batch | RowKey::Luns | RowKey::Targets) => None,
-        // The label of a served disk says what its storage is.
+        // The label of a served disk includes its storage.
         [KeyValue::Text(storage)] if key == RowKey::Storage && says_storage(table, storage) => None,
         [only] => Some(key.phrase(only)),
         levels if levels.iter().all(|level| matches!(level, KeyValue::Number(_))) => Some(number_range(table, key)),
@@ -274,7 +274,7 @@ fn constant(table: &RowTable, key: RowKey, is_drawn: &dyn Fn(&RowKey) -> bool) -
     }
 }
 
-/// Returns true if every target's label has the storage in it.
+/// Returns true if every target's label includes the storage.
 fn says_storage(table: &RowTable, storage: &str) -> bool {
     let says = |label: &str| label.contains(storage) || (storage == "file" && label.contains("path="));
     table.rows.iter().all(|row| says(row.text(RowKey::Target))) || table.same_in_targets.contains(storage)
@@ -293,7 +293,7 @@ fn number_range(table: &RowTable, key: RowKey) -> String {
     }
 }
 
-/// Returns the values of a key that is not drawn since others that are say it, and which: `poll off or busy, with target`.
+/// Returns the values of a key that follows from drawn ones, and those keys: `poll off or busy, with target`.
 fn followed(table: &RowTable, key: RowKey, is_drawn: &dyn Fn(&RowKey) -> bool) -> Option<String> {
     const MOST: usize = 4;
     if matches!(key, RowKey::Experiment | RowKey::Target) {

@@ -1,4 +1,4 @@
-//! Time series: what completed in each interval of a run, over time. Each operation of each run is a row of its own.
+//! Time series: completions in each interval of a run. Each operation of each run is a row.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use super::metric::Metric;
 use super::rows::{Fields, PlotRow};
 use crate::worker::MAX_INTERVALS;
 
-/// Most points of a line: about as many as it has pixels.
+/// Most points of a line: about its number of pixels.
 const MAX_POINTS: usize = 1000;
 /// The operations that are I/Os, by their keys in a file.
 const OPERATIONS: [&str; 3] = ["read", "write", "trim"];
@@ -125,13 +125,13 @@ pub(super) fn of_each_run(rows: Vec<PlotRow>) -> Result<Vec<PlotRow>, PlotError>
     }
 }
 
-/// Returns how many intervals a point is: more than 1 where a line would have more points than pixels.
+/// Returns the number of intervals per point: more than 1 if a line would have more points than pixels.
 fn intervals_per_point(table: &RowTable) -> usize {
     let longest = table.rows.iter().flat_map(|row| &row.series).map(|series| series.points.len()).max();
     longest.unwrap_or(0).div_ceil(MAX_POINTS).max(1)
 }
 
-/// Returns intervals as one point.
+/// Returns intervals merged into one point.
 fn as_one(points: &[SeriesInterval]) -> SeriesInterval {
     if let [only] = points {
         return *only;
@@ -149,7 +149,7 @@ fn as_one(points: &[SeriesInterval]) -> SeriesInterval {
     }
 }
 
-/// Returns what a point is.
+/// Returns the sentence that explains a point.
 pub(super) fn caption(table: &RowTable) -> String {
     let series = table.rows.iter().flat_map(|row| &row.series);
     let lengths: BTreeSet<String> = series.map(|one| measured(one.interval_ms * 1e3, Quantity::Micros)).collect();

@@ -1,5 +1,5 @@
-//! Lays a chart out, and writes it as SVG. Units are pixels; x goes right, y goes down. Text stays text, in the viewer's sans-serif font:
-//! its width is estimated.
+//! Lays a chart out, and writes it as SVG. Units are pixels; x goes right, y goes down. Text stays text, in the
+//! viewer's sans-serif font: its width is estimated.
 
 use std::f64::consts::TAU;
 use std::fmt::Write as _;
@@ -32,21 +32,21 @@ const NAME_LINES: usize = 4;
 /// Most markers on a line.
 const MAX_MARKERS: usize = 60;
 
-/// Colours of series. The first seven are the palette of Okabe and Ito ("Color Universal Design", 2008), which colour-blind people can
-/// distinguish, without its yellow, which is too light on white. The others are darker and lighter ones, and their lines are dotted.
+/// Colours of series. The first seven are the palette of Okabe and Ito ("Color Universal Design", 2008), which
+/// colour-blind people can distinguish, without its yellow, which is too light on white. The others are darker and
+/// lighter ones, and their lines are dotted.
 const COLORS: [&str; super::select::MAX_SERIES] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#1b2f7a", "#7a2d00", "#005540",
     "#7d2d5b", "#8a6400", "#7b61c4", "#9ccc3c",
 ];
-/// Colours that are told apart without dots.
+/// Number of colours without dots.
 const PLAIN_COLORS: usize = 7;
-/// Greys of series from elsewhere.
+/// Greys of published series.
 const GREYS: [&str; 4] = ["#707070", "#999999", "#555555", "#b0b0b0"];
 const DASHED: &str = "6 4";
 const DOTTED: &str = "2 3";
 const DASH_DOTTED: &str = "8 3 2 3";
 
-/// How a line is drawn.
 #[derive(Clone, Copy, Debug)]
 struct Stroke {
     color: &'static str,
@@ -55,12 +55,10 @@ struct Stroke {
     dashes: &'static str,
 }
 
-/// How a series is drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Style {
-    /// Its colour.
     pub color: &'static str,
-    /// Index of its marker's shape, for those who see few colours.
+    /// Index of its marker's shape, for readers who see few colours.
     marker: usize,
     /// Patterns of its line, and of its second one.
     dashes: [&'static str; 2],
@@ -73,7 +71,7 @@ pub(super) fn style(series: usize) -> Style {
     Style { color: COLORS[at], marker: series % MARKERS.len(), dashes }
 }
 
-/// Returns the style of a series from elsewhere: grey.
+/// Returns the style of a published series: grey.
 pub(super) fn reference_style(reference: usize) -> Style {
     let at = reference % GREYS.len();
     let dashes = [[DASHED; 2], [DOTTED; 2], [DASH_DOTTED; 2], [""; 2]][at];
@@ -84,8 +82,8 @@ fn style_of(line: &SeriesLine) -> Style {
     if line.is_reference { reference_style(line.series) } else { style(line.series) }
 }
 
-/// Shapes of markers: corners, the direction of the first (a fraction of a full turn), and their distances from the middle in turn. No corner
-/// is a circle.
+/// Shapes of markers: corners, the direction of the first (a fraction of a full turn), and their distances from the
+/// middle in turn. No corner is a circle.
 const MARKERS: [(usize, f64, &[f64]); 8] = [
     (0, 0.0, &[3.8]),
     (4, 0.125, &[5.2]),
@@ -97,7 +95,7 @@ const MARKERS: [(usize, f64, &[f64]); 8] = [
     (8, 0.125, &[5.6, 2.0]),
 ];
 
-/// Returns the width of a text, estimated on the generous side: the usual fonts have 0.5 to 0.6.
+/// Returns an upper estimate of a text's width: usual fonts have 0.5 to 0.6.
 fn width(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * 0.6
 }
@@ -114,8 +112,8 @@ fn shortened(text: &str, size: f64, room: f64) -> String {
     chars[..head].iter().chain(['…'].iter()).chain(&chars[tail..]).collect()
 }
 
-/// Returns `text` in lines of at most `room`, broken after a space, `,`, `=`, `/`, `:`, `-` or `_` if possible; at most `most` lines, the
-/// last one shortened.
+/// Returns `text` in lines of at most `room`, broken after a space, `,`, `=`, `/`, `:`, `-` or `_` if possible; at most
+/// `most` lines, the last one shortened.
 fn wrapped(text: &str, size: f64, room: f64, most: usize) -> Vec<String> {
     let fitting = ((room / width(".", size)) as usize).max(1);
     let mut lines = vec![];
@@ -133,7 +131,7 @@ fn wrapped(text: &str, size: f64, room: f64, most: usize) -> Vec<String> {
     lines
 }
 
-/// Returns text as SVG and HTML show it.
+/// Escapes text for SVG and HTML.
 pub(crate) fn markup_text(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -171,7 +169,7 @@ impl Drawing {
         self.shape(&format!("polyline points=\"{}\"", corners(points)), class, "none", stroke, "");
     }
 
-    /// Adds a text that starts, or has its middle or end (`anchor`), at a point of its base line.
+    /// Adds a text with its start, middle or end (`anchor`) at a point of its base line.
     fn text(&mut self, (x, y): (f64, f64), anchor: &str, size: f64, color: &str, text: &str) {
         let (x, y, text) = (round(x), round(y), markup_text(text));
         let _ = writeln!(
@@ -442,7 +440,8 @@ impl PanelFrame<'_> {
         }
     }
 
-    /// Draws groups of bars: one for each series, a hollow one beside it for a second value, and grey ones for series from elsewhere.
+    /// Draws groups of bars: one for each series, a hollow one beside it for a second value, and grey ones for
+    /// published series.
     fn bars(&self, drawing: &mut Drawing, group: &PanelGroup) {
         let (series, names) = (group.series.len(), self.panel.x.ticks.len());
         let each = if self.panel.lines.iter().any(|line| line.dashed) { 2 } else { 1 };
@@ -452,8 +451,8 @@ impl PanelFrame<'_> {
             let at = if line.is_reference { series * each } else { 0 };
             let at = at + line.series * if line.is_reference { 1 } else { each } + usize::from(line.dashed);
             for sample in &line.samples {
-                // A single series has no legend: each of its bars has a colour of its own while there are enough, since curves of the same names
-                // may be in the same picture.
+                // A single series has no legend: each of its bars has its own colour while there are enough, since the
+                // picture may have curves of the same names.
                 let own = series == 1 && group.references.is_empty() && names <= COLORS.len();
                 let color = if own { style(sample.x as usize).color } else { style_of(line).color };
                 let left = self.x(sample.x) + width * (at as f64 - all / 2.0 + 0.06);

@@ -1,4 +1,4 @@
-//! Files are checked; what is drawn follows from what varies; and nothing in a picture is on anything else.
+//! Checks of result files, of the selection of axis, series and panels, and of pictures without overlaps.
 
 use std::collections::BTreeSet;
 
@@ -41,7 +41,7 @@ fn ratio(text: &str) -> PlotArgs {
     PlotArgs { ratio: Some(RowFilter::parse(text).unwrap()), ..args() }
 }
 
-/// A row as the benchmark writes it.
+/// Returns a row as the benchmark writes it.
 fn json_row() -> Value {
     json!({
         "interface": "virtio-blk", "storage": "null", "target": "null", "rw": "read", "bs": 4096, "queues": 1, "jobs": 1,
@@ -59,7 +59,7 @@ fn row(changes: Value) -> PlotRow {
     parse(Value::Array(vec![row]).to_string().as_bytes(), "a").unwrap().remove(0)
 }
 
-/// A row for each combination of changes, the last list varying fastest.
+/// Returns a row for each combination of changes, the last list varying fastest.
 fn sweep(lists: &[Value]) -> Vec<PlotRow> {
     let mut all = vec![json!({})];
     for list in lists {
@@ -119,7 +119,7 @@ fn what_varies_is_the_axis_and_the_series() {
     );
     assert_eq!(names(sweep(&[sizes()]), &args()), [""]);
     assert_eq!(names(sweep(&[sizes(), json!([{"jobs": 8}, {"jobs": 16}])]), &args()), ["8 jobs", "16 jobs"]);
-    // What differs between targets is named, even if each target has one value only.
+    // Differences between targets are named, even if each target has one value only.
     let deeper = json!([{"target": "z", "iodepth": 1}, {}]);
     assert_eq!(names(sweep(&[sizes(), deeper]), &args()), ["z, iodepth 1", "null, iodepth 32"]);
     let pools = json!([{"grants_pool": "shared"}, {"grants_pool": "per-ring"}]);
@@ -255,7 +255,7 @@ fn nothing_that_varies_is_left_out() {
     ] {
         assert!(text.contains(named), "{named}: {text}");
     }
-    // What all targets have is said once; the latency is a key of its own.
+    // The common part of the targets is named once; the latency has its own key.
     let labels = json!([{"target": "storage=null,size=1T,poll=off"}, {"target": "storage=null,size=1T,poll=busy"}]);
     assert_eq!(names(sweep(&[sizes(), labels.clone()]), &args()), ["poll=off", "poll=busy"]);
     assert!(subtitle(sweep(&[sizes(), labels])).contains("all targets storage=null,size=1T"));
@@ -263,7 +263,7 @@ fn nothing_that_varies_is_left_out() {
         {"target": "storage=null,latency-us=10", "storage_latency_us": 10}, {"target": "storage=null,latency-us=30", "storage_latency_us": 30}
     ]);
     assert_eq!(names(sweep(&[sizes(), latencies]), &args()), ["storage latency 10 us", "storage latency 30 us"]);
-    // One that would have no name keeps them all.
+    // A target whose name would be empty keeps its label, and so do all others.
     let some = json!([{"target": "storage=null"}, {"target": "storage=null,size=1T"}]);
     assert_eq!(names(sweep(&[sizes(), some]), &args()), ["storage=null", "storage=null,size=1T"]);
 }
@@ -350,7 +350,7 @@ fn published_series_are_grey_and_said_to_be() {
             texts.contains(&"2015: <a>") && texts.iter().any(|text| text.starts_with("Grey: what the document")),
             "{texts:?}"
         );
-        // What is at no measured value is not drawn.
+        // A published value at no measured position is not drawn.
         assert!(svg.contains("<title>2015: &lt;a&gt;, 4: 1.7 ± 0.1</title>") && !svg.contains(": 9"), "{svg}");
         let lines: Vec<(&str, bool)> = classed(&document, "line")
             .map(|node| (node.attribute("stroke").unwrap(), node.attribute("stroke-dasharray").is_some()))
@@ -402,7 +402,7 @@ fn points(node: &Node) -> Vec<(f64, f64)> {
     node.attribute("points").map_or(vec![], |points| points.split(' ').map(pair).collect())
 }
 
-/// Checks that texts are in the picture and not on each other, what is drawn is in the frames, and legends are outside of them.
+/// Checks that texts are in the picture and do not overlap, shapes are in the frames, and legends are outside of them.
 fn check_picture(chart: &Chart, what: &str) {
     let picture = svg(chart);
     let document = Document::parse(&picture).unwrap();

@@ -1,10 +1,10 @@
-//! Time series: which lines there are, what a point is, and that a pause is seen.
+//! Time series: lines, points, and pauses.
 
 use super::super::chart::SeriesLine;
 use super::super::series::{OperationSeries, SeriesInterval};
 use super::*;
 
-/// A series with intervals of 100 ms. `None`: nothing completed.
+/// Returns a series with intervals of 100 ms. `None`: nothing completed.
 fn series(run: u64, op: &'static str, iops: &[Option<f64>]) -> OperationSeries {
     let point = |(at, iops): (usize, &Option<f64>)| SeriesInterval {
         time_ms: (at as f64 * 100.0, (at + 1) as f64 * 100.0),
@@ -91,7 +91,7 @@ fn what_varies_is_named() {
     assert_eq!(chart.groups[0].series, ["1 queue, run 1", "1 queue, run 2", "8 queues, run 1", "8 queues, run 2"]);
     let headings: Vec<_> = chart.groups[0].panels.iter().map(|panel| panel.heading.clone()).collect();
     assert_eq!(headings, [Some("reads".to_owned()), Some("writes".to_owned())]);
-    // What is left of a choice is said.
+    // Keys with one chosen value are named.
     let only = [
         RowFilter::parse("run=2").unwrap(),
         RowFilter::parse("op=read").unwrap(),
@@ -134,7 +134,7 @@ fn what_has_no_series_is_said() {
         nothing,
         "--x: found time, and no row with a time series (the key series of each_run), expected at least one: record it with `mqblk bench --interval 100ms --json FILE`"
     );
-    // Those that have one are drawn.
+    // Rows that have one are drawn.
     let rows =
         of_each_run(vec![row(json!({})), with_series(row(json!({})), &[series(1, "read", &[Some(1.0)])])]).unwrap();
     assert_eq!(rows.len(), 1);

@@ -1,4 +1,4 @@
-//! The way to the devices of an interface: to one that runs, and to one that a server is started for.
+//! Connections to the devices of an interface: running ones, and those of started servers.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -10,14 +10,14 @@ use crate::BenchError;
 use crate::device::Device;
 use crate::plan::{Combination, DiskKeys, MergeMode, Plan, QUEUE_SIZE_KEYS, TargetSource, value_of};
 
-/// How the devices of an interface are reached.
+/// Connects to the devices of an interface.
 pub(crate) trait Connector {
-    /// Where a device is.
+    /// Address of a device.
     type Endpoint: Debug;
     /// A connected device.
     type Device: Device;
 
-    /// Returns where a running target of this interface is.
+    /// Returns the address of a running target.
     ///
     /// # Errors
     /// When it cannot be reached.
@@ -36,7 +36,7 @@ pub(crate) trait Connector {
     /// Connects to the device at `endpoint`, trying for `timeout`.
     ///
     /// # Errors
-    /// When the server is not there, or cannot do what is requested.
+    /// When the server is absent, or lacks a requested property.
     fn connect(
         &self,
         plan: &Plan,
@@ -46,47 +46,45 @@ pub(crate) trait Connector {
     ) -> Result<Self::Device, DriverError>;
 }
 
-/// Endpoint, command line and resources of a server that is not started yet.
+/// Endpoint, command line and resources of a server to start.
 #[derive(Debug)]
 pub(crate) struct PreparedServer<E> {
-    /// Where its device will be.
+    /// Address of its device.
     pub endpoint: E,
     /// Arguments of `mqblk serve`.
     pub arguments: Vec<String>,
-    /// Variables of its environment.
+    /// Environment variables.
     pub environment: Vec<(&'static str, &'static str)>,
-    /// True if its Xen is a simulated machine, which this program has and `mqblk` has not.
+    /// True if its Xen is a simulated machine: this program has one, `mqblk` does not.
     pub is_simulated: bool,
     /// Dropped after the process has ended.
     pub resources: Box<dyn Debug>,
 }
 
-/// The disk that a server is started for.
+/// The disk of a server to start.
 #[derive(Debug)]
 pub(crate) struct ServedDisk<'a> {
     /// Its settings: the argument of `--disk`.
     pub spec: &'a str,
-    /// Poll policy.
     pub poll: Option<&'a str>,
-    /// Merging.
     pub merge: Option<MergeMode>,
     /// Keys of the interface.
     pub keys: &'a DiskKeys,
-    /// Most entries of a virtqueue, if they were chosen.
+    /// Most entries of a virtqueue, if chosen.
     pub queue_size: Option<u16>,
-    /// The combination that is measured on it.
+    /// The combination to measure.
     pub combination: &'a Combination,
 }
 
 impl ServedDisk<'_> {
-    /// Returns the pair that lets the server take virtqueues as large as those of the client; `None` where the disk's
-    /// settings say it, or nothing does.
+    /// Returns the key-value pair that allows virtqueues of the client's size. `None` if the disk's settings have one,
+    /// or no size was chosen.
     pub(crate) fn queue_size_pair(&self) -> Option<String> {
         let own = QUEUE_SIZE_KEYS.iter().any(|key| value_of(self.spec, key).is_some());
         self.queue_size.filter(|_| !own).map(|size| format!("{}={size}", QUEUE_SIZE_KEYS[0]))
     }
 
-    /// Returns the argument of `mqblk serve --disk`. `address`: the keys that say where the disk is served.
+    /// Returns the argument of `mqblk serve --disk`. `address`: the keys of the disk's address.
     pub(crate) fn argument(&self, address: &str) -> String {
         let mut disk = format!("{},{address},queues={}", self.spec, self.combination.queues);
         let own = [("poll", self.poll), ("merge", self.merge.map(MergeMode::name))];

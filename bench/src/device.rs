@@ -11,7 +11,7 @@ use mqblk_memory::{GuestAddress, GuestMemory};
 use crate::BenchError;
 use crate::plan::Combination;
 
-/// Most requests of one I/O. A driver may need as many values to tell them apart.
+/// Most requests of one I/O. A driver may need this many values to distinguish them.
 pub(crate) const MAX_PARTS: u32 = 1 << 12;
 
 /// A disk of a device.
@@ -33,7 +33,7 @@ pub struct DeviceDisk {
     pub flush: Result<(), &'static str>,
 }
 
-/// Notices the end of a server.
+/// Detects the end of a server.
 pub(crate) trait ServerMonitor: Send + Sync {
     /// Waits for the server to end, for at most `limit`. Returns true if it has ended.
     fn wait_gone(&self, limit: Duration) -> bool;
@@ -47,7 +47,7 @@ pub(crate) trait Device: Sized {
     /// Returns the disks to load.
     ///
     /// # Errors
-    /// [`BenchError`]: the device does not have them, or says of itself what cannot be.
+    /// [`BenchError`]: the device lacks them, or describes itself inconsistently.
     fn disks(&mut self, combination: &Combination) -> Result<Vec<DeviceDisk>, BenchError>;
 
     /// Returns the queues, a set for each thread; call after [`disks`](Self::disks).
@@ -56,7 +56,7 @@ pub(crate) trait Device: Sized {
     /// Returns the server's process, if it is known.
     fn server_pid(&self) -> Option<i32>;
 
-    /// Returns what notices the end of the server.
+    /// Returns a monitor for the end of the server.
     ///
     /// # Errors
     /// When the system refuses.
@@ -103,7 +103,7 @@ pub(crate) struct Transfer {
     pub part: u32,
     /// Operation.
     pub op: IoOp,
-    /// Which of the device's disks.
+    /// Index of the device's disk.
     pub disk: u16,
     /// Start on the disk.
     pub start: Sector512,
@@ -124,14 +124,14 @@ pub(crate) struct CompletedTransfer<S> {
 
 /// The queues that one thread owns.
 ///
-/// All calls are static: the load over an interface compiles to the same instructions as if it had been written for it.
+/// All calls are static: the load compiles as if written for one interface.
 pub(crate) trait ThreadQueues: Send {
     /// Status of its requests.
     type Status: TransferStatus;
 
-    /// Jobs that are fewer than the thread's queues spread their I/Os over all of them; else each job has one queue.
+    /// True if jobs fewer than the thread's queues spread their I/Os over all of them; else each job has one queue.
     const SPREADS: bool;
-    /// Requests may be handed over to other threads, and theirs to this one.
+    /// True if threads may hand requests over to each other.
     const HANDS_OVER: bool;
     /// Alignment of an I/O's data in the queue's data memory, in bytes.
     const DATA_ALIGN: u64 = 1;
@@ -162,12 +162,12 @@ pub(crate) trait ThreadQueues: Send {
     /// Reads the queue's index. Returns the number of completions to reap, and of requests in flight.
     ///
     /// # Errors
-    /// When the device breaks the protocol.
+    /// When the device violates the protocol.
     fn peek(&mut self, queue: usize) -> Result<(u16, u16), DeviceError>;
     /// Reaps a completion that the last [`peek`](Self::peek) counted.
     ///
     /// # Errors
-    /// When the device breaks the protocol.
+    /// When the device violates the protocol.
     fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<Self::Status>>, DeviceError>;
     /// Receives requests and completions that other threads have handed over. Returns the number of completions of own
     /// requests.
@@ -189,7 +189,7 @@ pub(crate) trait ThreadQueues: Send {
     fn handed_over(&self) -> u64 {
         0
     }
-    /// Says that this thread has nothing more to do. Returns true if it may end: others may still need its queues.
+    /// Marks this thread as done. Returns true if it may end: others may still need its queues.
     fn try_leave(&mut self) -> bool {
         true
     }
@@ -197,7 +197,7 @@ pub(crate) trait ThreadQueues: Send {
     /// limit returns at once if nothing is in flight. May wake up early.
     ///
     /// # Errors
-    /// When the device breaks the protocol, or the system refuses.
+    /// When the device violates the protocol, or the system refuses.
     fn wait(&mut self, count: u16, limit: Option<Duration>) -> Result<(), DriverError>;
     /// Returns the number of kicks so far.
     fn kicks(&self) -> u64;
@@ -206,7 +206,7 @@ pub(crate) trait ThreadQueues: Send {
     /// # Errors
     /// When an eventfd cannot be read.
     fn calls(&mut self) -> std::io::Result<u64>;
-    /// Returns what ends a wait from another thread.
+    /// Returns a waker that ends a wait from another thread.
     ///
     /// # Errors
     /// When the system refuses.

@@ -16,9 +16,9 @@ use crate::connector::{Connector, PreparedServer, ServedDisk};
 use crate::device::ServerMonitor;
 use crate::plan::{Combination, Plan, Target, TargetSource};
 
-/// How long a server may take to start, and to end.
+/// Limit for the start, and for the end, of a server.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to try to connect before checking that the started server still runs.
+/// Duration of an attempt to connect; after it the started server is checked to run.
 const CONNECT_TRY: Duration = Duration::from_millis(200);
 
 /// A started server.
@@ -45,7 +45,7 @@ impl ServerMonitor for ProcessMonitor {
 }
 
 impl ServerProcess {
-    /// Starts `mqblk serve`. Returns it and where its device will be.
+    /// Starts `mqblk serve`. Returns it and its device's address.
     fn spawn<C: Connector>(
         connector: &C,
         plan: &Plan,
@@ -64,7 +64,7 @@ impl ServerProcess {
         let mut command = Command::new(&program);
         command.args(["--log", "warn", "serve"]).args(arguments).stdin(Stdio::null());
         command.envs(environment);
-        // A terminal's Ctrl-C is for the benchmark, which ends the server when the requests in flight are answered.
+        // A terminal's Ctrl-C must not reach the server: the benchmark ends it after the requests in flight.
         command.process_group(0);
         let admin = folder.path().join("admin.sock");
         command.arg("--admin").arg(&admin);
@@ -84,12 +84,12 @@ impl ServerProcess {
         Pid::from_child(&self.child).as_raw_nonzero().get()
     }
 
-    /// Returns what notices its end.
+    /// Returns a monitor for its end.
     ///
     /// # Errors
     /// When the system refuses.
     pub(crate) fn monitor(&self) -> std::io::Result<Box<dyn ServerMonitor>> {
-        // It has not been waited for, so the number is still that of this process.
+        // Not waited for yet: the number is still that of this process.
         let process = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())?;
         Ok(Box::new(ProcessMonitor(process)))
     }
@@ -121,7 +121,7 @@ impl ServerProcess {
                 return Ok(Some(status));
             }
             if !signalled {
-                // It has not been waited for, so the number is still that of this process.
+                // Not waited for yet: the number is still that of this process.
                 kill_process(Pid::from_child(&self.child), Signal::TERM)?;
                 signalled = true;
             }
@@ -190,7 +190,7 @@ impl<D> Session<D> {
     }
 }
 
-/// Checks whether a failed attempt to connect may be repeated: the server runs, and did not listen yet.
+/// Checks that a failed attempt to connect may be repeated: the server runs, and does not listen yet.
 fn check_running(server: &mut ServerProcess, error: DriverError) -> Result<(), BenchError> {
     match server.child.try_wait() {
         Ok(Some(status)) if status.code() == Some(2) => {

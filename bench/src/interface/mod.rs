@@ -37,7 +37,7 @@ pub struct InterfaceDefinition {
     pub of: fn(&InterfaceOptions<'_>) -> Arc<dyn Interface>,
     /// Its options that name a running target, as an error lists them.
     pub running: &'static str,
-    /// Keys of a disk that say where it is served. The benchmark sets them.
+    /// Keys of a disk's address. The benchmark sets them.
     address_keys: &'static [&'static str],
 }
 
@@ -79,12 +79,10 @@ pub(crate) fn check_others(definition: &InterfaceDefinition, options: &Interface
     Ok(())
 }
 
-/// The options of a command line that some interfaces have, and others refuse.
+/// Options that only some interfaces accept.
 #[derive(Clone, Copy, Debug)]
 pub struct InterfaceOptions<'a> {
-    /// Those of xen.
     pub(crate) xen: &'a XenOptions,
-    /// Those of virtio-scsi.
     pub(crate) scsi: &'a VirtioScsi,
     /// `--socket`.
     pub socket: &'a [PathBuf],
@@ -119,8 +117,8 @@ pub trait Interface: Debug + Send + Sync {
         vec![]
     }
 
-    /// Returns the variants of a target; each is measured as a target of its own. `spec`: the disk that is served;
-    /// `None` for a running server.
+    /// Returns the variants of a target, each measured as a target. `spec`: the served disk; `None` for a running
+    /// server.
     ///
     /// # Errors
     /// [`BenchError::Usage`] when the disk and the options contradict each other.
@@ -137,7 +135,7 @@ pub trait Interface: Debug + Send + Sync {
         Ok(vec![(1, 1)])
     }
 
-    /// Returns the settings of each disk that is served, made of those that were given.
+    /// Returns the settings of each served disk, derived from `spec`.
     fn disk_settings(&self, spec: &str, _combination: &Combination) -> Vec<String> {
         vec![spec.to_owned()]
     }

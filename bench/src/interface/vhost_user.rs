@@ -12,7 +12,7 @@ use crate::plan::TargetSource;
 
 /// The option that names a running server.
 pub(super) const RUNNING: &str = "--socket PATH";
-/// Keys of a disk that say where it is served.
+/// Keys of a disk's address.
 pub(super) const ADDRESS_KEYS: &[&str] = &["socket", "queues", "num_queues", "interface"];
 
 /// Returns the socket of a running server.
@@ -23,7 +23,7 @@ pub(super) fn socket(source: &TargetSource) -> PathBuf {
     }
 }
 
-/// Prepares a server at a socket in `folder`. `arguments` makes its arguments of the socket.
+/// Prepares a server at a socket in `folder`. `arguments` makes its arguments from the socket.
 pub(super) fn prepare_server(folder: &Path, arguments: impl FnOnce(&Path) -> Vec<String>) -> PreparedServer<PathBuf> {
     let socket = folder.join("disk.sock");
     let arguments = arguments(&socket);

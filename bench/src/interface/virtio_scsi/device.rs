@@ -59,7 +59,7 @@ impl UnitGeometry {
     }
 }
 
-/// Returns the logical units to load: the first `luns` of each of the first `targets` targets that have as many.
+/// Returns the logical units to load: the first `luns` of each of the first `targets` targets that have this many.
 fn select_units(units: &[LogicalUnit], targets: u16, luns: u16) -> Result<Vec<&LogicalUnit>, BenchError> {
     let of_targets: Vec<&[LogicalUnit]> = units.chunk_by(|a, b| a.address.target == b.address.target).collect();
     let wide: Vec<&[LogicalUnit]> =
@@ -245,7 +245,7 @@ impl ThreadQueues for ScsiQueues {
         Ok((ready, self.set.queues_mut()[queue].in_flight()))
     }
 
-    #[inline(always)] // else the outcome travels through memory, stored in parts and loaded as a whole, which waits for the stores
+    #[inline(always)] // else the outcome goes through memory, and its load waits for the stores of its parts
     fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<CommandOutcome>>, DeviceError> {
         Ok(self.set.reap(queue)?.map(completed))
     }

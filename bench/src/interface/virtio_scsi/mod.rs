@@ -49,7 +49,7 @@ pub(crate) struct VirtioScsi {
     steer: Option<Steering>,
 }
 
-/// Which request queue of a controller a command is put on.
+/// Selects the request queue of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Steering {
     /// A target stays on a queue while it has commands in flight, and moves to that of the thread that finds it idle

@@ -8,9 +8,9 @@ use mqblk_xen::vbd;
 
 use crate::plan::DeviceName;
 
-/// Option and key of a disk: what the server does with granted pages.
+/// Option and key of a disk: use of granted pages.
 pub(super) const GRANTS: &str = "grants";
-/// Option and key of a disk: which pool caches granted pages.
+/// Option and key of a disk: the pool of granted pages.
 pub(super) const GRANTS_POOL: &str = "grants-pool";
 
 /// The options that only `--interface xen` has.
@@ -48,7 +48,7 @@ pub(crate) struct XenOptions {
     pub abi: Option<RequestLayout>,
 }
 
-/// Which Xen to connect to.
+/// The Xen to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum XenLocation {
     /// The Xen that this runs on.
@@ -70,7 +70,7 @@ fn parse_device(text: &str) -> Result<DeviceName, String> {
     Ok(DeviceName { name: text.to_owned(), number })
 }
 
-/// What the server does with granted pages.
+/// Use of granted pages by the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum GrantMode {
     /// Keep them mapped where the frontend lets it, else copy

@@ -1,4 +1,4 @@
-//! Where a Xen device is, and how a server is started for it.
+//! Location of a Xen device, and preparation of its server.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,12 +23,11 @@ fn failed(error: impl Into<DriverError>) -> BenchError {
     BenchError::Failed(error.into().to_string())
 }
 
-/// A device of the domain that `xen` is a connection of.
+/// A device of the domain of the connection `xen`.
 #[derive(Clone)]
 pub(crate) struct Vbd {
     /// The machine.
     pub xen: Arc<dyn Xen>,
-    /// The device's number.
     pub number: u32,
 }
 
@@ -60,8 +59,7 @@ struct ServerResources {
     _machine: Option<Machine>,
 }
 
-/// Both directories of a device that a server creates. It leaves them to its successor, and there will be none, so they
-/// are removed.
+/// Both directories that a server creates for a device and leaves to its successor. Removed, as there is none.
 pub(super) struct XenstoreDirectories {
     /// Connection of domain 0.
     xen: Arc<dyn Xen>,
@@ -99,7 +97,7 @@ impl Drop for XenstoreDirectories {
     }
 }
 
-/// Creates a folder for the server's journals, apart from those of other servers. In memory if possible, as theirs are.
+/// Creates a separate folder for the server's journals, in memory if possible.
 fn journal_folder() -> std::io::Result<tempfile::TempDir> {
     let mut builder = tempfile::Builder::new();
     builder.prefix("mqblk-bench.");

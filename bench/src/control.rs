@@ -1,10 +1,10 @@
-//! How the main thread controls the client threads, and sees their progress.
+//! Control of the client threads by the main thread, and their progress.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
-/// What all threads do. A phase never returns to an earlier one.
+/// Phase of all threads. Phases only advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Phase {
@@ -18,12 +18,12 @@ pub(crate) enum Phase {
     Abandon,
 }
 
-/// The phase that the main thread sets. On a cache line of its own: all threads read it all the time.
+/// The phase, set by the main thread. On its own cache line: all threads poll it.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct PhaseControl {
     phase: AtomicU8,
-    /// When each phase was entered. Threads notice it later, at their next completion: a common time is this one.
+    /// Entry time of each phase, common to all threads: they notice it later, at their next completion.
     entered: [OnceLock<Instant>; 4],
 }
 
@@ -58,7 +58,7 @@ impl PhaseControl {
     }
 }
 
-/// Requests that have completed on a thread: for progress, and to notice a stuck server.
+/// Requests completed on a thread: for progress, and to detect a stuck server.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct CompletionCounter(pub AtomicU64);

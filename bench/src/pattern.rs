@@ -1,4 +1,4 @@
-//! The order in which a job goes through its blocks.
+//! Order of a job's blocks.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -88,8 +88,8 @@ impl AccessPattern {
         self
     }
 
-    /// Returns an index by Zipf's law. Rank R is R strides from the start: each block has one rank, the likeliest ones
-    /// are scattered over the range as fio's are, and are the same for all jobs of a range.
+    /// Returns an index by Zipf's law. Rank R is R strides from the start, so each block has one rank. The likeliest
+    /// blocks are scattered over the range as in fio, and are the same for all jobs of a range.
     #[inline(never)]
     fn next_zipf(&mut self) -> u64 {
         let rank = self.zipf.map_or(1.0, |zipf| zipf.sample(&mut self.rng)) as u64 - 1;

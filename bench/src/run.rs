@@ -37,15 +37,15 @@ pub struct RunResult {
     pub started: SystemTime,
     /// The server.
     pub server: ServerInfo,
-    /// Share of what was read that are holes of a file, from 0 to 1, before the run; `None` if it is not known.
+    /// Share of holes among the blocks read, from 0 to 1, before the run; `None` if unknown.
     pub holes: Option<f64>,
-    /// I/Os that completed in the measurement; flushes and what failed are not among them.
+    /// I/Os that completed in the measurement, without flushes and failures.
     pub ios: u64,
     /// Their bytes on each disk.
     pub bytes: Vec<u64>,
     /// The same I/Os and flushes by operation, all with bytes.
     pub ops: [OpStats; IoOp::COUNT],
-    /// How well the rate was kept, if there is one.
+    /// Starts and delays at the rate, if there is one.
     pub pace: PaceStats,
     /// The I/Os that completed in each interval, if they were recorded.
     pub series: Option<TimeSeries>,
@@ -55,13 +55,13 @@ pub struct RunResult {
     pub handed_over: u64,
     /// Length of the measurement.
     pub elapsed: Duration,
-    /// A signal ended it early.
+    /// True if a signal ended it early.
     pub cut_short: bool,
     /// The server's CPU time in it, if it can be read.
     pub server_cpu: Option<Duration>,
     /// The client threads' CPU time in it.
     pub client_cpu: Duration,
-    /// Requests that the server merged in it, if it is known.
+    /// Requests that the server merged in it, if known.
     pub merges: Option<MergeRates>,
     /// Kicks in it.
     pub kicks: u64,
@@ -113,7 +113,7 @@ pub struct RunInput<'a> {
     pub combination: &'a Combination,
     /// The target.
     pub target: &'a Target,
-    /// Settings of each disk that is served; none of a running server.
+    /// Settings of each served disk; none for a running server.
     pub disks: &'a [String],
     /// Seed of random blocks.
     pub seed: u64,
@@ -121,17 +121,17 @@ pub struct RunInput<'a> {
     pub progress: &'a progress::ProgressDisplay,
 }
 
-/// Connects to the target, which is of the connector's interface, and measures once.
+/// Connects to the target through `connector`, and measures once.
 ///
 /// # Errors
 /// [`BenchError::Usage`] when the options do not fit the disk; [`BenchError::Failed`] when the server goes away, is
-/// stuck, or breaks the protocol.
+/// stuck, or violates the protocol.
 pub(crate) fn measure_on<C: Connector>(connector: &C, input: &RunInput<'_>) -> Result<RunResult, BenchError> {
     let session = Session::open(connector, input.plan, input.combination, input.target)?;
     measure_once(input, session)
 }
 
-/// Connects to the target, which is of the connector's interface, and returns its disks.
+/// Connects to the target through `connector`, and returns its disks.
 ///
 /// # Errors
 /// As [`measure_on`], before the first request.
@@ -233,7 +233,7 @@ fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<
     let mut result = merge_stats(stats, outcome, requests_per_io, verified);
     (result.started, result.server, result.holes) = (started, info, holes);
     if let [bytes @ 0] = result.bytes.as_mut_slice() {
-        // Of one size, on one disk: workers count I/Os only.
+        // One size and one disk: workers count I/Os only.
         *bytes = result.ios * combination.sizes.min.0;
         TRANSFERS.iter().for_each(|op| {
             let op = &mut result.ops[*op as usize];

@@ -1,4 +1,4 @@
-//! Which part of which disk each job works on.
+//! The parts of the disks that each job works on.
 
 use mqblk_core::{ByteLen, ByteOffset, Sector512};
 
@@ -93,7 +93,7 @@ impl Streams {
     }
 }
 
-/// Returns ranges within one range, which the jobs share out, or which each job has as a whole.
+/// Returns ranges within one range: divided among the jobs, or the whole range for each job.
 fn shared_range(plan: &Plan, combination: &Combination, capacity: ByteLen) -> Result<Vec<BlockRange>, BenchError> {
     let rest = ByteLen(capacity.0.saturating_sub(plan.offset.0));
     let size = plan.size.unwrap_or(rest);

@@ -43,7 +43,7 @@ pub(crate) fn run(benchmark: &Benchmark) -> Result<u64, BenchError> {
     rows.push(partial);
     let written = json.finish(&rows);
     if let (Err(error), true) = (&written, outcome.is_err() || printed.is_err()) {
-        // The error that is returned is another one.
+        // Another error is returned.
         let _ = writeln!(std::io::stderr(), "mqblk: bench: {error}");
     }
     outcome.and(printed).and(written)?;
@@ -71,16 +71,14 @@ fn tables(benchmark: &Benchmark, rows: &[Vec<ResultRow>], partial: &[ResultRow])
 pub(crate) struct MeasuredGroup {
     /// The rows of all targets; after a failure, of those that have a run.
     pub rows: Vec<ResultRow>,
-    /// Why it is not finished.
+    /// Reason why it is not finished.
     pub failure: Option<BenchError>,
 }
 
 /// One run of a target under a combination.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunOfGroup<'a> {
-    /// The plan.
     pub plan: &'a Plan,
-    /// The target.
     pub target: &'a Target,
     /// The combination, with the target's own queues.
     pub combination: &'a Combination,
@@ -88,7 +86,7 @@ pub(crate) struct RunOfGroup<'a> {
     pub number: u16,
 }
 
-/// Follows the runs of a combination: shows them, and says which count.
+/// Follows the runs of a combination: shows them, and decides which count.
 pub(crate) trait RunObserver {
     /// Returns the display of the progress.
     fn progress(&self) -> &ProgressDisplay;
@@ -151,7 +149,7 @@ fn measure_run(
     let RunOfGroup { plan, target, combination, number } = *run;
     plan.interrupt.check()?;
     observer.starts(run);
-    // With a seed all targets have the same blocks, and each run others.
+    // With a seed all targets have the same blocks; each run has others.
     let seed = plan.seed.map_or_else(|| rand::rng().next_u64(), |seed| seed.wrapping_add(u64::from(number) - 1));
     let named = |error| match error {
         BenchError::Failed(text) => {

@@ -1,4 +1,4 @@
-//! Blocks that can be checked, and what was written to each.
+//! Blocks that can be checked, and the last write of each.
 //!
 //! A block is `magic, offset, generation, CRC-32C`, and content that follows from offset and generation. A lost, stale,
 //! misplaced or torn write differs from a good one.
@@ -10,7 +10,7 @@ const HEADER: usize = 32;
 const MAGIC: u64 = u64::from_le_bytes(*b"mqblkchk");
 const CRC_AT: usize = 24;
 
-/// Generations last written to the blocks of one job, and which blocks have an I/O in flight. A block has at most one.
+/// Generations last written to the blocks of one job, and their I/Os in flight: at most one for each block.
 #[derive(Debug)]
 pub(crate) struct BlockGenerations {
     first: u64,
@@ -21,7 +21,7 @@ pub(crate) struct BlockGenerations {
 
 const BUSY: u32 = 1 << 31;
 
-/// How a block differs from what was written.
+/// Difference of a block from its last write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BlockMismatch {
     /// It has no header.
@@ -49,8 +49,8 @@ pub(crate) enum BlockMismatch {
 }
 
 impl BlockGenerations {
-    /// Creates the generations of blocks `first` to `first + count`, none of them written. Generations start above `base`, so
-    /// that those of an earlier run differ.
+    /// Creates the generations of blocks `first` to `first + count`, none of them written. Generations start above
+    /// `base`, so that those of an earlier run differ.
     pub(crate) fn new(first: u64, count: u64, base: u32) -> BlockGenerations {
         BlockGenerations { first, blocks: vec![0; count as usize], generation: base }
     }
@@ -59,7 +59,8 @@ impl BlockGenerations {
         &mut self.blocks[(block - self.first) as usize]
     }
 
-    /// Claims `block`, or the next one (after the last comes the first) that has no I/O in flight. `None` when all have.
+    /// Claims `block`, or the next one (after the last comes the first) that has no I/O in flight. `None` when all
+    /// have.
     pub(crate) fn claim(&mut self, block: u64) -> Option<u64> {
         let (start, count) = ((block - self.first) as usize, self.blocks.len());
         let free = (0..count).map(|step| (start + step) % count).find(|at| self.blocks[*at] & BUSY == 0)?;
@@ -81,7 +82,8 @@ impl BlockGenerations {
         self.generation
     }
 
-    /// Releases a block after a read, or after a failed write, which may have left anything: `known` is false.
+    /// Releases a block after a read or a failed write. `known`: false after a failed write, which may have left any
+    /// content.
     pub(crate) fn release(&mut self, block: u64, known: bool) {
         let slot = self.slot(block);
         *slot = if known { *slot & !BUSY } else { 0 };

@@ -36,7 +36,7 @@ const PAGE: usize = 4096;
 /// Longest sleep of an open-loop client: the phase may change meanwhile.
 const MAX_SLEEP: Duration = Duration::from_millis(20);
 
-/// Why a thread gave up.
+/// Reason why a thread ended early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WorkerError {
     /// The main thread abandoned the run.
@@ -86,8 +86,8 @@ pub(crate) struct Worker<Q: ThreadQueues> {
     series: Option<SeriesRecorder>,
 }
 
-/// Faults in the pages of a buffer, as fio does and as a guest's are: large blocks have gigabytes of buffers, and
-/// clearing them would be measured as the server's work.
+/// Faults in the pages of a buffer, as fio does: large blocks have gigabytes of buffers, and clearing them would count
+/// as the server's work.
 fn prefault(memory: &GuestMemory, address: GuestAddress, len: u32) {
     for at in (0..len).step_by(PAGE) {
         memory.write(GuestAddress(address.0 + u64::from(at)), &[0]).expect("a buffer lies in shared memory");
@@ -166,7 +166,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         }
     }
 
-    /// Returns what was measured, the jobs, and the queues.
+    /// Returns the stats, the jobs, and the queues.
     pub(crate) fn into_parts(self) -> (WorkerStats, Vec<DiskJob>, Q) {
         (self.stats, self.jobs, self.set)
     }
@@ -260,7 +260,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         self.end_measurement()
     }
 
-    /// Sleeps until a completion or until an I/O is due, or spins. `more`: I/Os are started still.
+    /// Sleeps until a completion or until an I/O is due, or spins. `more`: I/Os are still started.
     #[inline]
     fn wait_or_spin(&mut self, idle: &mut u32, more: bool) -> Result<(), WorkerError> {
         match self.settings.client {
@@ -321,7 +321,7 @@ impl<Q: ThreadQueues> Worker<Q> {
             false => self.reap_all::<VERIFY, MIXED, false>(index, now, more)?,
         }
         if Q::HANDS_OVER {
-            // All completions may have been other threads', and may have freed space.
+            // Completions of other threads' requests may have freed space.
             self.drain_backlog::<MIXED>(index)?;
         }
         // Without rotation all new requests are on this queue.
@@ -343,7 +343,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         Ok(())
     }
 
-    /// Does the same with the completions that other threads have handed back.
+    /// Reaps completions that other threads have handed back, as [`reap_queue`](Self::reap_queue) does.
     fn reap_handed_back<const VERIFY: bool, const MIXED: bool>(
         &mut self,
         now: u64,
@@ -351,7 +351,7 @@ impl<Q: ThreadQueues> Worker<Q> {
     ) -> Result<(), WorkerError> {
         self.seek_series(now);
         while let Some(done) = self.set.next_handed_back() {
-            // Beside the way through another thread it is nothing to ask whether there is a series.
+            // The check for a series is negligible beside a handover.
             self.request_completed::<VERIFY, MIXED, true>(done, now, more)?;
         }
         for index in 0..self.set.queue_count() {
@@ -384,7 +384,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         (0..self.set.queue_count()).try_for_each(|queue| self.set.publish(queue)).map_err(WorkerError::Eventfd)
     }
 
-    /// Starts the next I/O of a slot's job. Returns false if there is none. `now`: when it starts, or was meant to.
+    /// Starts the next I/O of a slot's job. Returns false if there is none. `now`: its start, or its due time.
     #[inline]
     fn start_io<const VERIFY: bool, const MIXED: bool>(&mut self, index: usize, now: u64) -> Result<bool, WorkerError> {
         let WorkerSettings { bs, most_blocks, fsync, .. } = self.settings;

@@ -1,4 +1,4 @@
-//! What the server uses and merges in the measured time.
+//! CPU time and merges of the server in the measured time.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::cpu;
 use crate::merges::{MergeCounters, MergeRates};
 
-/// Reads what the server has used, before and after the measurement.
+/// Reads the server's CPU time and merges, before and after the measurement.
 #[derive(Debug)]
 pub(super) struct ServerMeters {
     /// The server's process.
@@ -23,12 +23,12 @@ pub(super) struct MeterReading {
     merges: Option<MergeCounters>,
 }
 
-/// What the server used and merged in the measurement.
+/// CPU time and merges of the server in the measurement.
 #[derive(Debug, Default)]
 pub(super) struct ServerUsage {
     /// Its CPU time, if it can be read.
     pub cpu: Option<Duration>,
-    /// Requests that it merged, if it says so.
+    /// Requests that it merged, if it reports them.
     pub merges: Option<MergeRates>,
 }
 
@@ -42,7 +42,7 @@ impl ServerMeters {
         MeterReading { at, cpu, merges }
     }
 
-    /// Returns what was used since `before`.
+    /// Returns the usage since `before`.
     pub(super) fn since(&self, before: &MeterReading) -> ServerUsage {
         let now = self.read();
         let cpu = now.cpu.zip(before.cpu).map(|(now, before)| now.saturating_sub(before));

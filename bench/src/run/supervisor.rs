@@ -1,4 +1,4 @@
-//! The main thread's part of a run: it starts the client threads, changes their phase, and notices the end of the
+//! The main thread's part of a run: it starts the client threads, changes their phase, and detects the end of the
 //! server.
 
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(super) struct RunSupervisor<'a> {
     pub counters: Vec<Arc<CompletionCounter>>,
     /// End the threads' waits.
     pub wakers: Vec<Waker>,
-    /// Notices the end of the server.
+    /// Detects the end of the server.
     pub monitor: Box<dyn ServerMonitor>,
     /// The process of a started server: not every interface reports that a server was killed.
     pub process: Option<Box<dyn ServerMonitor>>,
@@ -129,7 +129,7 @@ impl RunSupervisor<'_> {
         Ok(())
     }
 
-    /// Runs the load. Returns the workers, and what the server used. A signal ends the measurement early.
+    /// Runs the load. Returns the workers and the server's usage. A signal ends the measurement early.
     ///
     /// # Errors
     /// The server is gone or stuck, a thread failed, or a signal came before the measurement.
@@ -160,7 +160,7 @@ impl RunSupervisor<'_> {
             control.set(Phase::Measure);
             let measured_from = self.done();
             self.supervise(finished, until(whole))?;
-            // Storage may be slower than the time is long: without an I/O nothing is measured.
+            // Slow storage may complete no I/O in the runtime: the measurement lasts until one completes.
             self.supervise(finished, || self.is_interrupted() || self.done() > measured_from)?;
             outcome.used = self.meters.since(&before);
             outcome.cut_short = self.is_interrupted() && !finished();
@@ -210,13 +210,13 @@ impl RunSupervisor<'_> {
     }
 }
 
-/// How a load ended.
+/// End of a load.
 #[derive(Debug, Default)]
 pub(super) struct LoadOutcome {
-    /// The server's use of the CPU, and its merges, in the measurement.
+    /// The server's usage in the measurement.
     pub used: ServerUsage,
-    /// A signal ended the measurement.
+    /// True if a signal ended the measurement.
     pub cut_short: bool,
-    /// Time of the request to the threads to stop, from the start of the measurement; `None`: they ended by themselves.
+    /// Time of the stop request, from the start of the measurement; `None`: the threads ended by themselves.
     pub stopped_after: Option<Duration>,
 }

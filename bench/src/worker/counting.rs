@@ -27,8 +27,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         }
     }
 
-    /// Counts an I/O that has completed. One that failed is an error, and none of those that are measured. `SERIES`:
-    /// there may be a time series.
+    /// Counts a completed I/O; a failed one only as an error. `SERIES`: there may be a time series.
     #[inline]
     pub(super) fn io_completed<const VERIFY: bool, const MIXED: bool, const SERIES: bool>(
         &mut self,
@@ -72,7 +71,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         self.record_error(&slot, slot.block, format_args!("{:?}", slot.status));
     }
 
-    /// Returns where a block is.
+    /// Returns the byte offset of a block.
     pub(super) fn offset(&self, block: u64) -> ByteOffset {
         // The run has checked that the whole range lies on the disk.
         self.sector(block).to_offset().unwrap_or_default()

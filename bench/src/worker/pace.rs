@@ -1,10 +1,11 @@
-//! Open-loop load: requests start at given times, whether or not those before have completed (fio's `rate_iops`). A latency is
-//! counted from the time that a request was meant to start, so a server that is slow for a while is not asked less for it.
+//! Open-loop load: requests start at given times, independent of completions (fio's `rate_iops`). Latencies count from
+//! the due time of a request, so a slow server does not reduce its load.
 
-/// When the requests of a job are due: at a constant rate. What is late is a time, not a list: it takes no memory.
+/// Due times of a job's requests, at a constant rate. Late requests are kept as a time, not a list: they take no
+/// memory.
 #[derive(Clone, Debug)]
 struct Schedule {
-    /// When the next request is due.
+    /// Due time of the next request.
     next_ns: u64,
     /// Requests per second.
     rate: u64,
@@ -19,7 +20,7 @@ impl Schedule {
         Schedule { next_ns: start_ns, rate: rate.max(1).into(), rest: 0 }
     }
 
-    /// Returns when the next request was meant to start, if that is not after `now`, and moves on to the one after it.
+    /// Takes the next request if it is due at `now`. Returns its due time.
     #[inline]
     fn take(&mut self, now: u64) -> Option<u64> {
         let due = self.next_ns;
@@ -44,16 +45,16 @@ impl Schedule {
     }
 }
 
-/// How well a rate was kept.
+/// Starts and delays of requests at a rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PaceStats {
     /// Requests that were started.
     pub started: u64,
     /// Requests that were due and had not been started at the end.
     pub unstarted: u64,
-    /// Time from when they were meant to start until they did, of all together, in nanoseconds.
+    /// Sum of their delays from due time to start, in nanoseconds.
     pub delay_sum_ns: u64,
-    /// The longest one.
+    /// The longest delay.
     pub delay_max_ns: u64,
 }
 
@@ -67,14 +68,14 @@ impl PaceStats {
     }
 }
 
-/// A job's schedule, and its slots that have nothing to do.
+/// A job's schedule, and its idle slots.
 #[derive(Debug)]
 struct PacedJob {
     schedule: Schedule,
-    /// Start of its schedule after that of the first job: the jobs do not all start requests at the same time.
+    /// Start of its schedule after that of the first job: the jobs start requests at different times.
     offset_ns: u64,
     idle: Vec<u32>,
-    /// It has nothing left to do.
+    /// True if it has nothing left to do.
     exhausted: bool,
 }
 
@@ -87,8 +88,8 @@ pub(super) struct Pacer {
 }
 
 impl Pacer {
-    /// Creates a pacer at `rate` requests per second of each job. `numbers`: the numbers of the thread's jobs, of `all` jobs. The
-    /// slots of a job are adjacent, `iodepth` for each.
+    /// Creates a pacer at `rate` requests per second of each job. `numbers`: the numbers of the thread's jobs, of `all`
+    /// jobs. The slots of a job are adjacent, `iodepth` for each.
     pub(super) fn new(rate: u32, numbers: impl Iterator<Item = u16>, all: u16, iodepth: u16) -> Pacer {
         let depth = usize::from(iodepth);
         let job = |(index, number): (usize, u16)| PacedJob {
@@ -101,7 +102,7 @@ impl Pacer {
         Pacer { jobs: numbers.enumerate().map(job).collect(), slots_per_job: depth, stats: PaceStats::default() }
     }
 
-    /// Begins at `now`: what is late is forgotten.
+    /// Restarts at `now`: drops late requests.
     pub(super) fn restart(&mut self, now: u64) {
         for job in &mut self.jobs {
             (job.schedule.next_ns, job.schedule.rest) = (now + job.offset_ns, 0);
@@ -109,7 +110,7 @@ impl Pacer {
         self.stats = PaceStats::default();
     }
 
-    /// Returns how well the rate was kept until `now`.
+    /// Returns the statistics until `now`.
     pub(super) fn stats(&self, now: u64) -> PaceStats {
         let jobs = self.jobs.iter().filter(|job| !job.exhausted);
         PaceStats { unstarted: jobs.map(|job| job.schedule.overdue(now)).sum(), ..self.stats }
@@ -120,7 +121,7 @@ impl Pacer {
         self.jobs.len()
     }
 
-    /// Takes a slot of `job` whose request is due, and when it was meant to start.
+    /// Takes a slot of `job` with a due request. Returns it with the due time.
     #[inline]
     pub(super) fn take(&mut self, job: usize, now: u64) -> Option<(usize, u64)> {
         let job = &mut self.jobs[job];
@@ -140,7 +141,7 @@ impl Pacer {
         self.jobs[slot / self.slots_per_job].idle.push(slot as u32);
     }
 
-    /// Says that `job` has nothing left to do: its last taken slot was not started.
+    /// Marks `job` as having nothing left to do: its last taken slot was not started.
     pub(super) fn exhaust(&mut self, job: usize) {
         self.jobs[job].exhausted = true;
         self.stats.started -= 1;
@@ -151,7 +152,7 @@ impl Pacer {
         self.jobs.iter().all(|job| job.exhausted)
     }
 
-    /// Returns when the next request can start; `None` while all slots are in flight.
+    /// Returns the earliest start of the next request; `None` while all slots are in flight.
     pub(super) fn next_ns(&self) -> Option<u64> {
         let ready = self.jobs.iter().filter(|job| !job.exhausted && !job.idle.is_empty());
         ready.map(|job| job.schedule.next_ns).min()
@@ -187,8 +188,8 @@ mod tests {
         assert_eq!(schedule.overdue(11_000_000), 7);
     }
 
-    /// One slot and a server of 10 ms at 1000 requests per second: each is later than the one before, as those that asked would see
-    /// it. A closed loop would show 10 ms for all.
+    /// One slot and a server of 10 ms at 1000 requests per second: each request is later than the one before. A closed
+    /// loop would show 10 ms for all.
     #[test]
     fn a_slow_server_is_not_asked_less() {
         let mut pacer = Pacer::new(1000, [0].into_iter(), 1, 1);

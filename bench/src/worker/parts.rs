@@ -85,13 +85,14 @@ impl<Q: ThreadQueues> Worker<Q> {
         self.set.submit(queue, transfer)
     }
 
-    /// Records the completion of a request. Returns true if that was the last of its I/O, whose status its slot has.
+    /// Records the completion of a request. Returns true if it was the last of its I/O, whose status is then in the
+    /// slot.
     #[inline]
     pub(super) fn part_completed(&mut self, done: &CompletedTransfer<Q::Status>) -> bool {
         let slot = &mut self.slots[done.user as usize];
         slot.pending_parts -= 1;
         let is_last = slot.pending_parts == 0;
-        // A good one is there already, and is not copied.
+        // The initial status is good: not copied.
         if done.status != Q::Status::GOOD {
             slot.part_failed(&done.status);
         }

@@ -13,7 +13,7 @@ pub(crate) const MAX_INTERVALS: usize = 100_000;
 pub(crate) struct SeriesSettings {
     /// Length of an interval.
     pub interval: Duration,
-    /// Intervals to have memory for from the start.
+    /// Intervals to allocate at the start.
     pub expected: usize,
 }
 
@@ -97,7 +97,7 @@ impl TimeSeries {
         self.interval_ns *= 2;
     }
 
-    /// Adds another thread's.
+    /// Adds another thread's series.
     pub(crate) fn merge(&mut self, mut other: TimeSeries) {
         while self.interval_ns < other.interval_ns {
             self.coarsen();
@@ -112,14 +112,14 @@ impl TimeSeries {
         self.length_ns = self.length_ns.max(other.length_ns);
     }
 
-    /// Ends it where the measurement ended: threads notice that later.
+    /// Sets the end of the measurement: threads notice it later.
     pub(crate) fn end_at(&mut self, length: Duration) {
         self.length_ns = self.length_ns.min(length.as_nanos() as u64);
     }
 
-    /// Returns the intervals of one operation. All are equally long but the last one, which ends with the measurement:
-    /// a rest shorter than half an interval is part of the one before it, since the rate of so short a time says
-    /// little. I/Os that completed while threads noticed the end are in the last one.
+    /// Returns the intervals of one operation. All are equally long except the last, which ends with the measurement. A
+    /// rest shorter than half an interval belongs to the one before: its rate says little. I/Os that completed while
+    /// threads noticed the end are in the last one.
     pub(crate) fn of(&self, op: IoOp) -> impl ExactSizeIterator<Item = Interval> + use<'_> {
         let (whole, rest) = (self.length_ns / self.interval_ns, self.length_ns % self.interval_ns);
         let count = match rest {
@@ -155,14 +155,14 @@ impl SeriesRecorder {
         SeriesRecorder { series: TimeSeries::new(settings), start_ns: 0, current: 0, end_ns: 0 }
     }
 
-    /// Begins at `start`, which is the same for all threads. `origin`: when the thread's clock was 0.
+    /// Begins at `start`, which is the same for all threads. `origin`: time 0 of the thread's clock.
     pub(super) fn begin(&mut self, origin: Instant, start: Instant) {
         self.start_ns = start.saturating_duration_since(origin).as_nanos() as u64;
         self.series.intervals.clear();
         self.enter(0);
     }
 
-    /// Goes on to the interval of `now`, by the thread's clock.
+    /// Advances to the interval of `now`, by the thread's clock.
     #[inline]
     pub(super) fn seek(&mut self, now: u64) {
         if now >= self.end_ns {
@@ -174,7 +174,7 @@ impl SeriesRecorder {
     fn advance(&mut self, now: u64) {
         let mut at = (now - self.start_ns) / self.series.interval_ns;
         while at >= MAX_INTERVALS as u64 {
-            // Only a benchmark without a runtime, or one that does not end in time, comes here.
+            // Reached only without a runtime, or when the benchmark does not end in time.
             self.series.coarsen();
             at /= 2;
         }
@@ -268,7 +268,7 @@ mod tests {
         }
         // Nothing was measured.
         assert_eq!(shape(&recorder(10).end(7 * MS)), []);
-        // A pause until the end is one.
+        // A pause at the end has intervals.
         let mut own = recorder(10);
         record(&mut own, &[5.0]);
         assert_eq!(shape(&own.end((7 + 30) * MS)), [(0.0, 10.0, 1), (10.0, 20.0, 0), (20.0, 30.0, 0)]);
@@ -296,7 +296,7 @@ mod tests {
         let mut long = long.end((7 + last) * MS);
         assert_eq!((long.interval_ns(), long.intervals.len()), (4 * MS, 3 * MAX_INTERVALS / 4));
         assert!(long.of(IoOp::Read).all(|interval| interval.sums.ios == 4));
-        // The other threads follow, whichever is added to which.
+        // The finer series is coarsened, in either order of merging.
         let mut short = recorder(1);
         record(&mut short, &[0.0, 5.0]);
         let mut short = short.end(10 * MS);

@@ -16,7 +16,7 @@ pub(crate) struct DiskJob {
     pub number: u16,
     /// The disk.
     pub disk: u16,
-    /// Which blocks it does next.
+    /// Its next blocks.
     pub pattern: AccessPattern,
     /// Generations of the blocks that it wrote, if they are verified.
     pub generations: Option<BlockGenerations>,
@@ -28,7 +28,7 @@ pub(crate) struct DiskJob {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IoSlot<S> {
     pub(super) address: GuestAddress,
-    /// When it started, or was meant to.
+    /// Start or due time.
     pub(super) start_ns: u64,
     pub(super) block: u64,
     pub(super) generation: u32,
@@ -47,7 +47,7 @@ pub(super) struct IoSlot<S> {
 }
 
 impl<S: TransferStatus> IoSlot<S> {
-    /// One of its requests has failed.
+    /// Records that one of its requests has failed.
     #[cold]
     pub(super) fn part_failed(&mut self, status: &S) {
         if self.status == S::GOOD {
@@ -83,7 +83,7 @@ pub(crate) struct WorkerSettings {
     pub fsync: u32,
     /// How to wait for completions.
     pub client: ClientMode,
-    /// Blocks are verified.
+    /// True if blocks are verified.
     pub verify: bool,
     /// The time series to record, if any.
     pub series: Option<SeriesSettings>,

@@ -23,7 +23,7 @@ pub struct OpStats {
 }
 
 impl OpStats {
-    /// Creates the counts of nothing.
+    /// Creates zero counts.
     pub(crate) fn new() -> OpStats {
         let latency = Histogram::new_with_max(MAX_LATENCY_NS, 3).expect("bounds that the histogram takes");
         OpStats { ios: 0, bytes: 0, latency }
@@ -31,13 +31,13 @@ impl OpStats {
 
     fn reset(&mut self) {
         (self.ios, self.bytes) = (0, 0);
-        // Memory that was never written stays so.
+        // Memory that was never written stays unwritten.
         if !self.latency.is_empty() {
             self.latency.reset();
         }
     }
 
-    /// Adds others.
+    /// Adds `other`.
     pub(crate) fn add(&mut self, other: &OpStats) {
         self.ios += other.ios;
         self.bytes += other.bytes;
@@ -68,7 +68,7 @@ pub(crate) struct WorkerStats {
     pub errors: u64,
     /// Messages about some of them.
     pub messages: Vec<String>,
-    /// How well the rate was kept in the measurement.
+    /// Starts and delays at the rate, in the measurement.
     pub pace: PaceStats,
     /// The I/Os that completed in each interval of it, if they were recorded.
     pub series: Option<TimeSeries>,
@@ -91,7 +91,7 @@ impl WorkerStats {
         }
     }
 
-    /// Resets what is counted in the measurement.
+    /// Resets the counts of the measurement.
     pub(super) fn reset(&mut self) {
         self.ops.iter_mut().for_each(OpStats::reset);
         self.bytes.fill(0);

@@ -16,7 +16,6 @@ use crate::experiment::shell_word;
 use crate::output::{replace, temporary};
 use crate::report::ResultRow;
 
-/// Where results go.
 #[derive(Debug)]
 pub(super) struct ResultFiles {
     out: PathBuf,
@@ -106,7 +105,7 @@ impl ResultFiles {
     /// Writes text to standard output, unless that is for JSON.
     ///
     /// # Errors
-    /// When it cannot be written for another reason than that nobody reads it.
+    /// When it cannot be written. A closed pipe is no error.
     pub(super) fn say(&self, text: &str) -> Result<(), BenchError> {
         match self.json {
             Some(JsonDestination::Standard) => Ok(()),
@@ -134,8 +133,8 @@ fn json(value: &impl Serialize) -> Result<String, BenchError> {
     Ok(text + "\n")
 }
 
-/// Returns the rows as CSV (RFC 4180): a column for each key of the JSON, those of objects as `lat_us.mean` and so on, without lists. A row
-/// that lacks a key has nothing there.
+/// Returns the rows as CSV (RFC 4180): a column for each key of the JSON, those of objects as `lat_us.mean` and so on,
+/// without lists. Keys that a row lacks are empty.
 fn csv(rows: &[ResultRow]) -> Result<String, BenchError> {
     let mut names: Vec<String> = vec![];
     let mut lines: Vec<HashMap<String, String>> = vec![];
@@ -159,7 +158,7 @@ fn csv(rows: &[ResultRow]) -> Result<String, BenchError> {
         }
         lines.push(line.into_iter().collect());
     }
-    // What is null in some rows and an object in others has the object's columns.
+    // A key that is null in some rows and an object in others has the object's columns.
     let all = names.clone();
     names.retain(|name| !all.iter().any(|other| other.starts_with(&format!("{name}."))));
     let quoted = |text: &str| match text.contains(['"', ',', '\n', '\r']) {

@@ -1,4 +1,4 @@
-//! What the figures were measured on.
+//! The machine of the results.
 
 use std::path::Path;
 
@@ -11,12 +11,12 @@ use crate::machine::{Machine, VERSION, date};
 pub(super) struct MachineDescription {
     /// Cores that this process may use.
     pub cores: usize,
-    /// What is known: (name, value).
+    /// (Name, value).
     pub facts: Vec<(&'static str, String)>,
 }
 
 impl MachineDescription {
-    /// Describes this machine, and the storage of `folder`. What cannot be read is said to be unknown.
+    /// Describes this machine, and the storage of `folder`. Unreadable values are named unknown.
     pub(super) fn read(folder: &Path) -> MachineDescription {
         let machine = Machine::read();
         let cores = machine.cores_usable.unwrap_or(1);
@@ -60,7 +60,7 @@ fn memory(meminfo: &str) -> Option<String> {
     Some(format!("{:.1} GiB", kib as f64 / f64::from(1 << 20)))
 }
 
-/// Returns the vulnerabilities of the CPU that the kernel works against, and how; what does not affect it is left out.
+/// Returns the CPU's vulnerabilities with the kernel's mitigations, without those that do not affect it.
 fn mitigations(folder: &Path) -> String {
     let Ok(entries) = std::fs::read_dir(folder) else { return "unknown".into() };
     let read = |entry: std::fs::DirEntry| {
@@ -109,7 +109,6 @@ fn storage(folder: &Path) -> String {
     words.join(", ")
 }
 
-/// A mount.
 #[derive(Debug, PartialEq, Eq)]
 struct MountDescription<'a> {
     device: &'a str,

@@ -3,7 +3,7 @@
 //! ```text
 //! args -> the commands of the experiments (crate::experiment), all planned before anything starts
 //!      -> session: the plans, run by run; rows to results/ after each combination
-//!      -> result: tables, claims and what they come to -> files, page
+//!      -> result: tables, claims and their outcomes -> files, page
 //! ```
 
 mod args;
@@ -34,8 +34,8 @@ pub use args::ReproduceArgs;
 const SCRATCH: ByteLen = ByteLen(1 << 30);
 const QUICK_SCRATCH: ByteLen = ByteLen(256 << 20);
 
-/// Measures the experiments. Exit code 0 whatever they show; 1 when a run or a request failed; 2 for a usage error; 130 after Ctrl-C, 143 after
-/// SIGTERM.
+/// Measures the experiments. Exit code 0 with any outcome; 1 when a run or a request failed; 2 for a usage error; 130
+/// after Ctrl-C, 143 after SIGTERM.
 pub fn run(args: &ReproduceArgs) -> ExitCode {
     if args.list {
         return list();
@@ -91,11 +91,11 @@ fn reproduce(args: &ReproduceArgs) -> Result<u8, BenchError> {
     Ok(session.signal().map_or(u8::from(failed), |signal| 128 + signal as u8))
 }
 
-/// Returns the sentences of all experiments, and where the results are.
+/// Returns the sentences of all experiments, and the paths of the results.
 fn summary(results: &[ExperimentResult], interrupted: bool, args: &ReproduceArgs) -> String {
     let mut text = String::from("\n");
     if interrupted {
-        text.push_str("Interrupted: what was measured until then is kept.\n");
+        text.push_str("Interrupted: the results so far are kept.\n");
     }
     results.iter().for_each(|result| text.push_str(&format!("{}\n", result.sentence())));
     text.push_str(&format!("Results are in {}", args.out.display()));

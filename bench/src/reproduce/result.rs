@@ -1,4 +1,4 @@
-//! What an experiment measured, and what it shows.
+//! Rows and claims of an experiment.
 
 use serde::Serialize;
 
@@ -9,17 +9,16 @@ use crate::report::ResultRow;
 /// The result of an experiment, also of an unfinished one.
 #[derive(Debug)]
 pub(super) struct ExperimentResult {
-    /// The experiment.
     pub experiment: &'static Experiment,
     /// The commands whose rows these are.
     pub commands: Vec<BenchCommand>,
-    /// How many rows there are when all was measured.
+    /// Number of rows of the complete experiment.
     pub expected_rows: usize,
     /// The rows so far.
     pub rows: Vec<ResultRow>,
     /// Cores of the machine.
     pub cores: usize,
-    /// Why it ended early.
+    /// Reason why it ended early.
     pub failure: Option<String>,
 }
 
@@ -38,7 +37,7 @@ pub(super) struct ResultDocument<'a> {
 }
 
 impl ExperimentResult {
-    /// Returns what came of each claim.
+    /// Returns the result of each claim.
     pub(super) fn claims(&self) -> Vec<ClaimResult> {
         (self.experiment.claims)(&self.rows, self.cores).iter().map(Claim::result).collect()
     }
@@ -55,12 +54,12 @@ impl ExperimentResult {
         }
     }
 
-    /// Returns how many requests failed.
+    /// Returns the number of failed requests.
     pub(super) fn failed_requests(&self) -> u64 {
         self.rows.iter().map(|row| row.errors).sum()
     }
 
-    /// Returns how many of its rows were measured, and requests that failed, in words.
+    /// Returns the numbers of measured rows and of failed requests, in words.
     pub(super) fn completeness(&self) -> String {
         let failed = self.failed_requests();
         let failed = if failed == 0 { "no request failed".to_owned() } else { format!("{failed} requests failed") };

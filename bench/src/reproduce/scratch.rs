@@ -12,9 +12,9 @@ use rustix::fs::OFlags;
 
 use crate::BenchError;
 
-/// Bytes that are written at once, and aligned to.
+/// Size and alignment of a write, in bytes.
 const CHUNK: usize = 1 << 20;
-/// What stays free beside the file.
+/// Space left free beside the file, in bytes.
 const RESERVE: u64 = 256 << 20;
 
 /// A file of random data, removed when it is dropped.
@@ -58,8 +58,7 @@ fn open_direct(path: &Path) -> std::io::Result<File> {
 }
 
 impl ScratchFile {
-    /// Creates the file in `folder`, and writes all of it. `go_on` is asked after each part, which is given as a share of all; `false`
-    /// stops.
+    /// Creates the file in `folder` and fills it. Calls `go_on` after each part with the share written; `false` stops.
     ///
     /// # Errors
     /// When it cannot be written.

@@ -16,7 +16,7 @@ use crate::report::ResultRow;
 use crate::run::RunResult;
 use crate::sweep::{RunObserver, RunOfGroup, measure_group};
 
-/// Expected time of a run besides its measurement, at first: a server is started and ended.
+/// First estimate of a run's time besides its measurement: start and end of a server.
 const OVERHEAD: Duration = Duration::from_millis(200);
 
 /// The benchmarks of an experiment.
@@ -36,7 +36,7 @@ impl PlannedExperiment {
     }
 }
 
-/// All that is measured, and how far it is.
+/// All experiments to measure, and their progress.
 #[derive(Debug)]
 pub(super) struct ReproductionSession {
     planned: Vec<PlannedExperiment>,
@@ -45,12 +45,12 @@ pub(super) struct ReproductionSession {
     interrupt: Interrupt,
 }
 
-/// Writes the result of an experiment as far as it is.
+/// Writes the result of an experiment so far.
 pub(super) type WriteResult<'a> = &'a mut dyn FnMut(&ExperimentResult) -> Result<(), BenchError>;
 
 impl ReproductionSession {
-    /// Plans all commands of the experiments, and catches SIGINT, SIGTERM and SIGHUP: they end the session and cut the
-    /// current run short, a second one does not wait for requests in flight.
+    /// Plans all commands of the experiments, and catches SIGINT, SIGTERM and SIGHUP. The first one ends the session
+    /// and cuts the current run short. A second one does not wait for requests in flight.
     ///
     /// # Errors
     /// [`BenchError`] when a command cannot be planned, or the system refuses to report signals.
@@ -91,7 +91,7 @@ impl ReproductionSession {
         self.signal().is_some()
     }
 
-    /// Says on standard error what will be done.
+    /// Announces the session on standard error.
     pub(super) fn announce(&self, scratch: Option<ByteLen>) {
         let rows: usize = self.planned.iter().map(PlannedExperiment::rows).sum();
         let scratch = scratch.map_or(String::new(), |size| format!(", and a file of {size}B is made first"));
@@ -101,7 +101,7 @@ impl ReproductionSession {
         let _ = writeln!(std::io::stderr(), "{text}");
     }
 
-    /// Shows how much of the scratch file is written. Returns false to stop.
+    /// Shows the written share of the scratch file. Returns false to stop.
     pub(super) fn filling(&self, share: f64) -> bool {
         self.progress.start(&format!("filling the file for block-sizes: {:.0}%", share * 100.0));
         !self.is_interrupted()
@@ -154,7 +154,7 @@ impl ReproductionSession {
     }
 }
 
-/// Follows the runs of an experiment: says how much time is left.
+/// Follows the runs of an experiment and shows the time left.
 struct SessionObserver<'a> {
     /// The experiment's name.
     name: &'static str,
@@ -205,12 +205,12 @@ fn runs_u32(plan: &Plan) -> u32 {
     u32::try_from(runs(plan)).unwrap_or(u32::MAX)
 }
 
-/// Returns what a run is expected to take.
+/// Returns the expected time of a run.
 fn run_time(plan: &Plan) -> Duration {
     plan.warmup + plan.runtime.unwrap_or_default() + OVERHEAD
 }
 
-/// Expects the time that is left, by what was expected and what it took.
+/// Estimates the time left from the expected and the elapsed time.
 #[derive(Debug)]
 struct SessionClock {
     total: Duration,
@@ -225,7 +225,7 @@ impl SessionClock {
 
     fn advance(&mut self, by: Duration) {
         if self.done.is_zero() {
-            // The time before the first run is none of the runs' time.
+            // The time before the first run does not count.
             self.since = Instant::now() - by.min(self.since.elapsed());
         }
         self.done += by;

@@ -1,4 +1,4 @@
-//! A benchmark as a command line requests it: every combination and target, checked before anything starts.
+//! A benchmark as requested: all combinations and targets, checked before anything starts.
 
 mod targets;
 
@@ -20,22 +20,21 @@ use crate::words::{Distribution, IoSizes};
 use crate::worker::MAX_INTERVALS;
 use targets::plan_targets;
 
-/// The setting of a disk that exists during a run only.
+/// Setting of a disk that exists only during a run.
 const IN_MEMORY: &str = "storage=ram";
 
 /// Default of the entries of a virtqueue.
 const DEFAULT_QUEUE_SIZE: u16 = 256;
 
-/// How long a server may complete no request before it is called stuck.
+/// A server that completes no request for this long is stuck.
 const STUCK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Shortest interval of a time series.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A plan, the interface that it is measured over, and the experiment that it belongs to.
+/// A plan with its interface and experiment.
 #[derive(Clone, Debug)]
 pub(crate) struct Benchmark {
-    /// All that is measured, and how.
     pub plan: Plan,
     /// The guest interface of all targets.
     pub interface: Arc<dyn Interface>,
@@ -51,7 +50,7 @@ impl Benchmark {
     pub(crate) fn new(args: &BenchArgs) -> Result<Benchmark, BenchError> {
         let (args, fills) = defaults::complete(args);
         let args = &args;
-        // A disk in memory exists during a run only, so `--fill` destroys nothing.
+        // A disk in memory exists only during a run: `--fill` destroys nothing.
         let running = !args.socket.is_empty() || !args.xen.vdev.is_empty();
         let in_memory = !running && args.disk.iter().all(|spec| split_pairs(spec).contains(&IN_MEMORY));
         check_writes(args, in_memory)?;
@@ -119,7 +118,7 @@ impl Benchmark {
         Benchmark::new(&args).map_err(|error| wrong(&error))
     }
 
-    /// Returns the settings of each disk that is served for a target; none for a running server.
+    /// Returns the settings of each disk served for a target; none for a running server.
     pub(crate) fn served_disks(&self, target: &Target, combination: &Combination) -> Vec<String> {
         match &target.source {
             TargetSource::Disk { spec, .. } => self.interface.disk_settings(spec, combination),
@@ -159,7 +158,7 @@ fn check_writes(args: &BenchArgs, in_memory: bool) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Returns all targets, of an experiment its columns, and the numbers of queues to measure.
+/// Returns all targets (the columns of an experiment), and the numbers of queues to measure.
 fn plan_columns(args: &BenchArgs, interface: &dyn Interface) -> Result<(Vec<Target>, Vec<u16>), BenchError> {
     let mut targets = plan_targets(args, interface)?;
     let mut queues = args.queues.clone();
@@ -198,7 +197,7 @@ fn series_interval(args: &BenchArgs, runtime: Duration) -> Result<Option<Duratio
     Ok(Some(interval))
 }
 
-/// Checks the options that say what a job does.
+/// Checks the options of a job's load.
 fn check_load(args: &BenchArgs) -> Result<(), BenchError> {
     if args.verify.is_some() && args.rw.iter().any(|rw| rw.trims()) {
         return Err(BenchError::option("verify", "a benchmark that trims", "one that writes what is checked"));

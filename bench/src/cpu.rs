@@ -7,7 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::BenchError;
 
-/// Returns the CPU time that process `pid` has used, of all its live threads: the first field of each thread's `schedstat`, in
+/// Returns the CPU time of all live threads of process `pid`: the first field of each thread's `schedstat`, in
 /// nanoseconds (Linux `Documentation/scheduler/sched-stats.rst`). `None` when it cannot be read.
 pub(crate) fn process_time(pid: i32) -> Option<Duration> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
@@ -41,7 +41,7 @@ pub(crate) fn pin(cpu: u16) -> Result<(), BenchError> {
 /// [`BenchError::Usage`], naming the option and the CPU.
 pub(crate) fn check(option: &'static str, cpus: &[u16]) -> Result<(), BenchError> {
     let mut cpus = cpus.to_vec();
-    // On a thread of its own, which ends pinned.
+    // On a separate thread, which stays pinned until it ends.
     let tried = std::thread::spawn(move || cpus.drain(..).try_for_each(|cpu| pin_for(option, cpu))).join();
     tried.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -1,14 +1,14 @@
-//! Options that were not given.
+//! Defaults of options.
 
 use crate::args::{BenchArgs, parse_options};
 use crate::interface::TABLE;
 
-/// Options that hold where neither the command line nor an experiment says anything.
+/// Defaults of options that neither the command line nor an experiment sets.
 const USUAL: &str = "--rw randread --bs 4k --iodepth 1 --batch 1 --queues 1 --runtime 5 --warmup 1";
 /// Runs of each combination with a runtime: several, so that the mean has a standard error.
 const RUNS: u16 = 3;
 
-/// Returns `args` with the options that were not given, and true if the experiment fills disks in memory.
+/// Returns `args` with defaults filled in, and true if the experiment fills disks in memory.
 pub(crate) fn complete(args: &BenchArgs) -> (BenchArgs, bool) {
     let mut args = args.clone();
     let own = args.experiment.map_or("", |experiment| experiment.defaults);

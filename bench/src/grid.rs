@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 /// A column's heading.
 #[derive(Clone, Debug)]
 pub(crate) struct Heading {
-    /// The text.
     pub text: String,
     /// Numbers are aligned to the right.
     pub number: bool,

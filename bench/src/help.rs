@@ -1,4 +1,4 @@
-//! What of the commands' options is on the screen of `-h`, and which groups `--help` has.
+//! Options of each command on the screen of `-h`, and groups of `--help`.
 
 use mqblk_cli::help::Arrangement;
 

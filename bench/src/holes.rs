@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use crate::plan::{Combination, Plan, split_pairs, value_of};
 
-/// Most parts of data that are counted: a file of more has no holes that matter, or takes too long.
+/// Most extents of data that are counted: a file with more has no relevant holes, or takes too long.
 const MAX_PARTS: u32 = 100_000;
 /// Share of holes above which there is a warning.
 const WARNED_ABOVE: f64 = 0.01;
@@ -23,9 +23,9 @@ struct HoleCount {
     holes: u64,
 }
 
-/// Returns the share of holes among the blocks that a load reads, from 0 to 1. `disks`: the settings of each disk that
-/// is served. `None` for a load that does not read, a running server, a disk that is written first, and one that is no
-/// raw file.
+/// Returns the share of holes among the blocks that a load reads, from 0 to 1. `disks`: the settings of each served
+/// disk. `None` for a load that does not read, a running server, a disk that is written first, and one that is no raw
+/// file.
 pub(crate) fn share(plan: &Plan, combination: &Combination, disks: &[String]) -> Option<f64> {
     if !combination.rw.reads() || plan.fill {
         return None;
@@ -65,7 +65,7 @@ fn warning(share: f64, size: Option<ByteLen>) -> String {
     )
 }
 
-/// Counts the holes in a range of a file. One that the file system does not report is none.
+/// Counts the holes that the file system reports in a range of a file.
 fn count(file: &File, range: Range<u64>) -> io::Result<HoleCount> {
     let mut found = HoleCount { bytes: range.end - range.start, holes: 0 };
     let mut at = range.start;
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use crate::tests::benchmark;
 
-    /// A file of 8 MiB with data in the second and the last.
+    /// Creates a file of 8 MiB with data in the second and the last MiB.
     fn sparse(folder: &tempfile::TempDir, name: &str) -> String {
         let path = folder.path().join(name);
         let file = File::create(&path).unwrap();

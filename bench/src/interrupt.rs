@@ -8,7 +8,7 @@ use signal_hook::iterator::Signals;
 
 use crate::BenchError;
 
-/// Whether to end early. Clones are the same one.
+/// Request to end early. Clones share their state.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<InterruptState>);
 
@@ -20,7 +20,7 @@ struct InterruptState {
 }
 
 impl Interrupt {
-    /// Lets SIGINT, SIGTERM and SIGHUP set this one, from now on until the process ends.
+    /// Makes SIGINT, SIGTERM and SIGHUP set this one until the process ends.
     ///
     /// # Errors
     /// When the system refuses.
@@ -33,9 +33,9 @@ impl Interrupt {
         Ok(())
     }
 
-    /// Does what `signal` does.
+    /// Records `signal`.
     pub fn set(&self, signal: i32) {
-        // Only the first one says how the process ends.
+        // The first one decides the exit code.
         let _ = self.0.first.compare_exchange(0, signal, Ordering::AcqRel, Ordering::Acquire);
         self.0.count.fetch_add(1, Ordering::AcqRel);
     }
@@ -45,7 +45,7 @@ impl Interrupt {
         Some(self.0.first.load(Ordering::Acquire)).filter(|signal| *signal != 0)
     }
 
-    /// Returns true after a second signal: whoever waits for requests in flight does not wait any more.
+    /// Returns true after a second signal: waits for requests in flight end.
     pub fn is_urgent(&self) -> bool {
         self.0.count.load(Ordering::Acquire) > 1
     }

@@ -57,7 +57,7 @@ use std::process::ExitCode;
 pub use args::BenchArgs;
 pub use help::ARRANGEMENTS;
 
-/// Why a benchmark has no result.
+/// Reason why a benchmark has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// The options are invalid, or do not fit the disk. Exit code 2.
@@ -72,7 +72,7 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    /// Makes a usage error about one option, in mqblk's usual form: the value that was found, and the expected one.
+    /// Makes a usage error about one option, in mqblk's usual form: the found value, and the expected one.
     fn option(name: &str, found: impl std::fmt::Display, expected: impl std::fmt::Display) -> BenchError {
         BenchError::Usage(format!("--{name}: found {found}, expected {expected}"))
     }
@@ -100,7 +100,7 @@ pub fn run(args: &BenchArgs) -> ExitCode {
     }
 }
 
-/// Says on standard error why a command fails. Returns the exit code.
+/// Writes the reason for a command's failure to standard error. Returns the exit code.
 pub fn fail(command: &str, why: &str, code: u8) -> ExitCode {
     // Standard error may be closed.
     let _ = writeln!(std::io::stderr(), "mqblk: {command}: {}", one_line(why));

@@ -1,4 +1,4 @@
-//! Where and how a benchmark was run: what a reader needs to judge its results.
+//! Machine and command line of a benchmark, for the interpretation of its results.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,8 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 
-/// The machine that a benchmark ran on. Its serialized keys are an interface: they do not change. What cannot be read is null.
+/// The machine that a benchmark ran on. Its serialized keys are an interface: they do not change. Unreadable values are
+/// null.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Machine {
     /// Host name.
@@ -45,13 +46,13 @@ fn values<'a>(text: &'a str, key: &'a str) -> impl Iterator<Item = &'a str> {
 }
 
 fn cpu_model(text: &str) -> Option<String> {
-    // x86, and what others have instead.
+    // x86, and the keys of other architectures.
     ["model name", "Model", "cpu model", "cpu", "uarch"]
         .iter()
         .find_map(|key| values(text, key).next().map(str::to_owned))
 }
 
-/// How a benchmark was started.
+/// Command line and machine of a benchmark.
 #[derive(Clone, Debug)]
 pub struct Invocation {
     /// The command line: the program, then its arguments.
@@ -71,9 +72,9 @@ impl Invocation {
 /// A server, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ServerInfo {
-    /// Path of its program; null where the system does not tell.
+    /// Path of its program; null if it cannot be read.
     pub program: Option<String>,
-    /// Its version: known of those that the benchmark starts.
+    /// Its version; known only of started servers.
     pub version: Option<String>,
 }
 
@@ -81,7 +82,7 @@ pub struct ServerInfo {
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 impl ServerInfo {
-    /// Returns what is known of a process. `started`: by this program, which may ask for its version.
+    /// Describes a process. `started`: true if this program started it and may query its version.
     pub(crate) fn of(pid: Option<i32>, started: bool) -> ServerInfo {
         let program = pid.and_then(|pid| fs::read_link(format!("/proc/{pid}/exe")).ok());
         ServerInfo {
@@ -91,7 +92,7 @@ impl ServerInfo {
     }
 }
 
-/// Returns what a program, the same each time, says of its version.
+/// Returns the version that `program` prints. Queried once: it is the same program each time.
 fn version_of(program: &Path) -> Option<String> {
     static KNOWN: OnceLock<Option<String>> = OnceLock::new();
     let ask = || {

@@ -1,5 +1,5 @@
-//! The `mqblk-bench` program: `mqblk bench`, `mqblk reproduce` and `mqblk plot`, which becomes this one for them; and `mqblk` with simulated
-//! machines of Xen, for which it serves the disks of a benchmark.
+//! The `mqblk-bench` program. `mqblk` becomes this one for `mqblk bench`, `mqblk reproduce` and `mqblk plot`. It is
+//! also `mqblk` with simulated machines of Xen, to serve the disks of a benchmark.
 #![forbid(unsafe_code)]
 
 use std::ffi::OsString;

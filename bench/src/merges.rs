@@ -25,7 +25,7 @@ pub struct MergeRates {
 }
 
 impl MergeCounters {
-    /// Reads the counters of all that the server at the admin socket `admin` serves. `None` when it cannot be queried.
+    /// Reads the counters of all disks of the server at the admin socket `admin`. `None` when it cannot be queried.
     pub(crate) fn read(admin: &Path) -> Option<MergeCounters> {
         match Client::connect(admin).and_then(|mut client| client.stat(&StatQuery::default())) {
             Ok(stat) => {

@@ -1,4 +1,5 @@
-//! Where the results go: the table to standard output, the JSON to a file or to standard output, both as far as they are measured.
+//! Output of results: the table to standard output, the JSON to a file or to standard output. Both hold the rows
+//! measured so far.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
@@ -11,7 +12,7 @@ use crate::report::ResultRow;
 
 /// The value of `--json` that is standard output.
 const STANDARD_OUTPUT: &str = "-";
-/// A file is written again when this many times the duration of its last write has passed: writing takes at most a percent of the
+/// A file is rewritten after this many times the duration of its last write: writing takes at most a percent of the
 /// time.
 const WRITE_EVERY: u32 = 100;
 
@@ -19,7 +20,7 @@ const WRITE_EVERY: u32 = 100;
 #[derive(Debug)]
 pub(crate) struct JsonOutput {
     place: Place,
-    /// Why the last write failed.
+    /// Error of the last write.
     failure: Option<io::Error>,
 }
 
@@ -29,7 +30,7 @@ enum Place {
     Nowhere,
     /// Standard output: rows that are complete, as they come.
     Stdout { rows: usize },
-    /// A file that is replaced: what was there stays until there is something new.
+    /// A file that is replaced: the old content stays until there are rows.
     File { path: PathBuf, written: Option<Written> },
     /// A pipe or a device: written once, at the end.
     Stream(PathBuf),
@@ -43,7 +44,7 @@ struct Written {
 }
 
 impl JsonOutput {
-    /// Checks that `path` can be written. What is there is not changed.
+    /// Checks that `path` can be written. Does not change it.
     ///
     /// # Errors
     /// [`BenchError::Usage`], with what was found.
@@ -64,8 +65,8 @@ impl JsonOutput {
         matches!(self.place, Place::Stdout { .. })
     }
 
-    /// Writes the rows so far. `complete`: those that will not change; `current`: those whose runs have not all ended. A failure is
-    /// reported once, and tried again later.
+    /// Writes the rows so far. `complete`: final ones; `current`: those with runs outstanding. A failure is reported
+    /// once, and retried later.
     pub(crate) fn update(&mut self, complete: &[Vec<ResultRow>], current: &[ResultRow]) {
         let result = match &mut self.place {
             Place::Nowhere | Place::Stream(_) => Ok(()),
@@ -89,7 +90,7 @@ impl JsonOutput {
     /// Writes all rows.
     ///
     /// # Errors
-    /// When they cannot be written. What was in the file before is still there.
+    /// When they cannot be written. The file's old content remains.
     pub(crate) fn finish(&mut self, rows: &[Vec<ResultRow>]) -> Result<(), BenchError> {
         let all = rows.iter().flatten();
         let result = match &mut self.place {
@@ -113,15 +114,15 @@ impl JsonOutput {
 
     fn told(&self, error: &io::Error) -> String {
         match &self.place {
-            Place::File { path, .. } => format!("--json {}: {error}; what was in it is unchanged", path.display()),
+            Place::File { path, .. } => format!("--json {}: {error}; its old content is unchanged", path.display()),
             Place::Stream(path) => format!("--json {}: {error}", path.display()),
             Place::Nowhere | Place::Stdout { .. } => format!("--json -: standard output: {error}"),
         }
     }
 }
 
-/// Writes a text that is for people, to standard output, or to standard error if that has the JSON. A reader that has gone is none
-/// that misses it.
+/// Writes a text for people to standard output, or to standard error if standard output has the JSON. A closed pipe is
+/// no error.
 ///
 /// # Errors
 /// When it cannot be written.
@@ -138,7 +139,7 @@ pub(crate) fn write_text(json: &JsonOutput, text: &str) -> Result<(), BenchError
     }
 }
 
-/// Finds out how `path` is written, and tries what can be tried.
+/// Decides how `path` is written, and checks that as far as possible.
 fn check(path: &Path) -> io::Result<Place> {
     let path = match path.canonicalize() {
         // The file that a link names is replaced, not the link.
@@ -149,7 +150,7 @@ fn check(path: &Path) -> io::Result<Place> {
     match path.metadata() {
         Ok(found) if found.is_dir() => Err(io::Error::from(io::ErrorKind::IsADirectory)),
         Ok(found) if !found.file_type().is_file() => {
-            // The open of a pipe waits for its reader, and a reader of a pipe would see its end.
+            // Opening a pipe waits for its reader, and closing it would end the reader.
             if !found.file_type().is_fifo() {
                 OpenOptions::new().write(true).open(&path)?;
             }
@@ -171,7 +172,7 @@ fn check(path: &Path) -> io::Result<Place> {
 /// When the folder cannot be written.
 pub(crate) fn temporary(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // As any file that is made; the umask is applied. What is there keeps its own.
+    // The mode of a new file, with the umask applied. An existing file keeps its mode.
     let mode = path.metadata().map_or(0o666, |found| found.permissions().mode());
     tempfile::Builder::new().prefix(".mqblk-bench.").permissions(Permissions::from_mode(mode)).tempfile_in(folder)
 }
@@ -179,7 +180,7 @@ pub(crate) fn temporary(path: &Path) -> io::Result<tempfile::NamedTempFile> {
 /// Replaces the file at `path` by one that `write` has written completely.
 ///
 /// # Errors
-/// When it cannot be written. What was there before is still there.
+/// When it cannot be written. The old file remains.
 pub(crate) fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let mut file = temporary(path)?;
     write(file.as_file_mut())?;

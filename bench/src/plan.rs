@@ -65,7 +65,7 @@ impl Combination {
     }
 }
 
-/// Everything that is measured, and how.
+/// Everything to measure, and its settings.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// At least one. The others are compared to the first.
@@ -90,7 +90,7 @@ pub struct Plan {
     pub size: Option<ByteLen>,
     /// Distance of the jobs' ranges; `None`: the jobs share one range, or share it out.
     pub offset_increment: Option<ByteLen>,
-    /// Which blocks a random load prefers.
+    /// Distribution of random blocks.
     pub distribution: Distribution,
     /// A job flushes a disk after this many writes to it; 0: never.
     pub fsync: u32,
@@ -98,7 +98,7 @@ pub struct Plan {
     pub seed: Option<u64>,
     /// Write the range once before each run.
     pub fill: bool,
-    /// Verification of what was written.
+    /// Verification of the written blocks.
     pub verify: Option<Verify>,
     /// CPUs of the client's threads.
     pub pin: Vec<u16>,
@@ -106,7 +106,7 @@ pub struct Plan {
     pub server_cpus: Vec<u16>,
     /// Entries of a virtqueue.
     pub queue_size: u16,
-    /// Entries of a virtqueue if they were chosen: a started server has to take as many.
+    /// Entries of a virtqueue, if chosen: a started server must take this many.
     pub chosen_queue_size: Option<u16>,
     /// Descriptor layout.
     pub descriptors: Descriptors,
@@ -114,11 +114,11 @@ pub struct Plan {
     pub packed: bool,
     /// File for the JSON.
     pub json: Option<PathBuf>,
-    /// How long a server may complete no request.
+    /// A server that completes no request for this long is stuck.
     pub stuck_timeout: Duration,
     /// Ends the benchmark early.
     pub interrupt: Interrupt,
-    /// Where and how it was started.
+    /// Its command line and machine.
     pub invocation: Invocation,
 }
 

@@ -37,7 +37,7 @@ fn check_target(benchmark: &Benchmark, target: &Target) -> Result<(), BenchError
         let key = setup(target, combination);
         if !known.iter().any(|(other, _)| *other == key) {
             plan.interrupt.check()?;
-            // Of those with this setup: the one with most queues, and of those the one with the least memory.
+            // With this setup: most queues, then least memory.
             let same = combinations.iter().filter(|other| setup(target, other) == key);
             let memory = |one: &Combination| u64::from(one.depth_per_queue()) * one.sizes.max.0;
             let chosen = same.min_by_key(|one| (u16::MAX - one.queues, memory(one)));
@@ -49,8 +49,7 @@ fn check_target(benchmark: &Benchmark, target: &Target) -> Result<(), BenchError
     Ok(())
 }
 
-/// Returns the properties of a server that have to be tried: its queues, unless it is started with as many, and its
-/// disks.
+/// Returns the properties of a server to check: its queues, unless it is started with this many, and its disks.
 fn setup(target: &Target, combination: &Combination) -> (u16, u16, u16) {
     let started = matches!(target.source, TargetSource::Disk { .. });
     (if started { 0 } else { combination.queues }, combination.targets, combination.luns)

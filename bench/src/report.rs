@@ -31,7 +31,6 @@ pub(crate) struct ResultRow {
     pub bs: u64,
     /// Bytes of the largest I/O.
     pub bs_max: u64,
-    /// Queues.
     pub queues: u16,
     /// Targets; null where the interface has none.
     pub targets: Option<u16>,
@@ -39,7 +38,6 @@ pub(crate) struct ResultRow {
     pub luns: Option<u16>,
     /// The queue that a command is put on: target, submitter or fixed; null where the interface leaves no choice.
     pub steer: Option<&'static str>,
-    /// Jobs.
     pub jobs: u16,
     /// I/Os in flight of each job.
     pub iodepth: u16,
@@ -63,7 +61,6 @@ pub(crate) struct ResultRow {
     pub ring_order: Option<u8>,
     /// Layout of the requests; null where the interface leaves no choice.
     pub abi: Option<&'static str>,
-    /// Runs.
     pub runs: usize,
     /// I/Os per second, mean over the runs.
     pub iops_mean: f64,
@@ -90,9 +87,9 @@ pub(crate) struct ResultRow {
     pub server_cpu_us_per_io: Option<f64>,
     /// CPU time of the client's threads for an I/O.
     pub client_cpu_us_per_io: f64,
-    /// Reads that the server merged, per second; null when it is not known.
+    /// Reads that the server merged, per second; null if unknown.
     pub rrqm_per_s: Option<f64>,
-    /// Writes that the server merged, per second; null when it is not known.
+    /// Writes that the server merged, per second; null if unknown.
     pub wrqm_per_s: Option<f64>,
     /// Requests of an I/O that were handed over to the thread that owns their queue.
     pub handovers_per_io: f64,
@@ -104,17 +101,16 @@ pub(crate) struct ResultRow {
     pub calls_per_io: f64,
     /// I/Os that failed or did not verify.
     pub errors: u64,
-    /// The experiment.
     pub experiment: Option<&'static str>,
     /// The experiment's heading for the target.
     pub column: Option<String>,
     /// I/Os per second that each job was to start; null: one when another had completed.
     pub rate_iops: Option<u32>,
-    /// How well that was kept; null without it.
+    /// Starts and delays at that rate; null without it.
     pub rate: Option<RateSummary>,
     /// A job flushed after this many writes; 0: never.
     pub fsync: u32,
-    /// Which blocks a random load prefers: random, or zipf and its theta.
+    /// Distribution of random blocks: random, or zipf and its theta.
     pub random_distribution: String,
     /// The reads alone; null if the load has none.
     pub read: Option<OpSummary>,
@@ -124,21 +120,18 @@ pub(crate) struct ResultRow {
     pub trim: Option<OpSummary>,
     /// The flushes, which are not among the I/Os; null if the load has none.
     pub flush: Option<OpSummary>,
-    /// Share of what was read that are holes of a file, from 0 to 1, before the first run; null if it is not known.
+    /// Share of holes among the blocks read, from 0 to 1, before the first run; null if unknown.
     pub holes: Option<f64>,
-    /// Each run.
     pub each_run: Vec<RunValues>,
     /// Seed of the first run; null: another one each time.
     pub seed: Option<u64>,
     /// When the first run began: RFC 3339, in UTC.
     pub date: String,
-    /// The server.
     pub server: ServerInfo,
     /// The benchmark's version.
     pub version: &'static str,
     /// The benchmark's command line.
     pub command: Vec<String>,
-    /// The machine.
     pub machine: Machine,
     /// Blocks read back and checked.
     #[serde(skip)]
@@ -165,9 +158,7 @@ pub struct InterfaceResults {
 /// The subject of a row: a target under a combination of a plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowSubject<'a> {
-    /// The plan.
     pub plan: &'a Plan,
-    /// The target.
     pub target: &'a Target,
     /// The combination, with the target's own queues.
     pub combination: &'a Combination,

@@ -134,7 +134,7 @@ fn columns(plan: &Plan, groups: &[Vec<ResultRow>]) -> Vec<Column> {
         column("flushes: p50", true, false, |row, _| of(&row.flush, |op| three_digits(op.lat_us.p50))),
         column("flushes: p99", true, false, |row, _| of(&row.flush, |op| three_digits(op.lat_us.p99))),
         column("not started", true, false, |row, _| text_or_dash(row.rate.map(|rate| rate.unstarted))),
-        // Whoever sees IOPS has to see these beside them.
+        // Errors must be visible beside the IOPS.
         column("errors", true, !has_errors, |row, _| row.errors.to_string()),
     ];
     let rows = || groups.iter().flatten();

@@ -41,7 +41,7 @@ pub(crate) fn plan(line: &str) -> Result<Plan, BenchError> {
 struct Rig {
     model: BlkModel,
     folder: tempfile::TempDir,
-    /// The model will be stuck: a short timeout will do.
+    /// True if the model gets stuck: the timeout is short.
     stalls: bool,
 }
 

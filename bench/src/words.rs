@@ -121,7 +121,7 @@ impl Descriptors {
     /// Returns the driver's layout, for I/Os of at most `bs`.
     pub fn shape(self, bs: ByteLen) -> DescriptorLayout {
         match self {
-            // A table for each costs nothing beside so much data, and keeps a disk with small segments from filling the
+            // A table for each is cheap beside this much data, and keeps a disk with small segments from filling the
             // ring with descriptors.
             Descriptors::Auto if bs > INDIRECT_ABOVE => DescriptorLayout::Indirect,
             Descriptors::Auto => DescriptorLayout::Auto,
@@ -131,7 +131,7 @@ impl Descriptors {
     }
 }
 
-/// Which blocks a random load prefers.
+/// Distribution of random blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Distribution {
     /// All are as likely.

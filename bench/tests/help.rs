@@ -1,8 +1,9 @@
-//! Help texts, man pages and completions of `mqblk-bench`, which are those of `mqblk bench`, `mqblk reproduce` and `mqblk plot`.
+//! Help texts, man pages and completions of `mqblk-bench`, which are those of `mqblk bench`, `mqblk reproduce` and
+//! `mqblk plot`.
 
 use std::process::{Command, Output, Stdio};
 
-/// A screen of a terminal.
+/// Lines of a terminal's screen.
 const LINES: usize = 24;
 const COLUMNS: usize = 80;
 

@@ -7,7 +7,7 @@ use super::Combination;
 /// Keys of a disk: most entries of a virtqueue.
 pub(crate) const QUEUE_SIZE_KEYS: [&str; 2] = ["queue-size", "queue_size"];
 
-/// Where a target is.
+/// Location of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetSource {
     /// A running server.
@@ -81,7 +81,7 @@ impl MergeMode {
 /// A target, and its description in the results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Where it is.
+    /// Its location.
     pub source: TargetSource,
     /// `target` in the results.
     pub label: String,
@@ -99,12 +99,12 @@ pub struct Target {
     pub queues: Option<u16>,
     /// Workers of the server that is started; `None`: the server's default, or a running server.
     pub workers: Option<u16>,
-    /// Microseconds that a null disk takes for a request, in the results; `None` for other storage.
+    /// Latency of a null disk in microseconds, in the results; `None` for other storage.
     pub latency_us: Option<u64>,
 }
 
 impl Target {
-    /// Returns a target of which nothing else is known.
+    /// Returns a running target: its other settings are unknown.
     pub(crate) fn running(source: TargetSource, label: &str, grants: Option<String>) -> Target {
         let [storage, poll, merge] = ["unknown"; 3].map(str::to_owned);
         Target {
@@ -132,7 +132,7 @@ pub(crate) fn value_of<'a>(spec: &'a str, key: &str) -> Option<&'a str> {
     spec.split(',').find_map(|pair| pair.split_once('=').filter(|(found, _)| *found == key).map(|(_, value)| value))
 }
 
-/// Returns the microseconds that a null disk takes for a request; `None` for other storage.
+/// Returns the latency of a null disk in microseconds; `None` for other storage.
 pub(crate) fn null_latency(spec: &str) -> Option<u64> {
     let own = value_of(spec, "latency-us").unwrap_or("0");
     (value_of(spec, "storage") == Some("null")).then(|| own.parse().ok()).flatten()

@@ -12,17 +12,13 @@ use crate::worker::OpStats;
 /// Latency in microseconds.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct LatencySummary {
-    /// Mean.
     pub mean: f64,
     /// Median.
     pub p50: f64,
-    /// 90th percentile.
     pub p90: f64,
-    /// 99th percentile.
     pub p99: f64,
     /// 99.9th percentile.
     pub p999: f64,
-    /// Largest.
     pub max: f64,
 }
 
@@ -67,17 +63,16 @@ impl OpSummary {
 /// The values of one run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct RunValues {
-    /// When it began: RFC 3339, in UTC.
+    /// Start of the run: RFC 3339, in UTC.
     pub date: String,
     /// Length of the measurement, in seconds.
     pub elapsed_s: f64,
-    /// A signal ended it early.
+    /// True if a signal ended it early.
     pub cut_short: bool,
     /// I/Os per second.
     pub iops: f64,
     /// Bytes per second.
     pub bw_bytes_per_s: f64,
-    /// Latency.
     pub lat_us: LatencySummary,
     /// CPU time of the server for an I/O; null when it cannot be read.
     pub server_cpu_us_per_io: Option<f64>,
@@ -108,16 +103,16 @@ impl RunValues {
     }
 }
 
-/// How well a rate was kept, over all runs.
+/// Starts and delays of I/Os at a rate, over all runs.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct RateSummary {
     /// I/Os per second that all jobs together were to start.
     pub asked_iops: f64,
     /// I/Os that were started in the measured time.
     pub started: u64,
-    /// I/Os that were to start in the measured time and did not: nothing was free to start them.
+    /// I/Os that were due in the measured time and did not start: no slot was free.
     pub unstarted: u64,
-    /// Mean time from when an I/O was to start until it did, in microseconds; part of the latency.
+    /// Mean time from an I/O's due time to its start, in microseconds; part of the latency.
     pub delay_us_mean: f64,
     /// The longest one.
     pub delay_us_max: f64,

@@ -1,4 +1,4 @@
-//! Benchmarks that do not come to their end, and what is left of them.
+//! Benchmarks that end early, and their results.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ fn a_signal_before_the_measurement_leaves_older_results() {
     let result = interrupted(&rig, &format!("--runtime 60 --warmup 60 --json {file}"), 50, 1);
     assert!(is_sigint(&result), "{result:?}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "older");
-    // The written blocks are not checked: such a run does not count.
+    // The written blocks are not checked: the run does not count.
     let verified = format!("--rw randwrite --verify crc32c --allow-write --runtime 60 --warmup 0 --json {file}");
     assert!(is_sigint(&interrupted(&rig, &verified, 100, 1)));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "older");

@@ -34,7 +34,7 @@ pub(super) fn number(row: &Value, at: &str) -> f64 {
     row.pointer(at).and_then(Value::as_f64).unwrap_or_else(|| panic!("{at}: {row}"))
 }
 
-/// Returns how many of an operation a row's only run did.
+/// Returns the number of an operation's I/Os in a row's only run.
 pub(super) fn count(row: &Value, op: &str) -> u64 {
     (number(row, &format!("/{op}/iops_mean")) * number(row, "/each_run/0/elapsed_s")).round() as u64
 }
@@ -63,7 +63,7 @@ fn a_job_flushes_after_so_many_writes() {
         on_each_interface(&format!("--rw write --bs 4k --runtime 0 --allow-write {line}"), |interface, row| {
             let disks = if interface == "virtio-scsi" { 2 } else { 1 };
             assert_eq!(count(row, "write"), 256 * disks, "{interface} {line}");
-            // After the last write nothing comes any more; with several in flight another slot may have seen that it is
+            // Nothing comes after the last write; with several in flight another slot may have seen that a flush is
             // due.
             let found = count(row, "flush");
             assert!((flushes * disks..=(flushes + 1) * disks).contains(&found), "{interface} {line}: {found}");
@@ -110,14 +110,14 @@ fn reads_and_writes_are_counted_apart() {
             assert_eq!(most, of_all);
             assert_eq!(row["each_run"].as_array().unwrap().len(), 2);
             assert!(row["trim"].is_null() && row["rate"].is_null());
-            // Who measured, where, and how.
+            // Command, machine and server.
             assert!(!row["command"].as_array().unwrap().is_empty() && row["machine"]["kernel"].is_string());
             assert!(row["date"].as_str().unwrap().ends_with('Z') && row["version"].is_string());
         },
     );
 }
 
-/// A request that failed is quickly done: as an I/O it would make the disk look fast.
+/// Failed requests complete quickly: counted as I/Os they would make the disk look fast.
 #[test]
 fn failed_requests_are_no_ios() {
     let size = 400 << 10;
@@ -126,7 +126,7 @@ fn failed_requests_are_no_ios() {
     assert_eq!(rig.run(&format!("--rw read --bs 4k --runtime 0 --json {file}")).unwrap(), 60);
     let row = &json(&file)[0];
     assert_eq!((count(row, "read"), number(row, "/errors"), number(row, "/each_run/0/errors")), (40, 60.0, 60.0));
-    // Those that did not verify neither.
+    // I/Os that did not verify are not counted either.
     let rig = Rig::new(BlkBehaviour { fault: BlkFault::FailFrom(0), ..BlkBehaviour::default() });
     let file = rig.path("out.json");
     assert!(rig.run(&format!("--runtime 0.1 --warmup 0 --runs 1 --json {file}")).unwrap() > 0);
@@ -134,7 +134,7 @@ fn failed_requests_are_no_ios() {
     assert_eq!((number(row, "/iops_mean"), number(row, "/lat_us/max")), (0.0, 0.0));
 }
 
-/// The I/Os that are due follow from the time alone, however slow the machine is.
+/// The number of I/Os that are due depends only on the time, not on the machine's speed.
 #[test]
 fn a_rate_is_asked_for_whatever_completes() {
     for client in ["wait", "poll"] {

@@ -1,4 +1,5 @@
-//! The commands that `--help` and docs/bench.md print, with all their values: tests/src/documented runs them, shortened.
+//! The commands that `--help` and docs/bench.md print, with all their values: tests/src/documented runs them,
+//! shortened.
 
 use clap::CommandFactory;
 

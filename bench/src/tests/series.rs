@@ -1,4 +1,4 @@
-//! The time series of a run: that it has all that the run has.
+//! The time series of a run has all its I/Os.
 
 use mqblk_driver::virtio_blk::model::{BlkBehaviour, BlkFault};
 use serde_json::Value;

@@ -13,7 +13,7 @@ use crate::{BenchError, sweep};
 pub(super) struct Rig {
     model: ScsiModel,
     folder: tempfile::TempDir,
-    /// The model will be stuck: a short timeout will do.
+    /// True if the model gets stuck: the timeout is short.
     stalls: bool,
 }
 

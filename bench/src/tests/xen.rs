@@ -19,7 +19,7 @@ pub(super) struct Rig {
     machine: Machine,
     _dom0: Arc<dyn Xen>,
     folder: tempfile::TempDir,
-    /// The model will be stuck: a short timeout will do.
+    /// True if the model gets stuck: the timeout is short.
     stalls: bool,
 }
 
@@ -177,7 +177,7 @@ fn usage_errors_name_the_option() {
     assert_eq!(refused(rig.run("--queues 3")), "--queues: found 3, expected 1 to 2");
     assert_eq!(refused(rig.run("--ring-order 2")), "--ring-order: found 2, expected 0 to 1");
     let fill = plan("--interface xen --vdev xvda --fill").unwrap_err().to_string();
-    assert!(fill.contains("--allow-write"), "what a running backend serves was not made for the run: {fill}");
+    assert!(fill.contains("--allow-write"), "a running backend's disk was not made for the run: {fill}");
 }
 
 #[test]

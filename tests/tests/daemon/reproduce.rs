@@ -220,7 +220,7 @@ fn an_interruption_keeps_what_was_measured() {
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
     let stdout = text(&output.stdout);
-    assert!(stdout.contains("Interrupted: what was measured") && stdout.contains(" of 60 rows"), "{stdout}");
+    assert!(stdout.contains("Interrupted: the results so far are kept") && stdout.contains(" of 60 rows"), "{stdout}");
     let rows: Value =
         serde_json::from_slice(&std::fs::read(results.join("block-sizes.json")).expect("a file")).expect("JSON");
     let count = rows.as_array().map_or(0, Vec::len);

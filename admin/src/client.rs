@@ -104,7 +104,8 @@ impl Client {
     /// Calls a verb. `params` is an object, or null for none.
     ///
     /// # Errors
-    /// When the daemon refuses, is gone or does not respond in time. Only after [`ClientError::Refused`] the connection can be used again.
+    /// When the daemon refuses, is gone or does not respond in time. Only after [`ClientError::Refused`] the connection
+    /// can be used again.
     pub fn call(&mut self, method: &str, params: &Value) -> Result<Value, ClientError> {
         self.call_with(method, params, None)
     }

@@ -133,7 +133,8 @@ pub(crate) struct ClientSlot<'a> {
 }
 
 impl ClientSlot<'_> {
-    /// Records that a verb runs for the client. Returns false if the client has made room for another one: nothing is run then.
+    /// Records that a verb runs for the client. Returns false if the client has made room for another one: nothing is
+    /// run then.
     pub(crate) fn begin_verb(&self, name: &str) -> bool {
         self.with_client(|client| {
             client.verb = Some(RunningVerb { name: name.to_owned(), since: Instant::now(), is_logged: false });

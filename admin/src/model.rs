@@ -1,5 +1,5 @@
-//! The results of the verbs. docs/admin.md lists every field with its unit and is a promise: fields are added, none is renamed, dropped or
-//! changed in meaning. A field that an older daemon does not send reads as its default.
+//! The results of the verbs. docs/admin.md lists every field with its unit and is a promise: fields are added, none is
+//! renamed, dropped or changed in meaning. A field that an older daemon does not send reads as its default.
 
 pub use crate::live_model::{
     ControllerList, DiskSettings, FrontendInfo, ListedController, ListedQueue, ListedWorker, QueueList, QueueMoved,
@@ -67,7 +67,8 @@ pub struct ResizeResult {
     pub before_bytes: u64,
     /// The size now, in bytes.
     pub size_bytes: u64,
-    /// How the guest was notified: `told`, `unanswered`, `at-reconnect`, `no-guest`, or `unchanged` if the size is the same.
+    /// How the guest was notified: `told`, `unanswered`, `at-reconnect`, `no-guest`, or `unchanged` if the size is the
+    /// same.
     pub guest: String,
 }
 
@@ -144,8 +145,8 @@ pub struct DiskStat {
     /// Its connections to its storage. Null for storage that has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<ConnectionsStat>,
-    /// True if the VMM keeps an in-flight region, so that requests in flight survive the daemon. Null while no VMM has set queues up, and
-    /// for interfaces that need none.
+    /// True if the VMM keeps an in-flight region, so that requests in flight survive the daemon. Null while no VMM has
+    /// set queues up, and for interfaces that need none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_flight_region: Option<bool>,
     /// Its VMM's use of its budget. Null for interfaces whose guests share no files.
@@ -415,8 +416,8 @@ pub struct ControllerStat {
     pub queue_count: u32,
     /// The sums over its request queues.
     pub totals: Load,
-    /// True if the VMM keeps an in-flight region, so that requests in flight survive the daemon. Null while no VMM has set queues up, and
-    /// for interfaces that need none.
+    /// True if the VMM keeps an in-flight region, so that requests in flight survive the daemon. Null while no VMM has
+    /// set queues up, and for interfaces that need none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_flight_region: Option<bool>,
     /// Its VMM's use of its budget. Null for interfaces whose guests share no files.
@@ -574,8 +575,8 @@ pub struct Distribution {
     pub p99_ns: Option<u64>,
     /// 99.9 percent took less, in nanoseconds.
     pub p999_ns: Option<u64>,
-    /// `[lower_ns, upper_ns, count]` of each bucket that is not empty, ascending; a value equal to an upper bound is in the
-    /// next bucket. Empty unless `latency` was asked for.
+    /// `[lower_ns, upper_ns, count]` of each bucket that is not empty, ascending; a value equal to an upper bound is
+    /// in the next bucket. Empty unless `latency` was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub buckets: Vec<(u64, u64, u64)>,
 }

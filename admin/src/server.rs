@@ -34,8 +34,8 @@ pub struct ServerOptions {
     pub settled: Duration,
     /// Longest request, in bytes without its newline.
     pub line_bytes: usize,
-    /// Longest time from the first byte of a request to its last, and for reading a response. Between requests a client
-    /// may be silent without a limit, as long as others have room.
+    /// Longest time from the first byte of a request to its last, and for reading a response. Between requests a
+    /// client may be silent without a limit, as long as others have room.
     pub timeout: Duration,
 }
 

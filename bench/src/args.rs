@@ -99,7 +99,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", conflicts_with = "server_cpus", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub server_workers: Option<u16>,
 
-    /// Whether the client polls for answers or sleeps until it is called
+    /// How the client waits for answers: it polls, or sleeps until it is called
     #[arg(long, value_enum, default_value_t = ClientMode::Wait)]
     pub client: ClientMode,
 
@@ -107,7 +107,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "NAME", value_parser = experiment_parser())]
     pub experiment: Option<&'static Experiment>,
 
-    /// What to do: read, write, rw, randread, randwrite, randrw, trim, randtrim [default: randread]
+    /// Load: read, write, rw, randread, randwrite, randrw, trim, randtrim [default: randread]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub rw: Vec<Rw>,
 

@@ -70,8 +70,8 @@ pub const ARRANGEMENTS: &[Arrangement] = &[
         short: &[
             ("results", "Files that mqblk bench --json wrote"),
             ("output", "Picture to write: FILE.svg"),
-            ("x", "What goes to the right: bs, queues, ..."),
-            ("y", "What goes up: iops, bandwidth, latency, ..."),
+            ("x", "Value of the x axis: bs, queues, ..."),
+            ("y", "Values of the y axis: iops, bandwidth, latency, ..."),
             ("panels", "A panel for each value of this key"),
             ("only", "Draw only rows with these values"),
             ("title", "Title"),

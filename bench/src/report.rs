@@ -47,8 +47,8 @@ pub(crate) struct ResultRow {
     pub poll: String,
     /// Request merging in the server: on, off, auto, or `unknown` for a running server.
     pub merge: String,
-    /// The server's use of granted pages: auto, copy, map, persistent, `default` if it was not chosen, or `unknown` for
-    /// a running server; null if the interface has no grants.
+    /// The server's use of granted pages: auto, copy, map, persistent, `default` if it was not chosen, or `unknown`
+    /// for a running server; null if the interface has no grants.
     pub grants: Option<String>,
     /// The pool that caches granted pages: per-ring or shared; null if the interface has no grants, or for a running
     /// server.

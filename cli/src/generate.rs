@@ -18,7 +18,7 @@ const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
 /// The options of `generate`.
 #[derive(Debug, clap::Args)]
 pub struct GenerateArgs {
-    /// What to write
+    /// Files to write
     #[arg(value_enum)]
     what: Output,
 

@@ -23,7 +23,7 @@ const EXPECTED: &str = "off, error, warn, info, debug or trace, or TARGET=LEVEL,
 /// The options of logging, which all subcommands have.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LogOptions {
-    /// What is logged on standard error: off, error, warn, info, debug or trace [default: RUST_LOG, else info]
+    /// Level of the log on standard error: off, error, warn, info, debug or trace [default: RUST_LOG, else info]
     #[arg(long, global = true, value_name = "LEVEL", hide_short_help = true)]
     pub log: Option<String>,
 

@@ -58,8 +58,8 @@ fn row(text: &mut String, name: &str, key: &TableKey) {
     writeln!(text, "| `{name}` | {values} | {backends}{} |", escaped(&about)).expect("text");
 }
 
-/// Returns the table of this name: `serve`, `xen` (of the daemon's options) or `disk`, `storage`, `disk xen`, `controller`, `lun`. Without keys that are
-/// `known` from an earlier table.
+/// Returns the table of this name: `serve`, `xen` (of the daemon's options) or `disk`, `storage`, `disk xen`,
+/// `controller`, `lun`. Without keys that are `known` from an earlier table.
 fn table(name: &str, known: &mut BTreeSet<*const Key>) -> String {
     let keys: Vec<TableKey> = match name {
         "serve" => {

@@ -1,4 +1,5 @@
-//! Settings, controllers and configurations that change while the daemon serves, and `--state` that keeps them over restarts and kills.
+//! Settings, controllers and configurations that change while the daemon serves, and `--state` that keeps them over
+//! restarts and kills.
 
 #[path = "daemon/mod.rs"]
 mod daemon;

@@ -127,7 +127,8 @@ counters! {
 }
 
 counters! {
-    /// Counters of a disk's connections to its storage, since the disk was opened. All only grow, except [`connected`](Self::connected).
+    /// Counters of a disk's connections to its storage, since the disk was opened. All only grow, except
+    /// [`connected`](Self::connected).
     pub struct ConnectionCounters {
         /// Connections now.
         pub connected: u64,

@@ -52,8 +52,8 @@ pub struct Limits {
     pub volatile_cache: bool,
     /// Each request has a cost, so that fewer and larger ones are faster (files, networks; not null or ram).
     pub cost_per_request: bool,
-    /// The host's kernel pins guest memory for each transfer (direct I/O). Registering that memory with the worker's ring makes that
-    /// cheaper. A page may stay pinned for a moment after its request has completed.
+    /// The host's kernel pins guest memory for each transfer (direct I/O). Registering that memory with the worker's
+    /// ring makes that cheaper. A page may stay pinned for a moment after its request has completed.
     pub pins_memory: bool,
 }
 
@@ -119,7 +119,8 @@ pub trait Disk<L: IoContext>: Send + Sync {
     /// Returns the limits.
     fn limits(&self) -> Limits;
 
-    /// Returns the settings in force, with defaults and what the storage reports filled in, as `(key, value)`, for `--print-config`.
+    /// Returns the settings in force, with defaults and what the storage reports filled in, as `(key, value)`, for
+    /// `--print-config`.
     fn resolved(&self) -> Vec<(&'static str, String)>;
 
     /// Makes all finished writes durable. Blocks: only for control threads, when a disk is closed.
@@ -130,8 +131,8 @@ pub trait Disk<L: IoContext>: Send + Sync {
         Ok(())
     }
 
-    /// Returns the current size of the host's storage. It may differ from [`geometry`](Self::geometry), which changes only with
-    /// [`resize`](Self::resize). Blocks: only for control threads.
+    /// Returns the current size of the host's storage. It may differ from [`geometry`](Self::geometry), which changes
+    /// only with [`resize`](Self::resize). Blocks: only for control threads.
     ///
     /// # Errors
     /// When the host does not report it.
@@ -140,8 +141,9 @@ pub trait Disk<L: IoContext>: Send + Sync {
     }
 
     /// Resizes the disk to `size`, or with `None` to the current size of the host's storage. Returns the size, which
-    /// [`geometry`](Self::geometry) returns from now on and channels use from their next batch on; the caller notifies queues with
-    /// `refresh_disk`. The added part of a larger disk reads as zeroes if the daemon grows the storage. Blocks: only for control threads.
+    /// [`geometry`](Self::geometry) returns from now on and channels use from their next batch on; the caller notifies
+    /// queues with `refresh_disk`. The added part of a larger disk reads as zeroes if the daemon grows the storage.
+    /// Blocks: only for control threads.
     ///
     /// # Errors
     /// When the storage cannot have that size; then it is unchanged.
@@ -222,11 +224,12 @@ pub trait Disk<L: IoContext>: Send + Sync {
     fn open_channel(&self, context: &mut L) -> Result<Box<dyn DiskChannel<L>>, DiskError>;
 }
 
-/// A worker's own handle to a disk. Requests come in batches: one dynamic call per batch costs nothing from batches of 16 on.
+/// A worker's own handle to a disk. Requests come in batches: one dynamic call per batch costs nothing from batches of
+/// 16 on.
 ///
 /// Contract:
-/// * Every request taken by [`submit`](Self::submit) gets exactly one [`Completion`], with its buffer. Requests may complete in any order;
-///   only flush is ordered, as [`Op::Flush`](crate::Op) says.
+/// * Every request taken by [`submit`](Self::submit) gets exactly one [`Completion`], with its buffer. Requests may
+///   complete in any order; only flush is ordered, as [`Op::Flush`](crate::Op) says.
 /// * A short transfer is continued by the channel or fails; it is never reported as done.
 /// * No method blocks on storage. Blocking calls are made by another thread, which completes through the context
 ///   (docs/write-a-backend.md).

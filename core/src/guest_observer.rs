@@ -6,6 +6,7 @@ pub trait GuestObserver: Send + Sync {
     /// The device's queues start: its guest knows the device as it is now.
     fn arrived(&self);
 
-    /// The guest is gone: its frontend has closed the connection, or the device. Not called when this process ends the connection.
+    /// The guest is gone: its frontend has closed the connection, or the device. Not called when this process ends the
+    /// connection.
     fn left(&self);
 }

@@ -5,8 +5,8 @@
 //! and they are not held across a call that queries all guest interfaces ([`assert_unlocked`]). Those below serialize
 //! one slow operation each, of one device or one file.
 //!
-//! Builds with debug assertions check both on every thread, and abort the process with both names if a lock is taken out of order. Release
-//! builds check nothing. The order and its reasons: `docs/design/0026-locks.md`.
+//! Builds with debug assertions check both on every thread, and abort the process with both names if a lock is taken
+//! out of order. Release builds check nothing. The order and its reasons: `docs/design/0026-locks.md`.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -173,7 +173,8 @@ impl<'a, T> RankedGuard<'a, T> {
         RankedGuard { guard, held }
     }
 
-    /// Releases the mutex while `condition` is true, and locks it again. `condvar` is notified when it may have changed.
+    /// Releases the mutex while `condition` is true, and locks it again. `condvar` is notified when it may have
+    /// changed.
     pub fn wait_while(self, condvar: &Condvar, condition: impl FnMut(&mut T) -> bool) -> RankedGuard<'a, T> {
         let RankedGuard { guard, held } = self;
         check::wait(Some(held.rank), "a condition");

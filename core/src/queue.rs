@@ -15,14 +15,15 @@ impl DiskSlot {
 
 /// The engine's side of a pull: takes the requests of a queue.
 pub trait Intake<T, B> {
-    /// Returns how many more requests may be admitted in this batch. A queue must check before each request and stop at 0.
+    /// Returns how many more requests may be admitted in this batch. A queue must check before each request and stop at
+    /// 0.
     fn room(&self) -> usize;
 
     /// Admits one request to one of the queue's disks. `token` comes back in exactly one [`FinishedRequest`].
     fn admit(&mut self, token: T, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen, buffer: Option<B>);
 
-    /// Admits one guest request that covers several disk ranges (discard, write zeroes). It completes when all the ranges have, with the
-    /// first failure if there was one. `parts` is not empty.
+    /// Admits one guest request that covers several disk ranges (discard, write zeroes). It completes when all the
+    /// ranges have, with the first failure if there was one. `parts` is not empty.
     fn admit_parts(&mut self, token: T, disk: DiskSlot, op: Op, parts: &[(ByteOffset, ByteLen)]);
 
     /// Cancels this queue's requests in flight whose token `pick` chooses, where that is possible: they are taken back
@@ -43,8 +44,9 @@ pub trait Call: Send {
     fn call(&self);
 }
 
-/// The backend's end of an event channel. The channel is masked from the arrival of an event until [`unmask`](Self::unmask): no other event
-/// arrives until then, so a guest that sends many costs no more than one that sends one.
+/// The backend's end of an event channel. The channel is masked from the arrival of an event until
+/// [`unmask`](Self::unmask): no other event arrives until then, so a guest that sends many costs no more than one that
+/// sends one.
 pub trait EventChannel: Send {
     /// Sends an event. Must not block and cannot fail: without another end the event is lost.
     fn notify(&self);
@@ -52,7 +54,8 @@ pub trait EventChannel: Send {
     /// Takes the pending event, if there is one: the descriptor is not readable afterwards.
     fn take(&self);
 
-    /// Unmasks the channel. Called after the ring was checked; otherwise events could come faster than requests are handled.
+    /// Unmasks the channel. Called after the ring was checked; otherwise events could come faster than requests are
+    /// handled.
     fn unmask(&self);
 }
 
@@ -117,11 +120,12 @@ pub enum ArmResult {
 ///
 /// Contract:
 /// * Each guest byte is read once into a private copy, then checked. Every loop over guest data has a bound.
-/// * A malformed request is completed by the queue itself, and counted. Only a broken ring ends the queue ([`PullEnd::Broken`]), and never
-///   more than this queue. Nothing that a guest writes can make an implementation panic.
+/// * A malformed request is completed by the queue itself, and counted. Only a broken ring ends the queue
+///   ([`PullEnd::Broken`]), and never more than this queue. Nothing that a guest writes can make an implementation
+///   panic.
 /// * A token that was admitted is finished exactly once.
-/// * A request that the queue completes itself inside `pull` (identification, malformed requests) is published by the next
-///   [`publish`](Self::publish) like all others.
+/// * A request that the queue completes itself inside `pull` (identification, malformed requests) is published by the
+///   next [`publish`](Self::publish) like all others.
 pub trait GuestQueue: Send + 'static {
     /// The queue's data to finish a request. Kept in the engine's tag table.
     type Token;
@@ -152,8 +156,8 @@ pub trait GuestQueue: Send + 'static {
     where
         I: Intake<Self::Token, <Self::Context as IoContext>::Buffer>;
 
-    /// Writes the completion, which is not visible to the guest before [`publish`](Self::publish); or admits the request's next step
-    /// (compare, then write). The finished request has left a free tag for that.
+    /// Writes the completion, which is not visible to the guest before [`publish`](Self::publish); or admits the
+    /// request's next step (compare, then write). The finished request has left a free tag for that.
     fn finish<I>(
         &mut self,
         context: &mut Self::Context,
@@ -176,8 +180,8 @@ pub trait GuestQueue: Send + 'static {
         Ok(())
     }
 
-    /// Returns the number of blocked requests: taken off the ring, and neither admitted nor completed. They wait for something other than a
-    /// disk, and a drain waits for them.
+    /// Returns the number of blocked requests: taken off the ring, and neither admitted nor completed. They wait for
+    /// something other than a disk, and a drain waits for them.
     fn blocked(&self) -> usize {
         0
     }
@@ -188,8 +192,8 @@ pub trait GuestQueue: Send + 'static {
     /// Calls the guest (an interrupt), once per batch.
     fn notify(&mut self);
 
-    /// Asks the guest to kick for the next request, then checks the ring again. This order (ask, full fence, check) makes a lost wakeup
-    /// impossible.
+    /// Asks the guest to kick for the next request, then checks the ring again. This order (ask, full fence, check)
+    /// makes a lost wakeup impossible.
     fn arm(&mut self) -> ArmResult;
 
     /// Asks the guest not to kick while the queue is polled.
@@ -199,8 +203,8 @@ pub trait GuestQueue: Send + 'static {
     fn position(&self) -> Self::Position;
 }
 
-/// A waker of a queue, for any thread: the queue is [`woken`](GuestQueue::woken) in its worker's next turn. Wakes that come before that
-/// count as one.
+/// A waker of a queue, for any thread: the queue is [`woken`](GuestQueue::woken) in its worker's next turn. Wakes that
+/// come before that count as one.
 pub trait Wake: Send + Sync {
     /// Wakes the queue. Does not block.
     fn wake(&self);

@@ -69,8 +69,8 @@ impl Tag {
     }
 }
 
-/// One request to a disk. At most 32 bytes are moved (with a 4-byte buffer handle): a message of 184 bytes was measured to cost 26 to 42
-/// percent of the throughput of the whole path.
+/// One request to a disk. At most 32 bytes are moved (with a 4-byte buffer handle): a message of 184 bytes was measured
+/// to cost 26 to 42 percent of the throughput of the whole path.
 #[derive(Debug)]
 pub struct Request<B> {
     /// Start of the disk range. 0 for [`Op::Flush`].
@@ -99,8 +99,8 @@ impl Errno {
 /// How a request ended. Each guest interface maps these to its own status codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// Success, with the length transferred (for [`Op::Read`]: bytes put in the buffer). A short transfer is never `Done` with a smaller
-    /// length: the channel continues it or fails it.
+    /// Success, with the length transferred (for [`Op::Read`]: bytes put in the buffer). A short transfer is never
+    /// `Done` with a smaller length: the channel continues it or fails it.
     Done(ByteLen),
     /// The range does not lie on the disk, also when the disk shrank after admission.
     OutOfRange,

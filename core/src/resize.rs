@@ -1,5 +1,5 @@
-//! Resizing an open disk: which sizes are allowed, and in which order storage, queues and guest interface are updated. The same for all
-//! guest interfaces.
+//! Resizing an open disk: which sizes are allowed, and in which order storage, queues and guest interface are updated.
+//! The same for all guest interfaces.
 
 use crate::IoContext;
 use crate::disk::{Disk, DiskError};
@@ -64,8 +64,9 @@ impl Resize {
         Ok(wanted)
     }
 
-    /// Resizes a disk. Growing: first the storage is resized, then the queues may use the size, then the guest interface reports it.
-    /// Shrinking: the guest interface first refuses requests beyond the new end. For control threads, one at a time for a disk.
+    /// Resizes a disk. Growing: first the storage is resized, then the queues may use the size, then the guest
+    /// interface reports it. Shrinking: the guest interface first refuses requests beyond the new end. For control
+    /// threads, one at a time for a disk.
     ///
     /// # Errors
     /// As [`check_size`](Self::check_size), or when the storage cannot have that size. Then nothing is changed.

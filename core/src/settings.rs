@@ -1,4 +1,5 @@
-//! Settings that a user gives as `KEY=VALUE,...` or as a TOML table. Each key is declared ([`Key`]) and taken by the component that it belongs to.
+//! Settings that a user gives as `KEY=VALUE,...` or as a TOML table. Each key is declared ([`Key`]) and taken by the
+//! component that it belongs to.
 //!
 //! A key that is left at the end is unknown. So a new storage backend declares its own keys, and no other component
 //! knows them.
@@ -261,8 +262,8 @@ pub fn parse_size(text: &str) -> Option<ByteLen> {
 /// Description of a list of CPUs in messages.
 pub const EXPECTED_CPUS: &str = "CPU numbers and ranges separated by commas, such as 0,1 or 0-3,8";
 
-/// Parses CPUs and ranges in the order given: `0-3,8`. `None` if an item is malformed. An item is a CPU of at most 16 bits, so that the list of
-/// a short text stays short; one that is listed twice is returned twice.
+/// Parses CPUs and ranges in the order given: `0-3,8`. `None` if an item is malformed. An item is a CPU of at most 16
+/// bits, so that the list of a short text stays short; one that is listed twice is returned twice.
 pub fn parse_cpu_list(text: &str) -> Option<Vec<u16>> {
     let number = |text: &str| text.parse::<u16>().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
     let mut cpus = Vec::new();

@@ -1,8 +1,9 @@
 //! Limits of one tenant's use of the process. A tenant is a disk or a controller with the frontends that connect to it,
 //! one after the other.
 //!
-//! Every mapping of a frontend's memory holds a [`MappingCharge`] until it is unmapped, also when an old memory table is still in use by
-//! requests in flight. A frontend that would exceed a limit is refused, with the key of the limit, before anything is mapped.
+//! Every mapping of a frontend's memory holds a [`MappingCharge`] until it is unmapped, also when an old memory table
+//! is still in use by requests in flight. A frontend that would exceed a limit is refused, with the key of the limit,
+//! before anything is mapped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,8 +22,8 @@ pub struct BudgetLimits {
 }
 
 impl Default for BudgetLimits {
-    /// A VMM has at most 509 memory slots, and twice as many regions are mapped while it replaces its table. Linux allows a process
-    /// 65,530 mappings (vm.max_map_count) and 128 TiB.
+    /// A VMM has at most 509 memory slots, and twice as many regions are mapped while it replaces its table. Linux
+    /// allows a process 65,530 mappings (vm.max_map_count) and 128 TiB.
     fn default() -> BudgetLimits {
         BudgetLimits { mappings: 2048, address_space: ByteLen(8 << 40), guest_memory: None }
     }
@@ -137,8 +138,8 @@ impl TenantBudget {
         Ok(MappingCharge { budget: Arc::clone(self), len })
     }
 
-    /// Charges the guest memory of a table, `len` bytes, before it is mapped. Each table alone is compared with the limit: a table that
-    /// replaces another has the same memory.
+    /// Charges the guest memory of a table, `len` bytes, before it is mapped. Each table alone is compared with the
+    /// limit: a table that replaces another has the same memory.
     ///
     /// # Errors
     /// When it exceeds the limit.

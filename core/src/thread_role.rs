@@ -129,8 +129,9 @@ pub fn spawn_connector(name: &str, work: impl FnOnce() + Send + 'static) -> io::
     spawn(start.name, move || run_connector(start.work)).map(drop)
 }
 
-/// Runs `work` on a thread of its own with the role [`ThreadRole::Network`], which the threads that it starts have too. All such threads are
-/// started by one that the first call starts: in a process that restricts itself they can connect only if that call came before.
+/// Runs `work` on a thread of its own with the role [`ThreadRole::Network`], which the threads that it starts have too.
+/// All such threads are started by one that the first call starts: in a process that restricts itself they can connect
+/// only if that call came before.
 ///
 /// # Errors
 /// When the host refuses a thread, or the role's restrictions.

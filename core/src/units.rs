@@ -1,4 +1,5 @@
-//! Units as types. All conversions between them are here and are checked: three well-known codebases have overflow bugs in `sector << 9`.
+//! Units as types. All conversions between them are here and are checked: three well-known codebases have overflow bugs
+//! in `sector << 9`.
 
 use std::fmt;
 

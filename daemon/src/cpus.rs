@@ -15,8 +15,8 @@ pub struct Cpus {
 }
 
 impl Cpus {
-    /// Queries the kernel. Tries to pin a temporary thread to each CPU: this excludes offline CPUs and those outside the cgroup's
-    /// cpuset.
+    /// Queries the kernel. Tries to pin a temporary thread to each CPU: this excludes offline CPUs and those outside
+    /// the cgroup's cpuset.
     pub fn of_this_host() -> Cpus {
         let allowed = sched_getaffinity(None).unwrap_or_default();
         let pinnable = spawn("cpus", || {

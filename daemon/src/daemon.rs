@@ -260,7 +260,8 @@ impl Daemon {
     /// Drains requests in flight, flushes and closes the disks, and removes the sockets.
     ///
     /// # Errors
-    /// If the storage of a disk or a logical unit cannot be flushed, or does not complete in time. The others are flushed nevertheless.
+    /// If the storage of a disk or a logical unit cannot be flushed, or does not complete in time. The others are
+    /// flushed nevertheless.
     pub fn stop(self) -> io::Result<()> {
         let bound = StopBound::start(self.drain_timeout.saturating_mul(STOP_DRAINS) + STOP_SLACK, exit_now);
         bound.step("a takeover");

@@ -1,5 +1,5 @@
-//! The TOML file of `--config`. It has the keys of the command line: those of the process at the top, a `[[disk]]` table for each disk,
-//! and the tables that guest interfaces own.
+//! The TOML file of `--config`. It has the keys of the command line: those of the process at the top, a `[[disk]]`
+//! table for each disk, and the tables that guest interfaces own.
 
 use std::fs::File;
 use std::io::{self, Read as _};

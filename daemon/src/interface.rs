@@ -313,8 +313,8 @@ pub trait ServedInterface: Send + Sync {
         Err(ChangeError::Setting(settings.error("interface", "an interface that adds none", expected)))
     }
 
-    /// Removes the disk or LUN of this id: takes it from its guest, waits for its requests in flight, flushes and closes its storage.
-    /// `force`: also while a guest is connected. `None`: it has no such disk or LUN.
+    /// Removes the disk or LUN of this id: takes it from its guest, waits for its requests in flight, flushes and
+    /// closes its storage. `force`: also while a guest is connected. `None`: it has no such disk or LUN.
     fn remove_disk(&self, _id: &str, _force: bool, _source: ChangeSource) -> Option<Result<(), ChangeError>> {
         None
     }

@@ -1,4 +1,5 @@
-//! Keys and values that are not checked yet: `KEY=VALUE,KEY=VALUE`, the argument of `--disk`, and tables of the configuration file.
+//! Keys and values that are not checked yet: `KEY=VALUE,KEY=VALUE`, the argument of `--disk`, and tables of the
+//! configuration file.
 
 use mqblk_core::settings::{Key, SettingError, Settings};
 

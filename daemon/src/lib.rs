@@ -87,7 +87,8 @@ pub enum Purpose {
     Check,
 }
 
-/// Resolves a configuration for this host and opens its storage, after all checks that are possible before anything is created.
+/// Resolves a configuration for this host and opens its storage, after all checks that are possible before anything is
+/// created.
 ///
 /// `predecessor`: the daemon whose sockets and images it takes over.
 ///

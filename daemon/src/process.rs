@@ -63,7 +63,8 @@ pub static PIN: Key =
     Key::text("pin", "CPU,...", "CPUs that the process may use and ranges of them, one for each worker: `0-3,8`")
         .otherwise("not pinned")
         .about("the CPU of each worker, in order, such as 0-3,8", "In a file also an array.");
-/// The age of a request that is logged: a day at most. The default is well before guests time a request out (Linux: after 30 s).
+/// The age of a request that is logged: a day at most. The default is well before guests time a request out (Linux:
+/// after 30 s).
 pub static HANG_WARNING_S: Key = Key::number("hang-warning-s", 0, 86_400).placeholder("S").default("10").about(
     "log a warning of a request that the storage has not completed after S seconds; 0: never",
     "See [storage that hangs](#storage-that-hangs).",

@@ -54,7 +54,8 @@ pub struct ResizeOutcome {
     pub guest: GuestNotice,
 }
 
-/// Converts a disk's error: an invalid requested size is an error of the key `size`, all others are failures of `subject`.
+/// Converts a disk's error: an invalid requested size is an error of the key `size`, all others are failures of
+/// `subject`.
 pub fn resize_error(subject: &str, request: Resize, error: DiskError) -> ChangeError {
     match error {
         DiskError::Size { found, expected } if request.size.is_some() => {

@@ -45,7 +45,8 @@ pub static SANDBOX_ALLOW: Key =
 pub struct SandboxConfig {
     /// The handling of calls that it does not allow.
     pub mode: SandboxMode,
-    /// Absolute paths of images, and of folders with images, that the broker opens while the daemon runs: for disks that are added.
+    /// Absolute paths of images, and of folders with images, that the broker opens while the daemon runs: for disks
+    /// that are added.
     pub allow: Vec<PathBuf>,
 }
 

@@ -18,7 +18,8 @@ const STATUS_INTERVAL: Duration = Duration::from_secs(2);
 const SIGNS: u32 = 3;
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 
-/// Reports to the service manager until it is dropped: the status when it changes, and signs of life while all workers respond.
+/// Reports to the service manager until it is dropped: the status when it changes, and signs of life while all workers
+/// respond.
 #[derive(Debug)]
 pub struct Reporting {
     threads: Vec<(Sender<()>, JoinHandle<()>)>,

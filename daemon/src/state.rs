@@ -465,7 +465,8 @@ impl DaemonState {
         self.interfaces().iter().map(|interface| interface.changes()).collect()
     }
 
-    /// Returns the disks whose storage size is watched, without duplicates, each with an id that [`resize`](Self::resize) accepts.
+    /// Returns the disks whose storage size is watched, without duplicates, each with an id that
+    /// [`resize`](Self::resize) accepts.
     pub(crate) fn watched_disks(&self) -> Vec<WatchedDisk> {
         let mut places: HashMap<*const (), usize> = HashMap::new();
         let mut watched: Vec<WatchedDisk> = Vec::new();

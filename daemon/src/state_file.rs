@@ -1,7 +1,7 @@
 //! The state file: changes at run time, for the next daemon. Each guest interface has a section of its own.
 //!
-//! Each change replaces the whole file atomically: a new file is written, fsynced and renamed, and the directory is fsynced. After a kill
-//! the file has the content from before or after the change.
+//! Each change replaces the whole file atomically: a new file is written, fsynced and renamed, and the directory is
+//! fsynced. After a kill the file has the content from before or after the change.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};

@@ -1,4 +1,5 @@
-//! Keys and variables that exist for tests and measurements only: `storage=fault`, `storage=blocking`, `grants-pool`, `MQBLK_TEST_MAX_MAP_COUNT`.
+//! Keys and variables that exist for tests and measurements only: `storage=fault`, `storage=blocking`, `grants-pool`,
+//! `MQBLK_TEST_MAX_MAP_COUNT`.
 
 use mqblk_core::MappingBudget;
 

@@ -1,6 +1,7 @@
 //! The user that the daemon becomes: `user` and `group`.
 //!
-//! Credentials are those of a thread in the kernel; the C library changes them for all threads of the process (nptl(7)).
+//! Credentials are those of a thread in the kernel; the C library changes them for all threads of the process
+//! (nptl(7)).
 
 use std::ffi::CString;
 use std::fmt::Display;

@@ -38,8 +38,9 @@ impl Waker {
 #[derive(Debug)]
 pub(crate) struct CallEvent {
     call: EventFd,
-    /// Watches `call`, edge triggered. So a wait does not read the eventfd, and its counter counts the calls. A blocking read
-    /// cannot be the wait: a server may set O_NONBLOCK, which belongs to the open file and not to the descriptor.
+    /// Watches `call`, edge triggered. So a wait does not read the eventfd, and its counter counts the calls. A
+    /// blocking read cannot be the wait: a server may set O_NONBLOCK, which belongs to the open file and not to
+    /// the descriptor.
     epoll: Epoll,
     timer: SleepTimer,
     total: u64,

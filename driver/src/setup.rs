@@ -43,7 +43,8 @@ pub enum DescriptorLayout {
 }
 
 impl DescriptorLayout {
-    /// Returns the layout for `depth` requests on a ring of `size` entries. `indirect`: the server supports indirect descriptors.
+    /// Returns the layout for `depth` requests on a ring of `size` entries. `indirect`: the server supports indirect
+    /// descriptors.
     pub(crate) fn resolve(self, indirect: bool, depth: u32, size: u16) -> ChainLayout {
         match self {
             DescriptorLayout::Indirect if indirect => ChainLayout::Indirect,
@@ -100,8 +101,8 @@ pub(crate) struct RingLayout {
     tables: GuestAddress,
 }
 
-/// Memory shared with the server, and the queues in it. It lives as long as the device, and is shared with the next server after
-/// a reconnect.
+/// Memory shared with the server, and the queues in it. It lives as long as the device, and is shared with the next
+/// server after a reconnect.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     region: Arc<Region>,
@@ -124,7 +125,8 @@ struct StartedQueue {
 }
 
 impl SharedMemory {
-    /// Creates an in-flight region for `queues` queues, so that the next server replays requests. Called before any queue starts.
+    /// Creates an in-flight region for `queues` queues, so that the next server replays requests. Called before any
+    /// queue starts.
     pub(crate) fn create_inflight(&mut self, client: &mut Client, queues: u16, size: u16) -> Result<(), DriverError> {
         self.inflight = client.create_inflight(queues, size)?;
         Ok(())
@@ -139,8 +141,8 @@ impl SharedMemory {
         }
         for StartedQueue { index, addresses: at, size, format, kick, call } in started {
             let base = match format {
-                // The used index is the number of completed requests. A server without an in-flight region repeats all requests
-                // after it, which is correct if the previous server completed them in order.
+                // The used index is the number of completed requests. A server without an in-flight region repeats all
+                // requests after it, which is correct if the previous server completed them in order.
                 RingFormat::Split => {
                     let used = memory.shared_u16(GuestAddress(at.used.0 + 2));
                     u16::from_le(used.map_or(0, |used| used.load(Ordering::Acquire)))

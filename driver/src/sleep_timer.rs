@@ -1,5 +1,5 @@
-//! Ends a sleep in an epoll instance after a time that is exact to microseconds: `epoll_wait` counts in milliseconds, and timers of
-//! its own are late by the thread's timer slack.
+//! Ends a sleep in an epoll instance after a time that is exact to microseconds: `epoll_wait` counts in milliseconds,
+//! and timers of its own are late by the thread's timer slack.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

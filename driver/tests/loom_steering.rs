@@ -1,5 +1,5 @@
-//! Steering and handover under all interleavings (with a bounded number of preemptions) and reorderings that the memory model
-//! allows.
+//! Steering and handover under all interleavings (with a bounded number of preemptions) and reorderings that the memory
+//! model allows.
 //!
 //! The code under test is `steering::TargetSteering` and `handover::IdleWait` of the driver, with loom's atomics.
 //! Shown: a target is never in flight on two queues, no command is lost, the count ends at 0. A thread that sleeps
@@ -111,8 +111,8 @@ impl<W: AtomicWord> Target<W> {
     }
 }
 
-/// Largest number of preemptions in an interleaving. Bugs of this kind need one or two, and without a bound the model of the
-/// handover runs for hours. LOOM_MAX_PREEMPTIONS overrides it.
+/// Largest number of preemptions in an interleaving. Bugs of this kind need one or two, and without a bound the model
+/// of the handover runs for hours. LOOM_MAX_PREEMPTIONS overrides it.
 const PREEMPTIONS: usize = 3;
 
 fn model(run: impl Fn() + Send + Sync + 'static) {

@@ -67,7 +67,8 @@ impl AttachedDisks {
         Ok(())
     }
 
-    /// Takes no more requests for the disk in a slot. Signals `left` when the disk is closed; without a disk, drops it at once.
+    /// Takes no more requests for the disk in a slot. Signals `left` when the disk is closed; without a disk, drops it
+    /// at once.
     pub(crate) fn begin_close(&mut self, slot: DiskSlot, left: SyncSender<()>) {
         if let Some(Some(disk)) = self.disks.get_mut(usize::from(slot.0)) {
             disk.closing = Some(left);

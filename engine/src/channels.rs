@@ -95,7 +95,8 @@ impl OpenChannel {
         &self.plug[..if plans { self.plug.len() } else { most.min(self.plug.len()) }]
     }
 
-    /// Returns true if the whole plug is submitted as it is: there are no bounds, nothing to merge and nothing to stamp.
+    /// Returns true if the whole plug is submitted as it is: there are no bounds, nothing to merge and nothing to
+    /// stamp.
     #[inline]
     fn is_plain(&self) -> bool {
         // One comparison for both.
@@ -329,7 +330,8 @@ impl Channels {
         self.plugged.len() | self.cancelled.len() != 0
     }
 
-    /// Returns true if requests were plugged, completed or chosen to be cancelled outside of a pull, a submission and reaping.
+    /// Returns true if requests were plugged, completed or chosen to be cancelled outside of a pull, a submission and
+    /// reaping.
     #[inline]
     pub(crate) fn has_aside(&self) -> bool {
         self.plugged.len() | self.cancelled.len() | self.completions.len() != 0
@@ -480,8 +482,8 @@ impl Channels {
         again > 0
     }
 
-    /// Reaps every channel, also those with nothing outstanding: a channel may have operations of its own in the ring (a connection that
-    /// it watches), and only the channel can read their completions.
+    /// Reaps every channel, also those with nothing outstanding: a channel may have operations of its own in the ring
+    /// (a connection that it watches), and only the channel can read their completions.
     #[cold]
     pub(crate) fn reap_all(&mut self, context: &mut UringContext, finished: &mut Vec<AnyCompletion>) {
         self.settled = false;

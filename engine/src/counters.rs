@@ -147,8 +147,8 @@ pub struct QueueStats {
     pub oldest_ns: Option<u64>,
     /// Its current polling; `None` while it is detached.
     pub polling: Option<Polling>,
-    /// Of each of the queue's disks, in the order of their slots. The counters of a closed disk stay until another is opened in its slot,
-    /// which begins at 0; the queue's own counters go on.
+    /// Of each of the queue's disks, in the order of their slots. The counters of a closed disk stay until another is
+    /// opened in its slot, which begins at 0; the queue's own counters go on.
     pub disks: Vec<DiskCounters>,
 }
 
@@ -159,8 +159,8 @@ pub struct Polling {
     pub reason: PollReason,
     /// Longest time that it is polled without requests, in nanoseconds; `None`: unlimited.
     pub window_ns: Option<u64>,
-    /// Period of the timer that checks its ring while requests come, in nanoseconds; `None`: it is polled continuously,
-    /// or armed.
+    /// Period of the timer that checks its ring while requests come, in nanoseconds; `None`: it is polled
+    /// continuously, or armed.
     pub timer_ns: Option<u64>,
 }
 

@@ -119,7 +119,8 @@ impl<P: Send + 'static> Draining<P> {
 pub struct ClosingDisk(pub(crate) Receiver<()>);
 
 impl ClosingDisk {
-    /// Waits until none of the queue's requests is in flight at the disk, at most for `time`. Returns false if there are any.
+    /// Waits until none of the queue's requests is in flight at the disk, at most for `time`. Returns false if there
+    /// are any.
     pub fn wait(&self, time: Duration) -> bool {
         // A queue without this disk, and one that is detached, drop the sender.
         self.0.recv_timeout(time) != Err(RecvTimeoutError::Timeout)

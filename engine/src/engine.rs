@@ -86,8 +86,8 @@ impl Engine {
         self.workers.remove_last()
     }
 
-    /// Attaches a queue to worker `worker` (modulo their number). `make` builds it on the worker's thread, with the queue's waker; then it
-    /// [enters](GuestQueue::enter) the worker's context.
+    /// Attaches a queue to worker `worker` (modulo their number). `make` builds it on the worker's thread, with the
+    /// queue's waker; then it [enters](GuestQueue::enter) the worker's context.
     ///
     /// # Errors
     /// When the disk cannot be opened on the worker, `make` or the queue's entry fails, or the worker has ended.

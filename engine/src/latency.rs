@@ -7,7 +7,8 @@ const FIRST: u32 = 6;
 /// Octaves above the first bucket: the last ends at 2^37 ns, two minutes. Longer latencies are counted there.
 const OCTAVES: usize = 31;
 
-/// A histogram of latencies. Buckets are an eighth of an octave wide: a percentile is off by 6 percent at most. The sum is exact.
+/// A histogram of latencies. Buckets are an eighth of an octave wide: a percentile is off by 6 percent at most. The sum
+/// is exact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LatencyHistogram {
     counts: [u64; 1 + PER_OCTAVE * OCTAVES],
@@ -47,7 +48,8 @@ impl LatencyHistogram {
         })
     }
 
-    /// Returns the latency in nanoseconds below which `percent` of the occurrences lie: the middle of its bucket; `None` without any.
+    /// Returns the latency in nanoseconds below which `percent` of the occurrences lie: the middle of its bucket;
+    /// `None` without any.
     pub fn percentile_ns(&self, percent: f64) -> Option<u64> {
         percentile_ns(self.buckets(), percent)
     }
@@ -61,8 +63,8 @@ impl LatencyHistogram {
     }
 }
 
-/// Returns the value below which `percent` of all occurrences lie, from buckets in the form of [`LatencyHistogram::buckets`]: the middle
-/// of its bucket; `None` without any.
+/// Returns the value below which `percent` of all occurrences lie, from buckets in the form of
+/// [`LatencyHistogram::buckets`]: the middle of its bucket; `None` without any.
 pub fn percentile_ns(buckets: impl Iterator<Item = (u64, u64, u64)> + Clone, percent: f64) -> Option<u64> {
     let count: u64 = buckets.clone().map(|(_, _, times)| times).sum();
     let rank = ((percent / 100.0 * count as f64).ceil() as u64).clamp(1, count.max(1));

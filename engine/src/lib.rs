@@ -1,4 +1,5 @@
-//! Worker threads: they own queues, disk channels and one io_uring each, and nothing on the data path is shared between them.
+//! Worker threads: they own queues, disk channels and one io_uring each, and nothing on the data path is shared between
+//! them.
 //!
 //! From the bottom up, each module uses only those above it in this list:
 //! - `request`, `options`, `clock`, `latency`, `attach_error`: plain types; `queue_settings`: settings shared by a
@@ -6,8 +7,8 @@
 //! - `tags` is a queue's request table, `counters` and `per_disk` its statistics; `poll` decides how long a queue is
 //!   polled, `poll_list` the polled queues and when the worker may sleep, `coalesce` defers calls, `quota` bounds a
 //!   disk's use of its worker.
-//! - `plug` merges requests of one disk, `limits` throttles them, `errors` parks or repeats those that failed, `channels` are a worker's
-//!   handles to disks.
+//! - `plug` merges requests of one disk, `limits` throttles them, `errors` parks or repeats those that failed,
+//!   `channels` are a worker's handles to disks.
 //! - `attached_disks` are the disks of one queue, `route` is the route of its requests there, `runner` connects the
 //!   queue to its tags.
 //! - `worker` runs the turns; `mailbox` carries messages to it.

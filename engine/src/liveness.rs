@@ -38,8 +38,8 @@ impl LivenessProbe {
         list.follow(&mut self.workers, |probed| &probed.mailbox, make);
     }
 
-    /// Returns the workers, by number, that do not respond within `wait`, or have ended. One that has not replied to an earlier message is not
-    /// sent another one.
+    /// Returns the workers, by number, that do not respond within `wait`, or have ended. One that has not replied to an
+    /// earlier message is not sent another one.
     pub fn unresponsive(&mut self, wait: Duration) -> Vec<usize> {
         self.follow_workers();
         let deadline = Instant::now() + wait;

@@ -1,7 +1,8 @@
 //! Moving a queue from one worker to another while its guest uses it.
 //!
-//! The queue is drained at its worker, taken off it as a [`QueueState`], and attached to another worker. The guest sees a pause as long as
-//! its requests in flight. The queue keeps its ring position, its counters and its waker, which is redirected.
+//! The queue is drained at its worker, taken off it as a [`QueueState`], and attached to another worker. The guest sees
+//! a pause as long as its requests in flight. The queue keeps its ring position, its counters and its waker, which is
+//! redirected.
 
 use std::marker::PhantomData;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -15,7 +16,8 @@ use crate::engine::{Engine, QueueHandle};
 use crate::runner::{IdleQueue, QueueRunner};
 use crate::worker::{AttachedQueue, LeavingQueue, MovingParts, Worker};
 
-/// A queue that no worker serves: its position, its counters, its disks, its kick and its waker. Dropping it ends the queue.
+/// A queue that no worker serves: its position, its counters, its disks, its kick and its waker. Dropping it ends the
+/// queue.
 pub struct QueueState<Q> {
     idle: IdleQueue<Q>,
     parts: MovingParts,
@@ -108,8 +110,8 @@ where
 type Inserted<Q> = Result<QueueHandle<Q>, (Box<QueueState<Q>>, AttachError)>;
 
 impl Engine {
-    /// Attaches a queue that was taken off a worker to worker `worker` (modulo their number), whose context it enters. When the worker has ended,
-    /// the queue has ended with it.
+    /// Attaches a queue that was taken off a worker to worker `worker` (modulo their number), whose context it enters.
+    /// When the worker has ended, the queue has ended with it.
     fn insert<Q>(&self, worker: usize, state: Box<QueueState<Q>>) -> Result<Inserted<Q>, WorkerError>
     where
         Q: GuestQueue<Context = UringContext>,

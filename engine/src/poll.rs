@@ -213,7 +213,8 @@ impl PollState {
         self.polled_at = now;
     }
 
-    /// Returns true if the queue is armed and should be polled: a completion was published, and requests are expected soon.
+    /// Returns true if the queue is armed and should be polled: a completion was published, and requests are expected
+    /// soon.
     #[inline]
     pub(crate) fn should_resume(&self) -> bool {
         self.polled_at == NOT_POLLED && self.windows[usize::from(self.in_flight)] > 0
@@ -268,7 +269,8 @@ impl PollState {
 /// Time of polling without a result before a worker offers its CPU to other threads, in nanoseconds.
 const OFFER_AFTER: u64 = 5_000;
 
-/// A second time slice within this time shows that others want the CPU, in nanoseconds. A single one may be a hypervisor's, or an interrupt's.
+/// A second time slice within this time shows that others want the CPU, in nanoseconds. A single one may be a
+/// hypervisor's, or an interrupt's.
 const AGAIN: u64 = 20_000_000;
 
 /// Time for which a worker then closes its windows, in nanoseconds: at first, and at most, if it happens again when

@@ -8,8 +8,8 @@ use crate::request::{AnyCompletion, AnyRequest};
 
 /// While several channels are busy, each gets at most this many requests a turn.
 const TURN_REQUESTS: usize = 64;
-/// While several channels are open, each gets at most this many bytes a turn: storage that copies inside `submit`, at some 10 GB/s, then
-/// holds up a turn for 0.1 ms.
+/// While several channels are open, each gets at most this many bytes a turn: storage that copies inside `submit`, at
+/// some 10 GB/s, then holds up a turn for 0.1 ms.
 const CHANNEL_BYTES: u64 = 1 << 20;
 /// All of them together get this many bytes a turn; then each of the others gets only a few small requests.
 const TURN_BYTES: u64 = 4 << 20;

@@ -40,7 +40,8 @@ pub(crate) struct ToOnlyDisk<'a> {
 }
 
 impl<'a> ToOnlyDisk<'a> {
-    /// Returns the route to the only disk of a queue. The caller marks its channel [plugged](Channels::mark_plugged) afterwards.
+    /// Returns the route to the only disk of a queue. The caller marks its channel [plugged](Channels::mark_plugged)
+    /// afterwards.
     #[inline]
     pub(crate) fn new(
         disk: &'a AttachedDisk,

@@ -61,7 +61,8 @@ pub(crate) trait AnyQueue: Any {
     fn call_due(&self) -> Option<Ticks>;
     /// Sends the deferred call if it is due. Otherwise returns when it will be.
     fn send_due_call(&mut self, now: Ticks) -> Option<Ticks>;
-    /// After an idle turn: polls on while the window is open, else arms the queue and checks it again. `is_wanted`: others want the worker's CPU.
+    /// After an idle turn: polls on while the window is open, else arms the queue and checks it again. `is_wanted`:
+    /// others want the worker's CPU.
     fn poll_or_arm(&mut self, now: Ticks, is_wanted: bool) -> IdleResult;
     /// Handles a kick: disarms the queue, which is polled from here on.
     fn kicked(&mut self, now: Ticks);
@@ -145,7 +146,8 @@ pub(crate) struct RunnerOptions {
     pub(crate) coalesce: Coalesce,
 }
 
-/// A queue and its counters, without a worker: no request is in flight, none waits to be published, and no call is deferred.
+/// A queue and its counters, without a worker: no request is in flight, none waits to be published, and no call is
+/// deferred.
 pub(crate) struct IdleQueue<Q> {
     pub(crate) queue: Q,
     counters: QueueCounters,

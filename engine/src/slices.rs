@@ -288,7 +288,8 @@ impl SlicedChannel {
         Some(request.complete())
     }
 
-    /// Cancels the chosen long requests: no more slices of them are submitted. Returns the tags of their slices at the channel.
+    /// Cancels the chosen long requests: no more slices of them are submitted. Returns the tags of their slices at the
+    /// channel.
     fn cancel_long(&mut self, chosen: impl Fn(Tag) -> bool, finished: &mut Vec<AnyCompletion>) -> Vec<Tag> {
         let mut tags = Vec::new();
         for index in 0..self.long.len() as u16 {

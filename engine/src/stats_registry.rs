@@ -94,7 +94,8 @@ impl StatsRegistry {
         self.lock().iter().map(|history| history.earlier.clone().unwrap_or_default()).collect()
     }
 
-    /// Returns the statistics of each attached queue since it was attached, by index; `None` as in [`report`](Self::report).
+    /// Returns the statistics of each attached queue since it was attached, by index; `None` as in
+    /// [`report`](Self::report).
     pub fn report_served(&self, workers: &[WorkerStats]) -> Option<Vec<(u16, QueueStats)>> {
         let histories = self.lock();
         let served = (0..).zip(histories.iter()).filter_map(|(index, history)| history.current.map(|id| (index, id)));

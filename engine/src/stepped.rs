@@ -43,8 +43,8 @@ impl SteppedWorker {
         Ok(SteppedWorker { worker: Worker::new(context, receiver)?, _mailbox: mailbox })
     }
 
-    /// Attaches a queue, as [`Engine::attach`](crate::Engine::attach) does. The queue stays until it is drained, or the worker is dropped,
-    /// which cuts it off.
+    /// Attaches a queue, as [`Engine::attach`](crate::Engine::attach) does. The queue stays until it is drained, or the
+    /// worker is dropped, which cuts it off.
     ///
     /// # Errors
     /// When the disk cannot be opened, or `make` or the queue's entry fails.
@@ -79,8 +79,8 @@ impl SteppedWorker {
         self.worker.open_disk(queue.slot, queue.generation, disk)
     }
 
-    /// Closes a disk for a queue: it takes no more requests and is closed in the turn in which the last of them completes. Then a message
-    /// can be received, or the sender is gone.
+    /// Closes a disk for a queue: it takes no more requests and is closed in the turn in which the last of them
+    /// completes. Then a message can be received, or the sender is gone.
     pub fn close_disk(&mut self, queue: SteppedQueue, disk: DiskSlot) -> Receiver<()> {
         let (done, left) = sync_channel(1);
         self.worker.close_disk(queue.slot, queue.generation, disk, done);

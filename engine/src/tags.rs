@@ -69,7 +69,8 @@ pub(crate) const NO_TAG: u16 = u16::MAX;
 #[derive(Debug)]
 pub(crate) struct TagTable<T> {
     slots: Vec<Slot<T>>,
-    /// The slot that was freed last; [`NO_TAG`] if none is free. A list through the slots: taking and freeing one never allocates.
+    /// The slot that was freed last; [`NO_TAG`] if none is free. A list through the slots: taking and freeing one
+    /// never allocates.
     first_free: u16,
     in_flight: u16,
     depth: u16,
@@ -110,7 +111,8 @@ impl<T> TagTable<T> {
         self.in_flight.into()
     }
 
-    /// Takes a tag for a request of `parts` ranges, the first of which starts at `start`; `None` when the table is full.
+    /// Takes a tag for a request of `parts` ranges, the first of which starts at `start`; `None` when the table is
+    /// full.
     #[inline(always)] // else the token would travel through memory
     pub(crate) fn take(
         &mut self,

@@ -1,5 +1,5 @@
-//! Logs storage that hangs: a request that does not complete, or a worker that does not respond because it waits for storage in a system
-//! call. Once for each hang, and once when it is over.
+//! Logs storage that hangs: a request that does not complete, or a worker that does not respond because it waits for
+//! storage in a system call. Once for each hang, and once when it is over.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel, sync_channel};
@@ -28,8 +28,8 @@ pub struct Watchdog {
 }
 
 impl Engine {
-    /// Watches all disks: a request that has been in flight for `long` is logged. Parked requests are not: the stop of their disk was
-    /// logged.
+    /// Watches all disks: a request that has been in flight for `long` is logged. Parked requests are not: the stop of
+    /// their disk was logged.
     ///
     /// # Errors
     /// When the thread cannot be started.

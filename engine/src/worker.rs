@@ -314,8 +314,8 @@ impl Worker {
         attached.runner.kicked(self.clock.last());
         self.poll_list.kicked(slot);
         if !watching {
-            // The kernel ends a multishot poll when the completion queue is full. The eventfd was never read, so a new poll completes
-            // at once if a kick was missed.
+            // The kernel ends a multishot poll when the completion queue is full. The eventfd was never read, so a new
+            // poll completes at once if a kick was missed.
             self.poll_list.set_watched(slot, false);
         }
     }

@@ -36,8 +36,8 @@ impl PageSlot {
 /// a slot that was cleared meanwhile hits other bytes, but never faults and never hits other memory. So *memory is
 /// mapped while anything may touch it* holds for the whole arena as long as it lives.
 ///
-/// Slots are the guest addresses of a [`GuestMemory`] table with one region, so buffers, rings and copies work in an arena as in a guest's
-/// memory. Adjacent slots are contiguous.
+/// Slots are the guest addresses of a [`GuestMemory`] table with one region, so buffers, rings and copies work in an
+/// arena as in a guest's memory. Adjacent slots are contiguous.
 #[derive(Debug)]
 pub struct PageArena {
     memory: Arc<GuestMemory>,
@@ -72,7 +72,8 @@ impl PageArena {
     /// Maps `count` pages of a file from `offset` into the slots from `first`, replacing their content.
     ///
     /// # Errors
-    /// When the slots are not in the arena, or the system refuses. The slots then hold what they held before, or private zero pages.
+    /// When the slots are not in the arena, or the system refuses. The slots then hold what they held before, or
+    /// private zero pages.
     pub fn map_file(
         &self,
         first: PageSlot,
@@ -83,8 +84,8 @@ impl PageArena {
     ) -> io::Result<()> {
         let (start, len) = self.slot_range(first, count)?;
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: `slot_range` has checked that the range is inside the arena's own mapping, which lives as long as `self`. The old content
-        // is only accessed as plain bytes that may change at any moment.
+        // SAFETY: `slot_range` has checked that the range is inside the arena's own mapping, which lives as long as
+        // `self`. The old content is only accessed as plain bytes that may change at any moment.
         let placed =
             unsafe { rustix::mm::mmap(start, len, protection, MapFlags::SHARED | MapFlags::FIXED, file, offset) };
         placed.map(|_| ()).map_err(|error| {
@@ -98,8 +99,8 @@ impl PageArena {
     fn fill_hole(&self, start: *mut c_void, len: usize) {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
-        // SAFETY: the range is inside the arena's own addresses. FIXED_NOREPLACE only fills a hole, which nobody else can have filled: the
-        // kernel does not place other mappings there (see `Mapping::anonymous_isolated`).
+        // SAFETY: the range is inside the arena's own addresses. FIXED_NOREPLACE only fills a hole, which nobody else
+        // can have filled: the kernel does not place other mappings there (see `Mapping::anonymous_isolated`).
         let fill = || unsafe { rustix::mm::mmap_anonymous(start, len, protection, flags) };
         for _ in 0..FILL_ATTEMPTS {
             match fill() {
@@ -119,8 +120,8 @@ impl PageArena {
         );
     }
 
-    /// Maps private zero pages into the slots, replacing their content: their memory is returned to the system, and pages of a file are
-    /// unmapped.
+    /// Maps private zero pages into the slots, replacing their content: their memory is returned to the system, and
+    /// pages of a file are unmapped.
     ///
     /// # Errors
     /// When the slots are not in the arena, or the system refuses. The slots are unchanged then.
@@ -133,8 +134,8 @@ impl PageArena {
         Ok(())
     }
 
-    /// Returns the host address of `len` bytes from byte `at` of a slot, for system calls. They may extend into the following slots. `None`
-    /// unless all of them are in the arena.
+    /// Returns the host address of `len` bytes from byte `at` of a slot, for system calls. They may extend into the
+    /// following slots. `None` unless all of them are in the arena.
     #[inline]
     pub fn host_address(&self, slot: PageSlot, at: u32, len: u32) -> Option<u64> {
         let start = slot.address(at).0;

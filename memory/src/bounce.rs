@@ -37,8 +37,8 @@ impl BouncePool {
         ByteLen(u64::from(self.slot_len))
     }
 
-    /// Takes a buffer of `len` bytes in one aligned segment, and the slot to release with it. `None` when all slots are taken or `len` is
-    /// larger than a slot.
+    /// Takes a buffer of `len` bytes in one aligned segment, and the slot to release with it. `None` when all slots are
+    /// taken or `len` is larger than a slot.
     pub fn take(&mut self, pool: &mut BufferPool, len: ByteLen) -> Option<(Buffer, u32)> {
         if len.0 > u64::from(self.slot_len) {
             return None;

@@ -104,7 +104,8 @@ impl DirtyLog {
         }
     }
 
-    /// Marks the pages of `len` bytes at `address`, which have been written. Pages that the log does not cover are skipped.
+    /// Marks the pages of `len` bytes at `address`, which have been written. Pages that the log does not cover are
+    /// skipped.
     pub fn mark(&self, address: GuestAddress, len: u64) {
         if len == 0 {
             return;
@@ -125,8 +126,8 @@ impl DirtyLog {
             return;
         }
         let place = self.mapping.address(self.delta + byte as usize);
-        // SAFETY: inside the mapping, as just checked, which `self` keeps; all accesses to it in this process are atomic. A full barrier on
-        // purpose: the write to the page is visible before the mark.
+        // SAFETY: inside the mapping, as just checked, which `self` keeps; all accesses to it in this process are
+        // atomic. A full barrier on purpose: the write to the page is visible before the mark.
         unsafe { AtomicU8::from_ptr(place.as_ptr()) }.fetch_or(bits, Ordering::SeqCst);
     }
 

@@ -41,8 +41,8 @@ pub enum CopyDirection {
 pub struct GrantCopy {
     /// The granted page.
     pub gref: GrantRef,
-    /// Offset of the first byte in it. `offset + len` is at most [`PAGE_BYTES`](crate::PAGE_BYTES): the kernel refuses a whole batch if one
-    /// copy leaves its page.
+    /// Offset of the first byte in it. `offset + len` is at most [`PAGE_BYTES`](crate::PAGE_BYTES): the kernel refuses
+    /// a whole batch if one copy leaves its page.
     pub offset: u16,
     /// Length in bytes.
     pub len: u16,
@@ -69,8 +69,8 @@ pub trait GrantAccess: Send {
     /// Maps granted pages into consecutive slots starting at `first`: all of them or none.
     ///
     /// # Errors
-    /// When a grant does not exist or does not allow the access, or the host has no space for more mappings. The slots then hold what they
-    /// held before, or private zero pages.
+    /// When a grant does not exist or does not allow the access, or the host has no space for more mappings. The slots
+    /// then hold what they held before, or private zero pages.
     fn map(&mut self, arena: &PageArena, first: PageSlot, refs: &[GrantRef], writable: bool) -> io::Result<()>;
 
     /// Unmaps the pages that one [`map`](Self::map) mapped into the slots from `first`; they hold private zero pages

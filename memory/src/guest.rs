@@ -94,7 +94,8 @@ impl GuestMemory {
         Some((region.mapping.address(region.delta + at as usize), region))
     }
 
-    /// Returns `count` shared values at `address`. `None` unless they lie in one region, aligned, and `count` is a power of two.
+    /// Returns `count` shared values at `address`. `None` unless they lie in one region, aligned, and `count` is a
+    /// power of two.
     pub fn shared_array<T: Pod>(&self, address: GuestAddress, count: usize) -> Option<SharedArray<T>> {
         let bytes = count.checked_mul(size_of::<T>())?;
         let (base, region) = self.contiguous(address, bytes as u64)?;
@@ -120,14 +121,14 @@ impl GuestMemory {
         base.cast::<u64>().is_aligned().then(|| SharedWords::new(base, count, Arc::clone(region)))
     }
 
-    /// Copies `len` bytes at `from` to `to` in another table, or in this one. `None` (and nothing copied) unless each of the two ranges
-    /// lies in one region. Concurrent writes to either may or may not be in the copy.
+    /// Copies `len` bytes at `from` to `to` in another table, or in this one. `None` (and nothing copied) unless each
+    /// of the two ranges lies in one region. Concurrent writes to either may or may not be in the copy.
     #[inline]
     pub fn copy_to(&self, from: GuestAddress, other: &GuestMemory, to: GuestAddress, len: u64) -> Option<()> {
         let (source, _) = self.contiguous(from, len)?;
         let (target, _) = other.contiguous(to, len)?;
-        // SAFETY: both ranges are inside mappings that the two tables keep, as just checked. They may overlap. No reference to either is
-        // ever made.
+        // SAFETY: both ranges are inside mappings that the two tables keep, as just checked. They may overlap. No
+        // reference to either is ever made.
         unsafe { source.copy_to(target, len as usize) };
         Some(())
     }

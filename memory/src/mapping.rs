@@ -15,8 +15,9 @@ use crate::sigbus::{self, MemoryLoss};
 
 /// Memory mapped into this process until the value is dropped.
 ///
-/// Other processes may write it at any time, so it is only accessed by copies and by the shared cells of this crate. If the file behind it
-/// is truncated, an access reads zeroes and the mapping is marked as lost (see `sigbus.rs`), and the process goes on.
+/// Other processes may write it at any time, so it is only accessed by copies and by the shared cells of this crate. If
+/// the file behind it is truncated, an access reads zeroes and the mapping is marked as lost (see `sigbus.rs`), and the
+/// process goes on.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
@@ -36,12 +37,12 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes of `file` from `offset`, shared and writable. Returns the mapping and the position of `offset` in it (an offset
-    /// need not be page aligned).
+    /// Maps `len` bytes of `file` from `offset`, shared and writable. Returns the mapping and the position of `offset`
+    /// in it (an offset need not be page aligned).
     ///
     /// # Errors
-    /// When the file is shorter than `offset + len` (an access would fault), the system refuses, or there are too many mappings in the process
-    /// or to watch.
+    /// When the file is shorter than `offset + len` (an access would fault), the system refuses, or there are too many
+    /// mappings in the process or to watch.
     pub fn from_file(file: &impl AsFd, offset: u64, len: u64) -> io::Result<(Mapping, usize)> {
         let stat = rustix::fs::fstat(file)?;
         let end = offset.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
@@ -90,7 +91,8 @@ impl Mapping {
     /// mappings of files, whose owner charges them to the process's budget.
     ///
     /// # Errors
-    /// When the system refuses, has no addresses there (less than 48 bits of them), or there are too many mappings in the process or to watch.
+    /// When the system refuses, has no addresses there (less than 48 bits of them), or there are too many mappings in
+    /// the process or to watch.
     pub(crate) fn anonymous_isolated(len: usize) -> io::Result<Mapping> {
         /// 32 TiB to 40 TiB: below programs, heaps and mappings on x86_64 and on arm64 with 48 bits.
         const RANGE: std::ops::Range<usize> = 0x2000_0000_0000..0x2800_0000_0000;
@@ -131,7 +133,8 @@ impl Mapping {
     /// Excludes the memory from core dumps: it is the guests', or holds their data.
     fn exclude_from_dumps(&self) {
         let start = self.base.as_ptr().cast();
-        // SAFETY: the whole mapping is this value's, and the advice changes no content. If the system refuses, dumps are larger.
+        // SAFETY: the whole mapping is this value's, and the advice changes no content. If the system refuses, dumps
+        // are larger.
         let _ = unsafe { rustix::mm::madvise(start, self.mapped, Advice::LinuxDontDump) };
     }
 
@@ -226,7 +229,8 @@ impl Drop for Mapping {
     }
 }
 
-/// Returns the page size of the file system that `file` is on: a huge page for hugetlbfs, where lengths must be multiples of it.
+/// Returns the page size of the file system that `file` is on: a huge page for hugetlbfs, where lengths must be
+/// multiples of it.
 fn page_size_of(file: &impl AsFd) -> io::Result<u64> {
     const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
     let fs = rustix::fs::fstatfs(file)?;

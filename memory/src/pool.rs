@@ -33,7 +33,8 @@ pub use lease::{FixedBuffers, LeaseId};
 use lease::{Lease, RegionCache};
 pub use transfer::LeaseAccess;
 
-/// Handle of a buffer: 4 bytes, moved and never copied. Must be released to the pool that made it; another one refuses it.
+/// Handle of a buffer: 4 bytes, moved and never copied. Must be released to the pool that made it; another one refuses
+/// it.
 #[derive(Debug)]
 #[must_use = "a buffer that is not released keeps its memory mapped for ever"]
 pub struct Buffer(NonZeroU32);
@@ -72,8 +73,8 @@ pub trait PooledContext: mqblk_core::IoContext<Buffer = Buffer> + 'static {
     /// Returns the worker's buffers.
     fn pool(&mut self) -> &mut BufferPool;
 
-    /// Takes a lease on a memory table, which [`retire`](Self::retire) ends. A context may return the same lease for the same table; it is
-    /// retired as often. A context without fixed buffers registers nothing.
+    /// Takes a lease on a memory table, which [`retire`](Self::retire) ends. A context may return the same lease for
+    /// the same table; it is retired as often. A context without fixed buffers registers nothing.
     ///
     /// # Errors
     /// Only with [`FixedBufferUse::On`], when the kernel refuses the registration.
@@ -189,7 +190,8 @@ pub struct BufferPool {
     /// The bits above the index in its buffers' handles.
     tag: NonZeroU32,
     entries: Vec<BufferEntry>,
-    /// The entry that was freed last; [`NO_ENTRY`] if none is free. A list through the entries: taking and freeing one never allocates.
+    /// The entry that was freed last; [`NO_ENTRY`] if none is free. A list through the entries: taking and freeing one
+    /// never allocates.
     first_free: u32,
     /// Buffers that queues and bounce pools have reserved.
     reserved: usize,
@@ -290,7 +292,8 @@ impl BufferPool {
         }
     }
 
-    /// Acquires a lease on a memory table. `fixed` names the registered buffers of its regions, in the order of the regions.
+    /// Acquires a lease on a memory table. `fixed` names the registered buffers of its regions, in the order of the
+    /// regions.
     pub fn acquire_lease(&mut self, memory: Arc<GuestMemory>, fixed: Vec<Option<FixedBuffers>>) -> LeaseId {
         let generation = LEASES.fetch_add(1, Ordering::Relaxed);
         let lease = Lease {
@@ -314,7 +317,8 @@ impl BufferPool {
         LeaseId { index: index as u32, generation }
     }
 
-    /// Retires a lease. Its memory stays mapped until its last buffer is released. Returns true if that is already the case.
+    /// Retires a lease. Its memory stays mapped until its last buffer is released. Returns true if that is already the
+    /// case.
     pub fn retire_lease(&mut self, id: LeaseId) -> bool {
         let Some(slot) = self.leases.get_mut(id.index as usize) else { return true };
         let Some(lease) = slot.as_mut().filter(|lease| lease.generation == id.generation) else { return true };
@@ -445,10 +449,12 @@ impl BufferPool {
         self.handle(index)
     }
 
-    /// Appends `len` bytes of guest memory at `address`. They may span regions; at most `max_segments` segments in total.
+    /// Appends `len` bytes of guest memory at `address`. They may span regions; at most `max_segments` segments in
+    /// total.
     ///
     /// # Errors
-    /// [`BufferFault`] when a byte of it is not mapped, or there are too many segments. The buffer may then contain a part of it.
+    /// [`BufferFault`] when a byte of it is not mapped, or there are too many segments. The buffer may then contain a
+    /// part of it.
     #[inline]
     pub fn push(
         &mut self,
@@ -556,8 +562,8 @@ impl BufferPool {
         self.segments(buffer).iter().all(|segment| (segment.address | u64::from(segment.len)) & mask == 0)
     }
 
-    /// Calls `each` with the host address and length of each part of a segment, from `at` bytes into the buffer, for `len` bytes. Returns
-    /// false if the buffer is shorter, or if its memory was lost.
+    /// Calls `each` with the host address and length of each part of a segment, from `at` bytes into the buffer, for
+    /// `len` bytes. Returns false if the buffer is shorter, or if its memory was lost.
     fn for_each_run(&self, buffer: &Buffer, at: u64, len: u64, mut each: impl FnMut(*mut u8, usize)) -> bool {
         if at.checked_add(len).is_none_or(|end| end > self.len(buffer).0) {
             return false;
@@ -579,8 +585,8 @@ impl BufferPool {
         self.is_intact(buffer)
     }
 
-    /// Copies from `at` bytes into the buffer to private memory. Returns false if the buffer is shorter (nothing is copied then), or if its
-    /// memory was lost.
+    /// Copies from `at` bytes into the buffer to private memory. Returns false if the buffer is shorter (nothing is
+    /// copied then), or if its memory was lost.
     #[must_use]
     pub fn copy_out(&self, buffer: &Buffer, at: u64, bytes: &mut [u8]) -> bool {
         let mut done = 0;
@@ -592,8 +598,8 @@ impl BufferPool {
         })
     }
 
-    /// Copies private memory to `at` bytes into the buffer. Returns false if the buffer is shorter (nothing is copied then), or if its memory
-    /// was lost.
+    /// Copies private memory to `at` bytes into the buffer. Returns false if the buffer is shorter (nothing is copied
+    /// then), or if its memory was lost.
     #[must_use]
     pub fn copy_in(&self, buffer: &Buffer, at: u64, bytes: &[u8]) -> bool {
         debug_assert!(self.will_be_logged(buffer));
@@ -605,20 +611,20 @@ impl BufferPool {
         })
     }
 
-    /// Fills the whole buffer from `memory` at `from`. Returns false if `memory` is shorter (nothing is copied then), or if the buffer's memory
-    /// was lost.
+    /// Fills the whole buffer from `memory` at `from`. Returns false if `memory` is shorter (nothing is copied then),
+    /// or if the buffer's memory was lost.
     #[must_use]
     pub fn fill_from(&self, buffer: &Buffer, memory: &Mapping, from: ByteOffset) -> bool {
         debug_assert!(self.will_be_logged(buffer));
         self.with_mapping(buffer, memory, from, |guest, host, run| {
-            // SAFETY: both sides are mapped for `run` bytes. They may be written concurrently by the guest; bytes have no
-            // invalid values. `copy` allows the overlap of a guest region with itself.
+            // SAFETY: both sides are mapped for `run` bytes. They may be written concurrently by the guest; bytes have
+            // no invalid values. `copy` allows the overlap of a guest region with itself.
             unsafe { guest.copy_from(host, run) }
         })
     }
 
-    /// Stores the whole buffer into `memory` at `to`. Returns false if `memory` is shorter or the buffer's memory was lost (nothing is copied
-    /// then), or if it is lost meanwhile.
+    /// Stores the whole buffer into `memory` at `to`. Returns false if `memory` is shorter or the buffer's memory was
+    /// lost (nothing is copied then), or if it is lost meanwhile.
     #[must_use]
     pub fn store_to(&self, buffer: &Buffer, memory: &Mapping, to: ByteOffset) -> bool {
         self.is_accessible(buffer)
@@ -663,8 +669,8 @@ impl BufferPool {
         self.copy_range(from, 0, to, 0, len)
     }
 
-    /// Copies `len` bytes from offset `from_at` of one buffer to offset `to_at` of another. Returns false if either is shorter (nothing is
-    /// copied then), or if memory of either was lost.
+    /// Copies `len` bytes from offset `from_at` of one buffer to offset `to_at` of another. Returns false if either is
+    /// shorter (nothing is copied then), or if memory of either was lost.
     #[must_use]
     pub fn copy_range(&self, from: &Buffer, from_at: u64, to: &Buffer, to_at: u64, len: ByteLen) -> bool {
         debug_assert!(self.will_be_logged(to));

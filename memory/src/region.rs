@@ -103,8 +103,8 @@ impl Region {
         Ok(Region { guest, user, len, mapping, delta, charge: None })
     }
 
-    /// Allocates shared memory for a userspace driver: guest address `guest`, user address = the address in this process. Also returns the
-    /// file, for the other side to map.
+    /// Allocates shared memory for a userspace driver: guest address `guest`, user address = the address in this
+    /// process. Also returns the file, for the other side to map.
     ///
     /// # Errors
     /// When the system refuses.

@@ -23,7 +23,8 @@ pub struct MemoryShare {
 }
 
 impl MemoryShare {
-    /// Returns the share of a queue that has at most `buffers` buffers of `memory` in use. The memory is not registered.
+    /// Returns the share of a queue that has at most `buffers` buffers of `memory` in use. The memory is not
+    /// registered.
     pub fn new(memory: Arc<GuestMemory>, buffers: usize) -> MemoryShare {
         let fixed = FixedBufferUse::Off;
         MemoryShare { lease: LeaseId::NONE, memory, fixed, buffers, log: None, fence: None }
@@ -77,7 +78,8 @@ impl MemoryShare {
         }
     }
 
-    /// Switches to a new memory table of the same guest. Buffers in use keep the old one, and are logged as those of the new one.
+    /// Switches to a new memory table of the same guest. Buffers in use keep the old one, and are logged as those of
+    /// the new one.
     ///
     /// # Errors
     /// As [`enter`](Self::enter): the old table stays.

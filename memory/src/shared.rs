@@ -76,8 +76,8 @@ impl<T: Pod> SharedArray<T> {
     #[inline]
     pub fn get_prefix<H: Pod>(&self, index: usize) -> H {
         const { assert!(size_of::<H>() <= size_of::<T>() && align_of::<H>() <= align_of::<T>()) };
-        // SAFETY: the masked index is inside the array, which the region keeps mapped; the prefix lies in the entry with the same
-        // alignment.
+        // SAFETY: the masked index is inside the array, which the region keeps mapped; the prefix lies in the entry
+        // with the same alignment.
         unsafe { self.base.add(index & self.mask).cast::<H>().read_volatile() }
     }
 
@@ -117,7 +117,8 @@ impl<T: Pod, const N: usize> SharedArray<[T; N]> {
     #[inline]
     pub fn element(&self, index: usize, at: usize) -> T {
         assert!(at < N, "an entry has {N} elements");
-        // SAFETY: the masked index is inside the array, which the region keeps mapped; the element lies in the entry, aligned.
+        // SAFETY: the masked index is inside the array, which the region keeps mapped; the element lies in the entry,
+        // aligned.
         unsafe { self.base.add(index & self.mask).cast::<T>().add(at).read_volatile() }
     }
 }
@@ -191,8 +192,8 @@ impl SharedWords {
     /// Returns word `index`, for any atomic operation. `None` past the end.
     #[inline]
     pub fn get(&self, index: usize) -> Option<&AtomicU64> {
-        // SAFETY: inside the array (just checked), aligned and mapped for as long as `self` lives (constructor); all our accesses
-        // to it are atomic.
+        // SAFETY: inside the array (just checked), aligned and mapped for as long as `self` lives (constructor); all
+        // our accesses to it are atomic.
         (index < self.count).then(|| unsafe { AtomicU64::from_ptr(self.base.add(index).as_ptr()) })
     }
 
@@ -206,8 +207,8 @@ impl SharedWords {
     }
 }
 
-/// A full memory barrier. "Publish, then read the other side's event suppression" and "arm, then re-check" need it between their two halves
-/// (virtio 1.3 sections 2.7.10 and 2.7.7.2).
+/// A full memory barrier. "Publish, then read the other side's event suppression" and "arm, then re-check" need it
+/// between their two halves (virtio 1.3 sections 2.7.10 and 2.7.7.2).
 #[inline]
 pub fn full_fence() {
     fence(Ordering::SeqCst);
@@ -218,7 +219,8 @@ pub fn full_fence() {
 /// have changed it after a check. No instruction is generated.
 #[inline(always)]
 pub(crate) fn keep_copy(copy: *mut u8) {
-    // SAFETY: an empty text. To the compiler it may access all memory that it is given a pointer to, and all that others may access.
+    // SAFETY: an empty text. To the compiler it may access all memory that it is given a pointer to, and all that
+    // others may access.
     unsafe { std::arch::asm!("/* {0} */", in(reg) copy, options(nostack, preserves_flags)) };
 }
 
@@ -226,7 +228,8 @@ pub(crate) fn keep_copy(copy: *mut u8) {
 #[inline(always)]
 pub(crate) fn prefetch_for_write(address: u64) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: prefetching is a hint; any address is allowed. Processors without PREFETCHW take it for an instruction that does nothing.
+    // SAFETY: prefetching is a hint; any address is allowed. Processors without PREFETCHW take it for an instruction
+    // that does nothing.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) address, options(nomem, nostack, preserves_flags));
     }

@@ -1,5 +1,5 @@
-//! SIGBUS handling: keeps the process alive when memory behind a mapping is lost, because its owner has truncated the file or the hardware
-//! has failed.
+//! SIGBUS handling: keeps the process alive when memory behind a mapping is lost, because its owner has truncated the
+//! file or the hardware has failed.
 //!
 //! An access to a page past the end of a file raises SIGBUS. Its default action would end the daemon and with it all
 //! disks of other guests, because of one hostile or crashed VMM. The handler finds the mapping in a table, marks it as
@@ -7,8 +7,8 @@
 //! are: the kernel refuses I/O to them. Readers of memory check [`losses`] afterwards, and so never take the zeroes for
 //! data.
 //!
-//! A SIGBUS that a process has sent is ignored. Any other SIGBUS goes to the handler that was installed before (by default: the process
-//! ends with a core dump).
+//! A SIGBUS that a process has sent is ignored. Any other SIGBUS goes to the handler that was installed before (by
+//! default: the process ends with a core dump).
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -92,8 +92,8 @@ impl WatchedRange {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// Returns the range if `address` is in it. `None` for a slot that is being changed: an access to its mapping is then impossible,
-    /// since a mapping is watched before its first access and until after its last one.
+    /// Returns the range if `address` is in it. `None` for a slot that is being changed: an access to its mapping is
+    /// then impossible, since a mapping is watched before its first access and until after its last one.
     fn find(&self, address: usize) -> Option<Range> {
         let version = self.version.load(Ordering::Acquire);
         let range = Range {
@@ -138,7 +138,8 @@ fn slot(index: u32) -> Option<&'static WatchedRange> {
     Some(&chunk(CHUNKS.get(index / CHUNK_SLOTS)?)?[index % CHUNK_SLOTS])
 }
 
-/// Returns the slot of the watched mapping that contains `address`, and its range. Mappings do not overlap, so there is at most one.
+/// Returns the slot of the watched mapping that contains `address`, and its range. Mappings do not overlap, so there is
+/// at most one.
 fn find(address: usize) -> Option<(&'static WatchedRange, Range)> {
     let mut slots = CHUNKS.iter().map_while(chunk).flatten();
     slots.find_map(|slot| Some((slot, slot.find(address)?)))
@@ -216,8 +217,8 @@ fn find_loss(address: usize) -> bool {
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 fn install() {
-    // SAFETY: called once, before any mapping is watched. The handler only uses atomics, mmap and sigaction, all of which
-    // are allowed in a signal handler. All-zero is a valid sigaction (default action, empty mask).
+    // SAFETY: called once, before any mapping is watched. The handler only uses atomics, mmap and sigaction, all of
+    // which are allowed in a signal handler. All-zero is a valid sigaction (default action, empty mask).
     unsafe {
         let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
         let mut previous: libc::sigaction = MaybeUninit::zeroed().assume_init();
@@ -238,8 +239,8 @@ fn place_zeroes(start: usize, len: usize) -> bool {
     placed != libc::MAP_FAILED
 }
 
-/// Marks the watched mapping that contains `address` as lost, and makes the address accessible. Returns false if there is none. Called for an
-/// access of this thread, which keeps the mapping.
+/// Marks the watched mapping that contains `address` as lost, and makes the address accessible. Returns false if there
+/// is none. Called for an access of this thread, which keeps the mapping.
 fn mark_lost(address: usize, loss: u8) -> bool {
     let Some((slot, range)) = find(address) else { return false };
     let _ = slot.loss.compare_exchange(NO_LOSS, loss, Ordering::Relaxed, Ordering::Relaxed);

@@ -33,7 +33,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves the clients of `listener`. `sample` is called on the server's thread, which has the role [`ThreadRole::Metrics`].
+    /// Serves the clients of `listener`. `sample` is called on the server's thread, which has the role
+    /// [`ThreadRole::Metrics`].
     ///
     /// # Errors
     /// When the thread or a descriptor cannot be created.
@@ -203,7 +204,8 @@ struct ReadySockets {
     listener: bool,
 }
 
-/// Converts a time, rounded up to milliseconds: a poll that returns a moment before a deadline would be repeated at once.
+/// Converts a time, rounded up to milliseconds: a poll that returns a moment before a deadline would be repeated at
+/// once.
 fn timespec(time: Duration) -> Timespec {
     let time = time + Duration::from_millis(1);
     Timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() }

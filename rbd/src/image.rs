@@ -89,7 +89,8 @@ struct Handles {
     watch: Option<(u64, *mut WatchArgument)>,
 }
 
-// SAFETY: librbd and librados may be called from all threads with the same handles (librbd.h, librados.h); `watch` is used by drop only.
+// SAFETY: librbd and librados may be called from all threads with the same handles (librbd.h, librados.h); `watch` is
+// used by drop only.
 unsafe impl Send for Handles {}
 // SAFETY: as above.
 unsafe impl Sync for Handles {}

@@ -173,7 +173,8 @@ unsafe fn call(
     }
 }
 
-/// Completes a request, or starts the flush that follows it. Called by a thread of the library, for one request after the other.
+/// Completes a request, or starts the flush that follows it. Called by a thread of the library, for one request after
+/// the other.
 unsafe extern "C" fn completed(completion: Completion, argument: *mut c_void) {
     // SAFETY: the argument is a slot with a request, which keeps its table.
     let slot = unsafe { &*argument.cast::<Slot>() };

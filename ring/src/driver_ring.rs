@@ -73,8 +73,8 @@ macro_rules! each_format {
 }
 
 impl DriverRing {
-    /// Creates a ring of `size` entries (and zeroes it) at `at` in `memory`, with indirect tables if the device accepts them. Calls are
-    /// suppressed at first, as after [`disarm`](Self::disarm).
+    /// Creates a ring of `size` entries (and zeroes it) at `at` in `memory`, with indirect tables if the device accepts
+    /// them. Calls are suppressed at first, as after [`disarm`](Self::disarm).
     ///
     /// # Errors
     /// When a part does not lie in one region or is not aligned.
@@ -163,8 +163,8 @@ impl DriverRing {
         each_format!(self, ring => ring.upcoming(ahead))
     }
 
-    /// Takes one of the completions that the last [`poll_used`](Self::poll_used) found, in the device's order, and frees the request's
-    /// descriptors.
+    /// Takes one of the completions that the last [`poll_used`](Self::poll_used) found, in the device's order, and
+    /// frees the request's descriptors.
     ///
     /// # Errors
     /// When the device violates the protocol.
@@ -176,8 +176,9 @@ impl DriverRing {
         }
     }
 
-    /// Requests a call once `count` more completions (at least 1) are available, then re-checks. Returns how many are available already;
-    /// the caller may sleep until the call only if they are fewer than `count`. The call may come earlier.
+    /// Requests a call once `count` more completions (at least 1) are available, then re-checks. Returns how many are
+    /// available already; the caller may sleep until the call only if they are fewer than `count`. The call may
+    /// come earlier.
     ///
     /// # Errors
     /// As [`poll_used`](Self::poll_used).

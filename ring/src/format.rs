@@ -21,8 +21,8 @@ pub(crate) const READABLE_AFTER_WRITABLE: VirtqueueError =
     VirtqueueError("a readable descriptor follows a writable one");
 pub(crate) const NESTED_INDIRECT: VirtqueueError = VirtqueueError("an indirect table names another one");
 
-/// `mqpacked`, a word of the in-flight table of a packed ring: in the padding of its header. In a split ring's table it is the first entry's
-/// counter, so each format recognizes the other's table.
+/// `mqpacked`, a word of the in-flight table of a packed ring: in the padding of its header. In a split ring's table it
+/// is the first entry's counter, so each format recognizes the other's table.
 pub(crate) const PACKED_TABLE_MAGIC: u64 = u64::from_le_bytes(*b"mqpacked");
 /// The word's index.
 pub(crate) const PACKED_TABLE_MAGIC_WORD: usize = 3;
@@ -44,8 +44,8 @@ pub enum RingFormat {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VirtqueueError(pub &'static str);
 
-/// Guest addresses of the three parts of a ring. A packed ring has its descriptors at `desc`, the driver's event suppression at `avail` and
-/// the device's at `used`; both are aligned to 4.
+/// Guest addresses of the three parts of a ring. A packed ring has its descriptors at `desc`, the driver's event
+/// suppression at `avail` and the device's at `used`; both are aligned to 4.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingAddresses {
     /// Descriptor table, 16 bytes each, aligned to 16.
@@ -125,7 +125,7 @@ impl ChainSegment {
     }
 }
 
-/// What a device type reads of the first segment of a chain.
+/// Header that a device type reads from the first segment of a chain.
 pub trait ChainHeader: Sized {
     /// Bytes of the segment.
     const LEN: u32;

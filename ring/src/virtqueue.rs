@@ -146,8 +146,9 @@ impl DeviceRing {
         }
     }
 
-    /// Creates a ring whose chains in flight are tracked in `words`. It resumes from the table there, with its chains in flight; if the
-    /// table is unused, at `base`. Also returns the number of discarded chains, from before a reset of the ring.
+    /// Creates a ring whose chains in flight are tracked in `words`. It resumes from the table there, with its chains
+    /// in flight; if the table is unused, at `base`. Also returns the number of discarded chains, from before a
+    /// reset of the ring.
     ///
     /// # Errors
     /// When `words` are not a valid table for this ring.
@@ -178,8 +179,8 @@ impl DeviceRing {
         }
     }
 
-    /// Returns true if the ring was served before: the driver may have missed a call for earlier completions, and its own kick may have
-    /// been lost with the earlier process.
+    /// Returns true if the ring was served before: the driver may have missed a call for earlier completions, and its
+    /// own kick may have been lost with the earlier process.
     pub fn is_resumed(&self) -> bool {
         match self {
             DeviceRing::Split(ring) => ring.is_resumed(),
@@ -204,7 +205,8 @@ impl DeviceRing {
         }
     }
 
-    /// Returns the progress that an earlier process recorded for the request of this chain; 0 if unknown. Returned once.
+    /// Returns the progress that an earlier process recorded for the request of this chain; 0 if unknown. Returned
+    /// once.
     pub fn take_recorded_step(&mut self, chain: u16) -> u8 {
         match self {
             DeviceRing::Split(ring) => ring.take_recorded_step(chain),
@@ -250,8 +252,8 @@ impl DeviceRing {
     /// Calls `each` with every segment of a chain, readable segments first. Segments of length 0 are skipped.
     ///
     /// # Errors
-    /// [`ChainError::BrokenRing`] for a chain that violates the protocol; [`ChainError::BadRequest`] for an indirect table that is not
-    /// mapped, or when `each` returns it.
+    /// [`ChainError::BrokenRing`] for a chain that violates the protocol; [`ChainError::BadRequest`] for an indirect
+    /// table that is not mapped, or when `each` returns it.
     #[inline]
     pub fn walk(
         &self,

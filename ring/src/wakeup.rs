@@ -134,8 +134,8 @@ pub struct Direction<'a, C: RingCell> {
 }
 
 impl<C: RingCell> Direction<'_, C> {
-    /// The producer's part: moves the index from `old` to `new`, which makes the entries in between visible. Returns true if the consumer
-    /// must be notified.
+    /// The producer's part: moves the index from `old` to `new`, which makes the entries in between visible. Returns
+    /// true if the consumer must be notified.
     #[inline]
     #[must_use = "a consumer that requested a notification sleeps until it comes"]
     pub fn publish(&self, old: C::Value, new: C::Value) -> bool {
@@ -156,8 +156,8 @@ impl<C: RingCell> Direction<'_, C> {
         C::Value::from_le(self.index.load(Ordering::Acquire))
     }
 
-    /// The consumer's part: requests a notification when the index passes `event` (without EVENT_IDX: at its next move), then re-checks the
-    /// index. The consumer may sleep only if the returned index has not passed `event`.
+    /// The consumer's part: requests a notification when the index passes `event` (without EVENT_IDX: at its next
+    /// move), then re-checks the index. The consumer may sleep only if the returned index has not passed `event`.
     #[inline]
     #[must_use = "entries that came before the suppression was seen are not notified"]
     pub fn arm(&self, event: C::Value) -> C::Value {
@@ -170,8 +170,9 @@ impl<C: RingCell> Direction<'_, C> {
         self.load_index()
     }
 
-    /// Suppresses notifications: a hint, without a barrier. An event index is moved to `behind`, which the index has passed, so that at
-    /// most one notification in 65536 entries comes (virtio 1.3 section 2.7.7.1); `None` leaves it unchanged.
+    /// Suppresses notifications: a hint, without a barrier. An event index is moved to `behind`, which the index has
+    /// passed, so that at most one notification in 65536 entries comes (virtio 1.3 section 2.7.7.1); `None` leaves
+    /// it unchanged.
     #[inline]
     pub fn disarm(&self, behind: Option<C::Value>) {
         match (&self.suppression, behind) {

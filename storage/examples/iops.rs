@@ -5,9 +5,10 @@
 //! cargo run --release -p mqblk-storage --example iops -- file path=x.img depth=1 rw=randwrite seconds=5
 //! ```
 //!
-//! The first argument is the backend; `rw` (randread, randwrite), `bs`, `depth`, `batch` (completions to wait for), `chunk` (requests to
-//! submit to the kernel at once), `seconds`, `spin` (poll the ring instead of sleeping) and `memory-shift` (bytes by which buffers are
-//! misaligned) are the benchmark's; the other `KEY=VALUE`s are the disk's. A write benchmark destroys the content.
+//! The first argument is the backend; `rw` (randread, randwrite), `bs`, `depth`, `batch` (completions to wait for),
+//! `chunk` (requests to submit to the kernel at once), `seconds`, `spin` (poll the ring instead of sleeping) and
+//! `memory-shift` (bytes by which buffers are misaligned) are the benchmark's; the other `KEY=VALUE`s are the disk's. A
+//! write benchmark destroys the content.
 #![forbid(unsafe_code)]
 
 use std::io::Write;

@@ -20,8 +20,8 @@ pub(crate) const MAX_TRANSFER: ByteLen = ByteLen(1 << 30);
 
 /// Returns the outcome of a request that is invalid for a disk of this geometry, or that is a no-op. `None`: proceed.
 ///
-/// Order of the checks: modification of a read-only disk, unsupported operation (secure discard), range, alignment to the logical block,
-/// missing buffer.
+/// Order of the checks: modification of a read-only disk, unsupported operation (secure discard), range, alignment to
+/// the logical block, missing buffer.
 #[inline]
 pub(crate) fn check_request<B>(geometry: &Geometry, request: &Request<B>) -> Option<Outcome> {
     if is_valid_transfer(geometry, request) { None } else { check_any_request(geometry, request) }

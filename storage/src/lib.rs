@@ -1,8 +1,8 @@
 //! Storage backends and their registry.
 //!
 //! A backend is a folder here and a line in [`registry`]. It implements [`Disk`](mqblk_core::Disk) and
-//! [`DiskChannel`](mqblk_core::DiskChannel) for a worker's [`UringContext`](mqblk_uring::UringContext) and is independent of guests, rings
-//! and transports.
+//! [`DiskChannel`](mqblk_core::DiskChannel) for a worker's [`UringContext`](mqblk_uring::UringContext) and is
+//! independent of guests, rings and transports.
 #![forbid(unsafe_code)]
 
 mod admission;

@@ -4,10 +4,11 @@
 //! dom0 and PV guests. `hostile` is a vhost-user frontend that controls every byte of its messages, memory and rings;
 //! `loopback` is the same for a Xen block device, on a simulated or a real Xen. `stepped_scsi` is the guest of a SCSI
 //! controller whose workers are stepped by the test. `migrating_guest` migrates between daemons with the state of its
-//! devices. `crash` restarts daemons under a verified load; `load_queues` abstracts the interface of a load. `in_process` serves a disk from the test's process.
-//! `stepped` sets up workers that a test steps. `filter_disk` places a test between the engine and a disk. `power`
-//! models a disk's content after a power cut; `documented` runs the commands of documents. `ceph` starts a real cluster
-//! of Ceph, `nbd_server` NBD servers. `unprivileged` runs tests of limits that do not bind root.
+//! devices. `crash` restarts daemons under a verified load; `load_queues` abstracts the interface of a load.
+//! `in_process` serves a disk from the test's process. `stepped` sets up workers that a test steps. `filter_disk`
+//! places a test between the engine and a disk. `power` models a disk's content after a power cut; `documented` runs
+//! the commands of documents. `ceph` starts a real cluster of Ceph, `nbd_server` NBD servers. `unprivileged` runs tests
+//! of limits that do not bind root.
 #![forbid(unsafe_code)]
 
 pub mod blkif;

@@ -1,5 +1,5 @@
-//! A guest, as far as its disks see it, that migrates from one daemon to another with the state of its devices (SET_DEVICE_STATE_FD,
-//! CHECK_DEVICE_STATE). Source: QEMU's `vhost-user.rst`, "Migrating back-end state".
+//! A guest, as far as its disks see it, that migrates from one daemon to another with the state of its devices
+//! (SET_DEVICE_STATE_FD, CHECK_DEVICE_STATE). Source: QEMU's `vhost-user.rst`, "Migrating back-end state".
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -1,5 +1,5 @@
-//! A SCSI controller whose workers are stepped by the test, and its guest, in one thread. The rings, workers and engine are real; the test
-//! chooses the order of the workers' turns.
+//! A SCSI controller whose workers are stepped by the test, and its guest, in one thread. The rings, workers and engine
+//! are real; the test chooses the order of the workers' turns.
 
 use std::sync::Arc;
 
@@ -141,8 +141,8 @@ pub fn logical_unit(disk: &AnyDisk, name: &str) -> Arc<LogicalUnit> {
 }
 
 impl SteppedController {
-    /// Creates a controller with a logical unit at each address. Queues are assigned to the workers round-robin. The guest accepts all
-    /// features and posts 8 event buffers; unit attentions are pending.
+    /// Creates a controller with a logical unit at each address. Queues are assigned to the workers round-robin. The
+    /// guest accepts all features and posts 8 event buffers; unit attentions are pending.
     pub fn new(queues: u16, workers: usize, disks: &[(LunAddress, Arc<AnyDisk>, PlugOptions)]) -> SteppedController {
         SteppedController::with_cdb_size(queues, workers, disks, 32)
     }
@@ -284,8 +284,8 @@ impl SteppedController {
         ring.slots[slot as usize] = Slot { id, writable_len: data_in };
     }
 
-    /// Puts a chain of any bytes on a request queue and waits until it is used. Returns the bytes of its writable segments and the used
-    /// length. Each segment is one descriptor, between poisoned bytes.
+    /// Puts a chain of any bytes on a request queue and waits until it is used. Returns the bytes of its writable
+    /// segments and the used length. Each segment is one descriptor, between poisoned bytes.
     ///
     /// # Panics
     /// When the device wrote outside of a writable segment.

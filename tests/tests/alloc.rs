@@ -161,8 +161,8 @@ fn run(set: &mut BlkQueueSet, free: &mut [Vec<u32>], mix: Mix, count: u64) {
     }
 }
 
-/// Returns the allocations and reallocations of the whole process during `requests` requests, half of them with direct descriptors, half
-/// with indirect ones.
+/// Returns the allocations and reallocations of the whole process during `requests` requests, half of them with direct
+/// descriptors, half with indirect ones.
 fn allocations(disk: &Arc<AnyDisk>, mix: Mix, requests: u64) -> usize {
     allocations_with(disk, &Arc::default(), false, mix, requests)
 }

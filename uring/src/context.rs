@@ -17,9 +17,9 @@ use crate::tables::{Tables, with_memlock};
 pub struct UringOptions {
     /// Submission queue entries: how many operations one system call can submit.
     pub submissions: u32,
-    /// Most operations in flight; the completion queue has as many entries. As many may wait in kernel threads (io-wq),
-    /// which all files of the ring share: with the kernel's limit of four for each CPU a few requests to hanging
-    /// storage would block all flushes of the other disks.
+    /// Most operations in flight; the completion queue has as many entries. As many may wait in kernel threads
+    /// (io-wq), which all files of the ring share: with the kernel's limit of four for each CPU a few requests to
+    /// hanging storage would block all flushes of the other disks.
     pub in_flight: u32,
     /// Registered files.
     pub files: u32,
@@ -44,7 +44,8 @@ pub enum Wait {
     AtMost(Duration),
 }
 
-/// A worker's I/O context, lent to its queues and channels: one io_uring and one buffer pool, both used by one thread only.
+/// A worker's I/O context, lent to its queues and channels: one io_uring and one buffer pool, both used by one thread
+/// only.
 pub struct UringContext {
     /// The worker's buffers.
     pub buffers: BufferPool,
@@ -220,8 +221,8 @@ impl UringContext {
     pub(crate) fn push_raw(&mut self, entry: squeue::Entry) {
         // SAFETY: the entry's pointers lie in memory that the in-flight slot owns until the completion.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
-            // The queue is full: submit it. An error leaves the entries queued; EBUSY asks for completions to be taken first,
-            // which frees entries of the completion queue.
+            // The queue is full: submit it. An error leaves the entries queued; EBUSY asks for completions to be taken
+            // first, which frees entries of the completion queue.
             let _ = self.ring.submit();
             self.sort_completions();
         }
@@ -229,8 +230,8 @@ impl UringContext {
         self.due = true;
     }
 
-    /// Submits the pushed operations now and takes no completions, so that storage starts while more is being pushed. Most operations can
-    /// wait for [`turn`](Self::turn).
+    /// Submits the pushed operations now and takes no completions, so that storage starts while more is being pushed.
+    /// Most operations can wait for [`turn`](Self::turn).
     #[inline]
     pub fn submit(&mut self) {
         // An error leaves the entries queued for the next call.
@@ -239,8 +240,8 @@ impl UringContext {
         }
     }
 
-    /// Submits the pushed operations, waits, and sorts completions into their clients' queues. Returns how many arrived.
-    /// At most one system call, none when there is nothing to do.
+    /// Submits the pushed operations, waits, and sorts completions into their clients' queues. Returns how many
+    /// arrived. At most one system call, none when there is nothing to do.
     ///
     /// Does not wait while a queue holds completions: no more may be coming.
     #[inline]

@@ -20,7 +20,8 @@ use rustix::io::DupFlags;
 /// When the kernel refuses; then `owner` is unchanged.
 pub fn redirect<T: AsRawFd>(owner: &mut T, file: BorrowedFd<'_>) -> io::Result<()> {
     const { assert!(std::mem::needs_drop::<T>(), "it owns no descriptor") };
-    // SAFETY: `owner` keeps the descriptor open, is borrowed exclusively meanwhile, and stays its only owner: this one is never dropped.
+    // SAFETY: `owner` keeps the descriptor open, is borrowed exclusively meanwhile, and stays its only owner: this one
+    // is never dropped.
     let mut same = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(owner.as_raw_fd()) });
     Ok(rustix::io::dup3(file, &mut same, DupFlags::CLOEXEC)?)
 }

@@ -20,8 +20,8 @@ impl EventFd {
         Ok(EventFd(Arc::new(fd)))
     }
 
-    /// Adds 1 and wakes the waiters. Only for eventfds created here: writing to one of another process blocks when its counter is full. A
-    /// [`Notifier`](crate::Notifier) does not.
+    /// Adds 1 and wakes the waiters. Only for eventfds created here: writing to one of another process blocks when its
+    /// counter is full. A [`Notifier`](crate::Notifier) does not.
     #[inline]
     pub fn signal(&self) {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());

@@ -1,5 +1,5 @@
-//! Synchronous transfers without the ring: for data that is in memory anyway. On tmpfs a plain `preadv2` was measured at twice the rate of
-//! the same reads through io_uring: there is no wait to overlap.
+//! Synchronous transfers without the ring: for data that is in memory anyway. On tmpfs a plain `preadv2` was measured
+//! at twice the rate of the same reads through io_uring: there is no wait to overlap.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -1,14 +1,15 @@
 //! A safe io_uring for one worker thread.
 //!
-//! The crate guarantees one invariant: *the kernel owns a buffer until its completion*. A buffer is moved into an operation, kept in the
-//! ring's in-flight table, and returned only with the operation's [`IoCompletion`]. Dropping a [`UringContext`] with operations in flight
-//! cancels them and waits; if the kernel does not complete them, ring and buffers are leaked on purpose, with a log line.
+//! The crate guarantees one invariant: *the kernel owns a buffer until its completion*. A buffer is moved into an
+//! operation, kept in the ring's in-flight table, and returned only with the operation's [`IoCompletion`]. Dropping a
+//! [`UringContext`] with operations in flight cancels them and waits; if the kernel does not complete them, ring and
+//! buffers are leaked on purpose, with a log line.
 //!
 //! Requests of other threads and libraries have a slot in the same table ([`RemoteIo`]), so the invariant holds for
 //! them too.
 //!
-//! Kicks, mailbox messages, timers and storage completions all arrive in a worker's one ring, so a sleeping worker waits in exactly one
-//! place: [`UringContext::turn`].
+//! Kicks, mailbox messages, timers and storage completions all arrive in a worker's one ring, so a sleeping worker
+//! waits in exactly one place: [`UringContext::turn`].
 //!
 //! `unsafe` is needed because submission entries carry raw pointers that outlive the call.
 

@@ -34,8 +34,8 @@ impl Notifier {
         let mut ring = self.0.borrow_mut();
         // Completions of earlier signals: without free entries for its completion the next operation would not signal.
         ring.completion().for_each(drop);
-        // SAFETY: a no-op refers to no memory. When the queue is full, the kernel had no memory for the last no-op, which is
-        // submitted now instead.
+        // SAFETY: a no-op refers to no memory. When the queue is full, the kernel had no memory for the last no-op,
+        // which is submitted now instead.
         let _ = unsafe { ring.submission().push(&opcode::Nop::new().build()) };
         let _ = ring.submit();
     }

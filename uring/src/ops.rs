@@ -95,9 +95,9 @@ impl UringContext {
         self.submit_without_buffer(client, cookie, file, entry)
     }
 
-    /// Polls `kick` (multishot): completes at each signal, and at once if it was signalled before. The descriptor is not read: each signal
-    /// triggers the poll again. An eventfd's counter of 64 bits does not fill up; a descriptor that is not a counter must be read by its
-    /// client, or no further signal arrives.
+    /// Polls `kick` (multishot): completes at each signal, and at once if it was signalled before. The descriptor is
+    /// not read: each signal triggers the poll again. An eventfd's counter of 64 bits does not fill up; a
+    /// descriptor that is not a counter must be read by its client, or no further signal arrives.
     ///
     /// # Errors
     /// [`Refused`] when the in-flight table is full.
@@ -110,8 +110,8 @@ impl UringContext {
         Ok(())
     }
 
-    /// Cancels the client's operation with `cookie`. The operation completes in any case, perhaps with `-ECANCELED`. Does nothing without
-    /// such an operation.
+    /// Cancels the client's operation with `cookie`. The operation completes in any case, perhaps with `-ECANCELED`.
+    /// Does nothing without such an operation.
     pub fn cancel(&mut self, client: ClientId, cookie: u64) {
         if let Some(index) = self.in_flight.find(client, cookie) {
             let entry = opcode::AsyncCancel::new(u64::from(index)).build().user_data(IGNORED);

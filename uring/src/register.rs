@@ -143,7 +143,8 @@ impl UringContext {
             let len = (region.len() - start).min(FixedBuffers::CHUNK);
             let base = std::ptr::with_exposed_provenance_mut((region.host_address() + start) as usize);
             let piece = libc::iovec { iov_base: base, iov_len: len as usize };
-            // SAFETY: the range is mapped during the call; the kernel pins its pages and does not need the mapping afterwards.
+            // SAFETY: the range is mapped during the call; the kernel pins its pages and does not need the mapping
+            // afterwards.
             let done = unsafe { self.ring.submitter().register_buffers_update(u32::from(index), &[piece], None) };
             if let Err(error) = done {
                 let all: Vec<u16> = taken.collect();

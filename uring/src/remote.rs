@@ -96,7 +96,8 @@ impl PortReceiver {
         Some(self.port.eventfd.as_fd().as_raw_fd())
     }
 
-    /// Sorts what other threads have sent into the completion queues. `more`: the poll goes on. Returns the number of completions.
+    /// Sorts what other threads have sent into the completion queues. `more`: the poll goes on. Returns the number of
+    /// completions.
     #[cold]
     pub(crate) fn receive(&mut self, more: bool, in_flight: &mut InFlight, queues: &mut [CompletionQueue]) -> usize {
         (self.polled, self.lapsed) = (more, !more);
@@ -152,20 +153,21 @@ impl RemoteIo {
         self.len == 0
     }
 
-    /// Copies from `at` bytes into the buffer to private memory. Returns false if the buffer is shorter (nothing is copied then), or if its
-    /// memory was lost.
+    /// Copies from `at` bytes into the buffer to private memory. Returns false if the buffer is shorter (nothing is
+    /// copied then), or if its memory was lost.
     #[must_use]
     pub fn copy_out(&self, at: u64, bytes: &mut [u8]) -> bool {
         let mut done = 0;
         self.for_each_run(at, bytes.len(), |place, run| {
-            // SAFETY: the slot's buffer keeps `run` bytes at `place` mapped; `bytes` is private and has space for all runs.
+            // SAFETY: the slot's buffer keeps `run` bytes at `place` mapped; `bytes` is private and has space for all
+            // runs.
             unsafe { place.copy_to_nonoverlapping(bytes[done..done + run].as_mut_ptr(), run) };
             done += run;
         })
     }
 
-    /// Copies private memory to `at` bytes into the buffer. Returns false if the buffer is shorter (nothing is copied then), or if its memory
-    /// was lost.
+    /// Copies private memory to `at` bytes into the buffer. Returns false if the buffer is shorter (nothing is copied
+    /// then), or if its memory was lost.
     #[must_use]
     pub fn copy_in(&self, at: u64, bytes: &[u8]) -> bool {
         debug_assert!(self.logged, "a buffer that is read into is set writable");
@@ -186,8 +188,8 @@ impl RemoteIo {
         unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast(), pieces.len()) }
     }
 
-    /// Ends the request: `result` (bytes transferred, or a negative errno) and the buffer go to the worker. Nothing may use the
-    /// [`iovecs`](Self::iovecs) afterwards.
+    /// Ends the request: `result` (bytes transferred, or a negative errno) and the buffer go to the worker. Nothing may
+    /// use the [`iovecs`](Self::iovecs) afterwards.
     pub fn complete(mut self, result: i32) {
         self.result = result;
     }

@@ -67,8 +67,8 @@ mod tests {
     /// Returns an entry of zeros with this operation, for no file.
     fn entry_of(code: u8) -> squeue::Entry {
         let nop = opcode::Nop::new().build();
-        // SAFETY: an entry is 64 bytes without padding whose first is the operation and whose bytes 4 to 7 are the descriptor (Linux,
-        // io_uring.h: struct io_uring_sqe).
+        // SAFETY: an entry is 64 bytes without padding whose first is the operation and whose bytes 4 to 7 are the
+        // descriptor (Linux, io_uring.h: struct io_uring_sqe).
         unsafe {
             let mut bytes: [u8; 64] = std::mem::transmute(nop);
             bytes[0] = code;

@@ -1,4 +1,5 @@
-//! Messages on sockets: a header of the backend's own and a request's data in one operation, straight from and to guest memory.
+//! Messages on sockets: a header of the backend's own and a request's data in one operation, straight from and to guest
+//! memory.
 
 use std::os::fd::AsRawFd;
 
@@ -33,8 +34,8 @@ pub struct Message {
     pub skip: u64,
     /// End of the payload, if not its buffer's end.
     pub payload_end: Option<u64>,
-    /// True if the operation goes on until all is transferred, and is shorter only if the connection ends, or there are
-    /// more than 1024 pieces.
+    /// True if the operation goes on until all is transferred, and is shorter only if the connection ends, or there
+    /// are more than 1024 pieces.
     pub whole: bool,
 }
 

@@ -63,11 +63,12 @@ pub struct PlotArgs {
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
-    /// What goes to the right; time: the time series that `mqblk bench --interval` records [default: a number that varies]
+    /// Value of the x axis; time: the time series that `mqblk bench --interval` records [default: a number that
+    /// varies]
     #[arg(long, value_name = "KEY", value_parser = axis_parser())]
     x: Option<PlotAxis>,
 
-    /// What goes up; several make panels one below the other [default: iops, and percentiles when no number varies]
+    /// Values of the y axis; several make panels one below the other [default: iops, and percentiles when no number varies]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "METRIC,...")]
     y: Vec<Metric>,
 

@@ -40,7 +40,8 @@ pub struct ReproduceArgs {
     #[arg(long, value_name = "FOLDER", default_value = "results")]
     pub(super) out: PathBuf,
 
-    /// Folder of the file of 1 GiB (--quick: 256 MiB) that block-sizes makes, fills and removes [default: that of --out]
+    /// Folder of the file of 1 GiB (--quick: 256 MiB) that block-sizes makes, fills and removes [default: that of
+    /// --out]
     #[arg(long, value_name = "FOLDER")]
     pub(super) folder: Option<PathBuf>,
 

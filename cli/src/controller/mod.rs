@@ -54,7 +54,7 @@ enum Action {
         #[arg(value_name = "ID")]
         id: String,
 
-        /// What is changed, such as poll=busy or queue-map=0:0,1:1
+        /// Settings to change, such as poll=busy or queue-map=0:0,1:1
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<String>,
 

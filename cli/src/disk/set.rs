@@ -13,7 +13,7 @@ pub(super) struct SetArgs {
     #[arg(value_name = "ID")]
     id: String,
 
-    /// What is changed, such as iops=5000, bandwidth=off, merge=off, poll=busy or queue-map=0:0,1:1
+    /// Settings to change, such as iops=5000, bandwidth=off, merge=off, poll=busy or queue-map=0:0,1:1
     #[arg(value_name = "KEY=VALUE", required = true)]
     settings: Vec<String>,
 

@@ -32,7 +32,7 @@ enum Action {
         #[arg(value_name = "NAME")]
         name: String,
 
-        /// What is changed, such as iops=5000 or bandwidth=off
+        /// Limits to change, such as iops=5000 or bandwidth=off
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<String>,
     },

@@ -55,7 +55,8 @@ enum Action {
         #[command(flatten)]
         selector: LunSelector,
 
-        /// The size, such as 10G: a file is extended or cut to it [default: the size that the file or block device has now]
+        /// The size, such as 10G: a file is extended or cut to it [default: the size that the file or block device has
+        /// now]
         #[arg(long, value_name = "SIZE")]
         size: Option<String>,
 

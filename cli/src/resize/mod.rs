@@ -20,7 +20,8 @@ pub(crate) struct ResizeArgs {
     #[arg(value_name = "ID")]
     id: String,
 
-    /// The size, such as 10G: a file is extended or cut to it [default: the size that the file or block device has now]
+    /// The size, such as 10G: a file is extended or cut to it [default: the size that the file or block device has
+    /// now]
     #[arg(value_name = "SIZE")]
     size: Option<String>,
 

@@ -26,21 +26,24 @@ pub(crate) struct ServeArgs {
     #[arg(long = "limit-group", value_name = "name=NAME,KEY=VALUE,...", display_order = 2)]
     pub limit_groups: Vec<String>,
 
-    /// A TOML file with the same keys: a table `[[disk]]`, `[[limit-group]]`, `[[controller]]` or `[[controller.lun]]` for each option; workers, pin, admin, state at the top
+    /// A TOML file with the same keys: a table `[[disk]]`, `[[limit-group]]`, `[[controller]]` or `[[controller.lun]]`
+    /// for each option; workers, pin, admin, state at the top
     ///
-    /// Its disks, controllers and LUNs come before those of the command line; --workers, --pin and --admin override its own.
+    /// Its disks, controllers and LUNs come before those of the command line; --workers, --pin and --admin override
+    /// its own.
     #[arg(long, value_name = "FILE.toml", display_order = 3)]
     pub config: Option<PathBuf>,
 
-    /// Take over from the daemon at this admin socket, with all guests that it serves: they notice nothing, and it ends. Without PATH it is the
-    /// one that --admin without PATH makes
+    /// Take over from the daemon at this admin socket, with all guests that it serves: they notice nothing, and it
+    /// ends. Without PATH it is the one that --admin without PATH makes
     ///
-    /// The configuration is that of the running daemon; only the program, and what no guest depends on, may be new. If this daemon cannot start,
-    /// the other one goes on.
+    /// The configuration is that of the running daemon; only the program, and what no guest depends on, may be new. If
+    /// this daemon cannot start, the other one goes on.
     #[arg(long, value_name = "PATH", num_args = 0..=1, display_order = 9)]
     pub takeover: Option<Option<PathBuf>>,
 
-    /// With --takeover: serve in the background, and return when the takeover has ended: for ExecReload= of a systemd unit
+    /// With --takeover: serve in the background, and return when the takeover has ended: for ExecReload= of a systemd
+    /// unit
     #[arg(long, requires = "takeover", display_order = 9)]
     pub background: bool,
 

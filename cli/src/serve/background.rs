@@ -16,7 +16,8 @@ const CHECK: Duration = Duration::from_millis(50);
 /// Longest wait for an answer of the admin socket.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Starts this command again without the option, and waits until it has taken over from the daemon at `admin`, or has ended.
+/// Starts this command again without the option, and waits until it has taken over from the daemon at `admin`, or has
+/// ended.
 pub(super) fn run(admin: &Path) -> ExitCode {
     match start(admin) {
         Ok(None) => ExitCode::SUCCESS,

@@ -29,7 +29,8 @@ use args::ConventionArgs;
 pub(crate) use args::{KeyOptions, ServeArgs, add_keys};
 use signals::StopSignals;
 
-/// The capabilities of a vhost-user backend program of type block, in the format of QEMU's docs/interop/vhost-user.json.
+/// The capabilities of a vhost-user backend program of type block, in the format of QEMU's
+/// docs/interop/vhost-user.json.
 const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
 
 /// Serves until a signal stops the daemon.

@@ -16,8 +16,8 @@ pub(super) struct StopSignals {
 }
 
 impl StopSignals {
-    /// Installs handlers for SIGTERM, SIGINT and SIGHUP. [`StopSignals::wait`] returns at the first SIGTERM or SIGINT; a second one ends
-    /// the process at once, with the shell's exit code for that signal.
+    /// Installs handlers for SIGTERM, SIGINT and SIGHUP. [`StopSignals::wait`] returns at the first SIGTERM or SIGINT;
+    /// a second one ends the process at once, with the shell's exit code for that signal.
     ///
     /// # Errors
     /// If the kernel refuses.

@@ -179,7 +179,8 @@ fn show(args: &StatArgs) -> Result<(), StatError> {
         if count.is_some_and(|count| number > count) {
             break;
         }
-        // Absolute times, so that intervals do not drift. After a pause of this process (SIGSTOP) missed intervals are skipped.
+        // Absolute times, so that intervals do not drift. After a pause of this process (SIGSTOP) missed intervals are
+        // skipped.
         next = (next + interval).max(Instant::now());
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
         match daemon.read() {

@@ -38,7 +38,8 @@ fn error_lines(report: &Report) -> String {
     failed.map(line).collect()
 }
 
-/// Formats a line for each disk and LUN that is stopped or retries requests. LUNs that share a logical unit have a line each.
+/// Formats a line for each disk and LUN that is stopped or retries requests. LUNs that share a logical unit have a line
+/// each.
 fn health_lines(report: &Report) -> String {
     lines_by_health(report, health_line)
 }

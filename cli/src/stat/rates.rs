@@ -310,7 +310,8 @@ struct Interval {
 }
 
 impl Interval {
-    /// Returns `None` for an item that the previous sample lacks: its counters at the start of the interval are unknown.
+    /// Returns `None` for an item that the previous sample lacks: its counters at the start of the interval are
+    /// unknown.
     fn io_rates(&self, before: Option<&Load>, now: &Load) -> Option<IoRates> {
         if self.since_start { io_rates(&Load::default(), now, self.ns) } else { io_rates(before?, now, self.ns) }
     }
@@ -482,13 +483,15 @@ fn busy_percent_of_all(queues: &[QueueRates]) -> Option<f64> {
     Some(100.0 * (1.0 - idle))
 }
 
-/// Returns the latency in nanoseconds below which `percent` of the requests lie: the middle of its bucket. `None` if there were none.
+/// Returns the latency in nanoseconds below which `percent` of the requests lie: the middle of its bucket. `None` if
+/// there were none.
 fn percentile_ns(buckets: &BTreeMap<(u64, u64), u64>, percent: f64) -> Option<u64> {
     let buckets = buckets.iter().map(|((lower, upper), count)| (*lower, *upper, *count));
     mqblk_engine::percentile_ns(buckets, percent)
 }
 
-/// Returns the buckets of the total latencies of all requests in the interval, by their bounds. `None` if a counter was reset.
+/// Returns the buckets of the total latencies of all requests in the interval, by their bounds. `None` if a counter was
+/// reset.
 fn interval_buckets(before: &Load, now: &Load) -> Option<BTreeMap<(u64, u64), u64>> {
     let buckets = |load: &Load| {
         let mut all = BTreeMap::new();

@@ -13,8 +13,8 @@ pub(crate) struct StatSource {
 }
 
 impl StatSource {
-    /// Samples of all queues, with the buckets of their latencies: the percentiles of an interval need them. `disk`: only the disk,
-    /// controller or LUN of this id.
+    /// Samples of all queues, with the buckets of their latencies: the percentiles of an interval need them. `disk`:
+    /// only the disk, controller or LUN of this id.
     pub(crate) fn new(socket: PathBuf, disk: Option<String>) -> StatSource {
         StatSource { socket, query: StatQuery { queues: true, latency: true, disk }, client: None }
     }

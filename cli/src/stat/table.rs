@@ -34,7 +34,8 @@ const NAME_WIDTH: usize = 11;
 /// The share of names in the width.
 const NAME_SHARE: usize = 7;
 
-/// Formats the whole report, with an empty line at its end. No line is longer than `width`, as long as that is 80 or more.
+/// Formats the whole report, with an empty line at its end. No line is longer than `width`, as long as that is 80 or
+/// more.
 pub(super) fn format_report(heading: &str, report: &Report, width: usize) -> String {
     let seconds = report.interval_ns as f64 / 1e9;
     let what = match report.since {

@@ -1,4 +1,5 @@
-//! `mqblk xen`: attaches, detaches, resizes and lists block devices of Xen guests. Writes xenstore as a toolstack does; needs no daemon.
+//! `mqblk xen`: attaches, detaches, resizes and lists block devices of Xen guests. Writes xenstore as a toolstack does;
+//! needs no daemon.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -35,7 +36,7 @@ enum Action {
         #[command(flatten)]
         device: DeviceArgs,
 
-        /// What the disk is: file:PATH, null:SIZE or mqblk:DISK-ID
+        /// The disk's storage: file:PATH, null:SIZE or mqblk:DISK-ID
         #[arg(value_name = "PARAMS")]
         params: String,
 
@@ -71,7 +72,8 @@ enum Action {
         #[command(flatten)]
         device: DeviceArgs,
 
-        /// The size, such as 10G: a file is extended or cut to it [default: the size that the file or block device has now]
+        /// The size, such as 10G: a file is extended or cut to it [default: the size that the file or block device has
+        /// now]
         #[arg(long, value_name = "SIZE")]
         size: Option<String>,
 

@@ -1,4 +1,5 @@
-//! Declarations of keys. A key is declared once: values are checked by its declaration, and options, help texts and documents are made from it.
+//! Declarations of keys. A key is declared once: values are checked by its declaration, and options, help texts and
+//! documents are made from it.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! `controller.add`, `controller.remove` and `controller.list`: devices that have LUNs, at run time. `disk_set` has `controller.set`.
+//! `controller.add`, `controller.remove` and `controller.list`: devices that have LUNs, at run time. `disk_set` has
+//! `controller.set`.
 
 use std::sync::Arc;
 

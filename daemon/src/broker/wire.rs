@@ -1,7 +1,8 @@
 //! The messages between daemon and broker: one packet each, on a socket of type `SOCK_SEQPACKET`.
 //!
-//! A request is a number (4 bytes, little endian), a verb, the access and a path. A response is the number of its request, a status and a
-//! text or the host's error number; with the status [`Status::Done`] of an `open` comes one descriptor. All are bounded.
+//! A request is a number (4 bytes, little endian), a verb, the access and a path. A response is the number of its
+//! request, a status and a text or the host's error number; with the status [`Status::Done`] of an `open` comes one
+//! descriptor. All are bounded.
 
 use std::ffi::OsStr;
 use std::io::{self, IoSlice, IoSliceMut};

@@ -1,4 +1,5 @@
-//! Rate limits in the configuration and at run time: their keys, and the groups that share them. The engine enforces them.
+//! Rate limits in the configuration and at run time: their keys, and the groups that share them. The engine enforces
+//! them.
 
 mod groups;
 mod keys;

@@ -226,7 +226,8 @@ const PAIRS: &str = "KEY=VALUE,KEY=VALUE,... with a comma inside a value written
 const ID: &str = "1 to 64 letters, digits, dots, dashes and underscores, with a letter or digit first";
 const MAP: &str = "QUEUE:WORKER pairs separated by commas, such as 0:0,1:1";
 
-/// Each setting is added to a valid disk `a` with two queues; the error must match exactly, except for the prefix `mqblk: `.
+/// Each setting is added to a valid disk `a` with two queues; the error must match exactly, except for the prefix
+/// `mqblk: `.
 #[test]
 fn malformed_disk_settings() {
     let long = "x".repeat(65);

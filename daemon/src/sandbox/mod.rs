@@ -80,8 +80,8 @@ pub fn prepare(config: &SandboxConfig) -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// Restricts the calling thread and all threads that it starts from now on. `config` is open and not yet served; threads that were started to
-/// open it have restricted themselves ([`prepare`]).
+/// Restricts the calling thread and all threads that it starts from now on. `config` is open and not yet served;
+/// threads that were started to open it have restricted themselves ([`prepare`]).
 ///
 /// # Errors
 /// If the kernel refuses a part of it, or a path to allow does not exist. A kernel without landlock is no error: a

@@ -3,10 +3,11 @@
 //! The new process (the *successor*) is started with the same configuration. It calls the verb `takeover` of the
 //! running one (the *predecessor*) with one end of a socket pair, which carries all further messages:
 //!
-//! 1. The predecessor offers its sockets, the open images with their locks, and its devices. It changes nothing from here on.
+//! 1. The predecessor offers its sockets, the open images with their locks, and its devices. It changes nothing from
+//!    here on.
 //! 2. The successor opens its storage, starts its workers and its devices, which stand by, and reports that.
-//! 3. All control threads of the predecessor are held, and the connections go to the successor, which prepares each. Up to here a failure
-//!    leaves the predecessor as it was.
+//! 3. All control threads of the predecessor are held, and the connections go to the successor, which prepares each. Up
+//!    to here a failure leaves the predecessor as it was.
 //! 4. One device after the other is drained here and started there.
 //! 5. Interfaces without connections stop here and start there. The predecessor ends.
 //!

@@ -51,8 +51,8 @@ pub struct BlkfrontOptions {
 }
 
 impl BlkfrontOptions {
-    /// Returns options for device `devid` of the program's domain: one ring of the largest size, with 1 MiB of data, owned by one
-    /// thread.
+    /// Returns options for device `devid` of the program's domain: one ring of the largest size, with 1 MiB of data,
+    /// owned by one thread.
     pub fn new(xen: Arc<dyn Xen>, devid: u32) -> BlkfrontOptions {
         BlkfrontOptions {
             path: vbd::frontend_path(xen.domain(), devid),
@@ -92,8 +92,8 @@ struct NewRing {
     front: FrontRing,
 }
 
-/// A connected device. Owns the connection; the queues are handed out once. On drop without a [`stop`](Self::stop), the state
-/// becomes Closed without a wait for the backend.
+/// A connected device. Owns the connection; the queues are handed out once. On drop without a [`stop`](Self::stop), the
+/// state becomes Closed without a wait for the backend.
 pub struct BlkfrontDevice {
     xen: Arc<dyn Xen>,
     xenbus: XenbusDevice,
@@ -102,8 +102,8 @@ pub struct BlkfrontDevice {
 }
 
 impl BlkfrontDevice {
-    /// Waits for the toolstack to create the device and for the backend to be ready, creates the rings, and connects. Closes the
-    /// connection of an earlier frontend first.
+    /// Waits for the toolstack to create the device and for the backend to be ready, creates the rings, and connects.
+    /// Closes the connection of an earlier frontend first.
     ///
     /// # Errors
     /// If the device does not exist, the backend closes it, or the backend does not support the options.

@@ -189,8 +189,8 @@ pub(super) struct RingEndpoint {
     pub(super) port: Port,
 }
 
-/// Returns the keys that a frontend writes, in order, without the state, which is last. With one ring the keys are in the
-/// directory itself.
+/// Returns the keys that a frontend writes, in order, without the state, which is last. With one ring the keys are in
+/// the directory itself.
 pub(super) fn frontend_keys(abi: Abi, persistent: bool, rings: &[RingEndpoint]) -> Vec<(String, String)> {
     let mut all = vec![];
     let mut add = |key: String, value: String| all.push((key, value));

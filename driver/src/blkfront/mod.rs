@@ -5,9 +5,9 @@
 //! BlkfrontDevice::connect  ->  BlkfrontQueueSet (one for each thread)  ->  BlkfrontQueue: read, write, ... publish, poll, reap
 //! ```
 //!
-//! A request's data lies in pages that are granted to the backend's domain as long as the device is connected. Each queue has an
-//! area of them ([`BlkfrontQueue::data`]), and nothing is copied. A backend with persistent grants caches pages by queue and
-//! grant, so a queue's requests should use its own area, and reuse the pages used last.
+//! A request's data lies in pages that are granted to the backend's domain as long as the device is connected. Each
+//! queue has an area of them ([`BlkfrontQueue::data`]), and nothing is copied. A backend with persistent grants caches
+//! pages by queue and grant, so a queue's requests should use its own area, and reuse the pages used last.
 
 mod device;
 #[cfg(test)]

@@ -30,8 +30,8 @@ pub(super) struct QueueParts {
     pub(super) guards: Vec<GrantGuard>,
 }
 
-/// A ring, owned by one thread, with ids, data pages and indirect pages for its requests. A request allocates nothing and makes
-/// no system call. [`publish`](Self::publish) makes one if the backend sleeps.
+/// A ring, owned by one thread, with ids, data pages and indirect pages for its requests. A request allocates nothing
+/// and makes no system call. [`publish`](Self::publish) makes one if the backend sleeps.
 pub struct BlkfrontQueue {
     pub(super) ring: FrontRing,
     channel: Box<dyn EventChannel>,
@@ -146,8 +146,8 @@ impl BlkfrontQueue {
         self.submit_rw(user_data, operation::WRITE, start, data)
     }
 
-    /// Writes several segments at `start` durably, after all earlier requests and before all later ones (BLKIF_OP_WRITE_BARRIER).
-    /// At most 11 segments.
+    /// Writes several segments at `start` durably, after all earlier requests and before all later ones
+    /// (BLKIF_OP_WRITE_BARRIER). At most 11 segments.
     ///
     /// # Errors
     /// [`SubmitError`]: the ring is full, or the data is invalid.

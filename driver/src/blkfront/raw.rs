@@ -1,5 +1,5 @@
-//! A frontend for tests of hostile or broken guests: any bytes in a ring, any index, any grants, any state at any time. It checks
-//! nothing and does not close the connection.
+//! A frontend for tests of hostile or broken guests: any bytes in a ring, any index, any grants, any state at any time.
+//! It checks nothing and does not close the connection.
 
 use std::time::Duration;
 

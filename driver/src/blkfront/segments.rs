@@ -73,7 +73,8 @@ pub(super) struct SegmentComposer {
 }
 
 impl SegmentComposer {
-    /// `refs`: grants of the data memory. `max_segments`: the backend's limit; without `indirect` at most what fits in a request.
+    /// `refs`: grants of the data memory. `max_segments`: the backend's limit; without `indirect` at most what fits in
+    /// a request.
     pub(super) fn new(refs: Arc<[GrantRef]>, indirect: Option<IndirectPages>, max_segments: u16) -> SegmentComposer {
         let capacity = if indirect.is_some() { MAX_REQUEST_SEGMENTS } else { MAX_SEGMENTS as u16 };
         SegmentComposer { refs, indirect, limit: max_segments.min(capacity) }

@@ -75,8 +75,8 @@ impl BlkfrontQueueSet {
         self.queues.iter().map(BlkfrontQueue::kicks).sum()
     }
 
-    /// Sleeps until a queue has `count` responses (or all, if fewer are in flight), or the [`Waker`] is used. Returns at once if
-    /// nothing is in flight. May return early.
+    /// Sleeps until a queue has `count` responses (or all, if fewer are in flight), or the [`Waker`] is used. Returns
+    /// at once if nothing is in flight. May return early.
     ///
     /// # Errors
     /// If the backend violates the protocol, or the wait fails.

@@ -1,5 +1,5 @@
-//! The shadow ring: a private record of a ring's requests in flight, against which every response is checked. Source: the checks
-//! of Linux's `xen-blkfront` since 2021 ("harden against malicious backend").
+//! The shadow ring: a private record of a ring's requests in flight, against which every response is checked. Source:
+//! the checks of Linux's `xen-blkfront` since 2021 ("harden against malicious backend").
 
 use mqblk_ring::blkif::{BlkifResponse, status};
 

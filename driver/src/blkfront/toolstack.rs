@@ -1,5 +1,5 @@
-//! The toolstack's part of a device's life: creates both directories, requests the detach, removes the directories. Source: Xen's
-//! `libxl`, as far as a device needs it.
+//! The toolstack's part of a device's life: creates both directories, requests the detach, removes the directories.
+//! Source: Xen's `libxl`, as far as a device needs it.
 
 use mqblk_memory::DomainId;
 use mqblk_xen::store::{Access, Permission, Xenstore, XenstoreError};

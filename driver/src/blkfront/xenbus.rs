@@ -1,5 +1,5 @@
-//! The xenbus state handshake between frontend and backend. Source: Xen's `public/io/xenbus.h`, with the states in the order of
-//! Linux's `xen-blkfront`.
+//! The xenbus state handshake between frontend and backend. Source: Xen's `public/io/xenbus.h`, with the states in the
+//! order of Linux's `xen-blkfront`.
 
 use std::time::{Duration, Instant};
 
@@ -139,7 +139,8 @@ impl XenbusDevice {
         }
     }
 
-    /// Returns the error of a backend that has closed the device, with the reason from its error node if it can be read.
+    /// Returns the error of a backend that has closed the device, with the reason from its error node if it can be
+    /// read.
     fn closed_error(&mut self, step: &'static str, found: XenbusState) -> DriverError {
         let own = self.back_path.find("/backend/").map(|at| self.back_path.split_at(at));
         let error = own.and_then(|(domain, rest)| self.store.read(&format!("{domain}/error{rest}/error")).ok()?);
@@ -221,7 +222,8 @@ impl XenbusDevice {
     }
 }
 
-/// Reads the state at `key`. Unknown if it cannot be read: a domain without permission cannot see that a key is removed.
+/// Reads the state at `key`. Unknown if it cannot be read: a domain without permission cannot see that a key is
+/// removed.
 fn read_state(store: &mut Xenstore, key: &str) -> Result<XenbusState, XenstoreError> {
     match store.read(key) {
         Ok(value) => Ok(XenbusState::parse(value.as_deref())),

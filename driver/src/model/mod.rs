@@ -1,7 +1,7 @@
 //! A small vhost-user server for tests, in this process.
 //!
-//! Written from the specifications, byte by byte. It shares no code with the driver except the mapping of memory, so both are
-//! checked against the documents. A [`ModelDevice`] implements the device.
+//! Written from the specifications, byte by byte. It shares no code with the driver except the mapping of memory, so
+//! both are checked against the documents. A [`ModelDevice`] implements the device.
 
 mod ring;
 mod wire;

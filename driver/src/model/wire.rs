@@ -129,8 +129,8 @@ impl<'a, P: ModelDevice> Connection<'a, P> {
     pub(super) fn serve_rings(&mut self) -> bool {
         loop {
             let mut again = false;
-            // Takes the requests of all rings before any is executed, so that the device observes all that are in flight
-            // together.
+            // Takes the requests of all rings before any is executed, so that the device observes all that are in
+            // flight together.
             for (index, ring) in self.rings.iter_mut().enumerate() {
                 if ring.enabled && ring.kick.is_some() {
                     ring.pop_requests(&self.memory, index, &mut self.held_requests);

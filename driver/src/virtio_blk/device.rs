@@ -226,8 +226,8 @@ impl BlkDevice {
         self.client.hangup_monitor()
     }
 
-    /// Connects again, to a server of the same disk, after the previous server has ended. The queues continue in the threads that
-    /// own them. The new server completes the requests in flight.
+    /// Connects again, to a server of the same disk, after the previous server has ended. The queues continue in the
+    /// threads that own them. The new server completes the requests in flight.
     ///
     /// # Errors
     /// If the server cannot be reached within `timeout`, fails a message, or offers less than the previous one.
@@ -267,8 +267,9 @@ impl BlkDevice {
         Ok(&self.info)
     }
 
-    /// Waits at most `timeout` for a config change message, reads the configuration space again, and replies. Returns true if a
-    /// message came. None comes without a backend channel or without [`BlkConnectOptions::config_changes`].
+    /// Waits at most `timeout` for a config change message, reads the configuration space again, and replies. Returns
+    /// true if a message came. None comes without a backend channel or without
+    /// [`BlkConnectOptions::config_changes`].
     ///
     /// # Errors
     /// If the server sends another message, fails one, or the configuration space is invalid.

@@ -4,8 +4,8 @@
 //! BlkDevice::connect  ->  BlkQueueSet (one for each thread)  ->  BlkQueue: read, write, ... publish, poll, reap
 //! ```
 //!
-//! A request's data lies in memory that both sides map. Each queue has an area of it ([`BlkQueue::data`]), but any queue may use
-//! any of it. [`GuestMemory`](mqblk_memory::GuestMemory) copies data in and out.
+//! A request's data lies in memory that both sides map. Each queue has an area of it ([`BlkQueue::data`]), but any
+//! queue may use any of it. [`GuestMemory`](mqblk_memory::GuestMemory) copies data in and out.
 
 mod device;
 mod layout;

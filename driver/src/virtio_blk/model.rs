@@ -14,7 +14,8 @@ use crate::model::{Descriptor, ModelDevice, ModelRequest, ModelServer, RequestOu
 const SECTOR: usize = mqblk_core::units::SECTOR_BYTES as usize;
 /// MQ, REPLY_ACK, CONFIG.
 const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 9;
-/// SEG_MAX, BLK_SIZE, FLUSH, CONFIG_WCE, MQ, DISCARD, WRITE_ZEROES; INDIRECT_DESC, EVENT_IDX, protocol features, VERSION_1.
+/// SEG_MAX, BLK_SIZE, FLUSH, CONFIG_WCE, MQ, DISCARD, WRITE_ZEROES; INDIRECT_DESC, EVENT_IDX, protocol features,
+/// VERSION_1.
 const FEATURES: u64 = 1 << 2 | 1 << 6 | 1 << 9 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14 | 0b111 << 28 | 1 << 32;
 
 /// Options of the model.

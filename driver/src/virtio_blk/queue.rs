@@ -15,7 +15,8 @@ use crate::call_event::{self, CallEvent};
 use crate::line::{prefetch_found, prefetch_later};
 use crate::{DataSegment, DeviceError, DriverError, SubmitError, Waker};
 
-/// A status byte that the device has not written, if [`BlkConnectOptions::poison_status`](super::BlkConnectOptions) is set.
+/// A status byte that the device has not written, if [`BlkConnectOptions::poison_status`](super::BlkConnectOptions) is
+/// set.
 const POISON: u8 = 0xff;
 
 /// Headers that a request's line has room for.
@@ -30,7 +31,8 @@ pub enum BlkStatus {
     IoError,
     /// VIRTIO_BLK_S_UNSUPP.
     Unsupported,
-    /// The device has not written a status (detected only with [`BlkConnectOptions::poison_status`](super::BlkConnectOptions)).
+    /// The device has not written a status (detected only with
+    /// [`BlkConnectOptions::poison_status`](super::BlkConnectOptions)).
     NotWritten,
     /// A status that the specification does not define.
     Unknown(u8),
@@ -60,8 +62,8 @@ pub struct BlkCompletion {
     pub written: u32,
 }
 
-/// A queue, owned by one thread. A request allocates nothing and makes no system call. [`publish`](Self::publish) makes one if
-/// the server sleeps.
+/// A queue, owned by one thread. A request allocates nothing and makes no system call. [`publish`](Self::publish) makes
+/// one if the server sleeps.
 #[derive(Debug)]
 pub struct BlkQueue {
     ring: DriverRing,
@@ -362,8 +364,8 @@ impl BlkQueueSet {
         self.queues.iter().map(BlkQueue::kicks).sum()
     }
 
-    /// Sleeps until a queue has `count` completions (or all, if fewer are in flight), or the [`Waker`] is used. Returns at once
-    /// if nothing is in flight. May return early.
+    /// Sleeps until a queue has `count` completions (or all, if fewer are in flight), or the [`Waker`] is used. Returns
+    /// at once if nothing is in flight. May return early.
     ///
     /// # Errors
     /// If the device violates the protocol, or the wait fails.

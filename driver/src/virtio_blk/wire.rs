@@ -37,8 +37,8 @@ pub(crate) const RANGE_BYTES: u32 = 16;
 pub(crate) const MAX_RANGES: usize = 32;
 /// Bytes that GET_ID returns.
 pub(crate) const ID_BYTES: u32 = 20;
-/// Bytes of the configuration space up to the last field that this driver knows (`write_zeroes_may_unmap` and its padding). Every
-/// server has as many: QEMU reads at least 60.
+/// Bytes of the configuration space up to the last field that this driver knows (`write_zeroes_may_unmap` and its
+/// padding). Every server has as many: QEMU reads at least 60.
 pub(crate) const CONFIG_BYTES: usize = 60;
 /// Offset of `writeback` in the configuration space.
 pub(crate) const CONFIG_WRITEBACK: u32 = 32;

@@ -52,8 +52,8 @@ impl Command {
         Command { address, cdb: Cdb::flush(), data: CommandData::None }
     }
 
-    /// Unmaps extents. Writes their list to `scratch`, which belongs to the command until it is completed. `None` if the list
-    /// does not fit there, `scratch` is outside of `memory`, or there are more than 4095.
+    /// Unmaps extents. Writes their list to `scratch`, which belongs to the command until it is completed. `None` if
+    /// the list does not fit there, `scratch` is outside of `memory`, or there are more than 4095.
     pub fn unmap(to: LunAddress, extents: &[Extent], memory: &GuestMemory, scratch: DataSegment) -> Option<Command> {
         let len = unmap_bytes(extents.len());
         if extents.len() > MAX_EXTENTS || len > scratch.len as usize {
@@ -73,8 +73,8 @@ impl Command {
         Some(Command { address: to, cdb: Cdb::unmap(extents.len()), data })
     }
 
-    /// Writes the one block of `data` to all of `blocks` from `start`. `unmap`: the blocks may be unmapped, if they then read as
-    /// the data.
+    /// Writes the one block of `data` to all of `blocks` from `start`. `unmap`: the blocks may be unmapped, if they
+    /// then read as the data.
     pub fn write_same(address: LunAddress, start: Lba, blocks: u32, data: DataSegment, unmap: bool) -> Command {
         Command { address, cdb: Cdb::write_same(start, blocks, unmap), data: CommandData::Out(data) }
     }

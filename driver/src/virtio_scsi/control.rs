@@ -95,8 +95,8 @@ impl ControlQueues {
     }
 
     /// Submits a task management function. `tag`: the command, for functions that address one
-    /// ([`ScsiQueueSet::tag`](super::ScsiQueueSet::tag)). Returns false if the control queue is full until a completion is
-    /// reaped.
+    /// ([`ScsiQueueSet::tag`](super::ScsiQueueSet::tag)). Returns false if the control queue is full until a completion
+    /// is reaped.
     ///
     /// # Errors
     /// [`DriverError::System`] if the kick cannot be written.

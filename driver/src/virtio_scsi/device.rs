@@ -47,8 +47,8 @@ pub struct ScsiConnectOptions {
     pub descriptors: DescriptorLayout,
     /// True to use EVENT_IDX if offered.
     pub event_idx: bool,
-    /// True to use packed rings, which the server must offer. With them, [`reconnect`](ScsiController::reconnect) needs
-    /// an in-flight region.
+    /// True to use packed rings, which the server must offer. With them, [`reconnect`](ScsiController::reconnect)
+    /// needs an in-flight region.
     pub packed: bool,
     /// Selects the queue of a command.
     pub steering: SteeringPolicy,
@@ -164,8 +164,8 @@ impl ScsiController {
         })
     }
 
-    /// Connects again, to a server of the same controller, after the previous server has ended. The queues continue in the
-    /// threads that own them. The new server completes the commands in flight.
+    /// Connects again, to a server of the same controller, after the previous server has ended. The queues continue in
+    /// the threads that own them. The new server completes the commands in flight.
     ///
     /// # Errors
     /// If the server cannot be reached within `timeout`, fails a message, or offers less than the previous one.
@@ -193,8 +193,8 @@ impl ScsiController {
         self.control.take()
     }
 
-    /// Finds all logical units, in the order of their addresses. Uses the first queue of `set`, on which nothing else may be in
-    /// flight.
+    /// Finds all logical units, in the order of their addresses. Uses the first queue of `set`, on which nothing else
+    /// may be in flight.
     ///
     /// # Errors
     /// If the device violates the protocol, or does not complete a command in time.

@@ -1,10 +1,10 @@
 //! Hands commands over to the thread that owns their queue, and completions back.
 //!
-//! A queue is submitted to and reaped by one thread. A submitter whose target is bound to another thread's queue hands the
-//! command over. Kernels take that queue's lock instead. A lock would cost every command, although few need it, and would move
-//! completions to the submitter's processor. Here the owner's own path has no lock, and reads one shared flag. A mailbox is
-//! locked for a push, or for the exchange of two vectors. Its size is bounded by what all threads together may have outstanding,
-//! so a push never waits.
+//! A queue is submitted to and reaped by one thread. A submitter whose target is bound to another thread's queue hands
+//! the command over. Kernels take that queue's lock instead. A lock would cost every command, although few need it, and
+//! would move completions to the submitter's processor. Here the owner's own path has no lock, and reads one shared
+//! flag. A mailbox is locked for a push, or for the exchange of two vectors. Its size is bounded by what all threads
+//! together may have outstanding, so a push never waits.
 //!
 //! [`IdleWait`] is the protocol that prevents lost wakeups. `tests/loom_steering.rs` checks it under all interleavings.
 
@@ -52,8 +52,8 @@ impl AtomicFlag for AtomicBool {
 
 /// Decides whether the owner of a mailbox may sleep, and which sender wakes it.
 ///
-/// The owner sets `sleeping`, then checks `pending`. A sender sets `pending`, then checks `sleeping`. Both have a full barrier
-/// between the two steps, so at least one observes the other.
+/// The owner sets `sleeping`, then checks `pending`. A sender sets `pending`, then checks `sleeping`. Both have a full
+/// barrier between the two steps, so at least one observes the other.
 #[derive(Debug)]
 pub struct IdleWait<F = AtomicBool> {
     pending: F,
@@ -85,8 +85,8 @@ impl<F: AtomicFlag> IdleWait<F> {
         self.pending.load(Ordering::Acquire)
     }
 
-    /// Returns true if the owner sleeps and the caller must wake it; only one of several senders gets true. Called after a push,
-    /// with the mailbox unlocked.
+    /// Returns true if the owner sleeps and the caller must wake it; only one of several senders gets true. Called
+    /// after a push, with the mailbox unlocked.
     #[inline]
     #[must_use = "a sleeping owner must be woken"]
     pub fn claim_wakeup(&self) -> bool {

@@ -6,9 +6,9 @@
 //! ScsiController::scan     ->  LogicalUnit (one for each): address, size, serial, limits
 //! ```
 //!
-//! A command has the address of a [`LogicalUnit`]. The [`SteeringPolicy`] selects its queue (`steering`). If another thread owns
-//! that queue, the command is handed over (`handover`). Response, status, residual and sense data are checked and make one
-//! [`CommandOutcome`].
+//! A command has the address of a [`LogicalUnit`]. The [`SteeringPolicy`] selects its queue (`steering`). If another
+//! thread owns that queue, the command is handed over (`handover`). Response, status, residual and sense data are
+//! checked and make one [`CommandOutcome`].
 
 mod cdb;
 mod command;

@@ -219,7 +219,8 @@ impl<'a> Buffers<'a> {
         self.writable.iter().map(|(_, len)| *len as usize).sum()
     }
 
-    /// Writes `bytes` at offset `from` of the writable segments, as far as they reach. Returns the number of bytes written.
+    /// Writes `bytes` at offset `from` of the writable segments, as far as they reach. Returns the number of bytes
+    /// written.
     fn write(&self, mut from: usize, mut bytes: &[u8]) -> usize {
         let mut written = 0;
         for &(at, len) in &self.writable {

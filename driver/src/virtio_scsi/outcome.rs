@@ -1,5 +1,5 @@
-//! Outcomes of commands, from response, status, residual and sense data. Sources: virtio 1.3 section 5.6.6.1; SAM-5 section 5.3;
-//! SPC-4 section 4.5.
+//! Outcomes of commands, from response, status, residual and sense data. Sources: virtio 1.3 section 5.6.6.1; SAM-5
+//! section 5.3; SPC-4 section 4.5.
 
 use super::queue::POISON;
 use super::wire::{CommandResponse, SENSE_BYTES};
@@ -111,7 +111,8 @@ impl ResponseHead {
         ResponseHead { sense_len, residual, status: (last >> 16) as u8, response: (last >> 24) as u8 }
     }
 
-    /// Returns the outcome of a command with `len` bytes of data. `sense` reads the sense data into a slice of its length.
+    /// Returns the outcome of a command with `len` bytes of data. `sense` reads the sense data into a slice of its
+    /// length.
     #[inline]
     pub(crate) fn outcome(self, len: u32, sense: impl FnOnce(&mut [u8])) -> CommandOutcome {
         // Fast path: nearly every response is GOOD without a residual.

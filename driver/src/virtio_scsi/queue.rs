@@ -51,8 +51,8 @@ pub(crate) struct CommandInFlight {
     pub(crate) target: u8,
 }
 
-/// A request queue, owned by one thread. A command allocates nothing and makes no system call. [`publish`](Self::publish) makes
-/// one if the server sleeps.
+/// A request queue, owned by one thread. A command allocates nothing and makes no system call.
+/// [`publish`](Self::publish) makes one if the server sleeps.
 #[derive(Debug)]
 pub struct ScsiQueue {
     pub(crate) ring: DriverRing,

@@ -123,8 +123,8 @@ struct Scan<'a> {
     units: Vec<LogicalUnit>,
 }
 
-/// Finds all direct-access logical units of all targets, in the order of their addresses. All commands use the set's first queue,
-/// without steering.
+/// Finds all direct-access logical units of all targets, in the order of their addresses. All commands use the set's
+/// first queue, without steering.
 pub(super) fn scan(
     set: &mut ScsiQueueSet,
     config: &ScsiConfig,

@@ -23,8 +23,8 @@ const TARGETS: usize = 256;
 /// Selects the queue of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SteeringPolicy {
-    /// A target's commands stay on one queue while any of them is in flight. A command that is alone moves the target to its
-    /// submitter's queue: the rule of the multi-queue virtio-scsi driver of 2012.
+    /// A target's commands stay on one queue while any of them is in flight. A command that is alone moves the target
+    /// to its submitter's queue: the rule of the multi-queue virtio-scsi driver of 2012.
     #[default]
     Target,
     /// The submitter's queue, as in later kernels. A target's commands are not ordered.
@@ -115,9 +115,10 @@ enum SleepLimit {
     Exact(Duration),
 }
 
-/// The request queues that a thread owns: no other thread submits to them or reaps from them. A command whose target is bound to
-/// another thread's queue is handed over to that thread, and its completion comes back ([`receive`](Self::receive)). So a thread
-/// that has finished its own work serves the others until [`finish`](Self::finish) returns true.
+/// The request queues that a thread owns: no other thread submits to them or reaps from them. A command whose target is
+/// bound to another thread's queue is handed over to that thread, and its completion comes back
+/// ([`receive`](Self::receive)). So a thread that has finished its own work serves the others until
+/// [`finish`](Self::finish) returns true.
 #[derive(Debug)]
 pub struct ScsiQueueSet {
     /// Index of this set. Its queues have the numbers `index`, `index` plus the number of sets, and so on.
@@ -199,8 +200,8 @@ impl ScsiQueueSet {
         tag(self.index, user_data)
     }
 
-    /// Submits a command to this set's queue `own`, unless the steering selects another one. The completion returns `user_data`,
-    /// which must not be in flight already: it is part of the command's tag.
+    /// Submits a command to this set's queue `own`, unless the steering selects another one. The completion returns
+    /// `user_data`, which must not be in flight already: it is part of the command's tag.
     ///
     /// # Errors
     /// [`SubmitError::Full`] until a completion is reaped.
@@ -255,8 +256,8 @@ impl ScsiQueueSet {
         self.queues[index].poll()
     }
 
-    /// Reaps one own completion of those that the last [`poll`](Self::poll) of queue `index` has found. Completions of other
-    /// threads' commands before it are forwarded to them.
+    /// Reaps one own completion of those that the last [`poll`](Self::poll) of queue `index` has found. Completions of
+    /// other threads' commands before it are forwarded to them.
     ///
     /// # Errors
     /// If the device violates the protocol. The queue cannot be used any more.
@@ -276,8 +277,8 @@ impl ScsiQueueSet {
         Ok(None)
     }
 
-    /// Receives messages of other threads. Submits and publishes their commands. Completions of own commands are taken by
-    /// [`reap_received`](Self::reap_received); returns their number.
+    /// Receives messages of other threads. Submits and publishes their commands. Completions of own commands are taken
+    /// by [`reap_received`](Self::reap_received); returns their number.
     ///
     /// # Errors
     /// If a kick cannot be written.
@@ -313,8 +314,8 @@ impl ScsiQueueSet {
         Some(completion)
     }
 
-    /// Submits other threads' waiting commands to queue `index`, as far as the ring has space. The caller, or the next own
-    /// command, publishes them.
+    /// Submits other threads' waiting commands to queue `index`, as far as the ring has space. The caller, or the next
+    /// own command, publishes them.
     fn submit_waiting(&mut self, index: usize) {
         while let Some(remote) = self.waiting[index].front() {
             if self.queues[index].submit(remote.user_data, remote.origin, &remote.command).is_err() {
@@ -325,8 +326,8 @@ impl ScsiQueueSet {
         }
     }
 
-    /// Marks this thread's own work as finished. Returns true if all threads have finished. Until then the thread serves the
-    /// others and calls this again. Then the next round begins.
+    /// Marks this thread's own work as finished. Returns true if all threads have finished. Until then the thread
+    /// serves the others and calls this again. Then the next round begins.
     pub fn finish(&mut self) -> bool {
         let threads = u64::from(self.exchange.threads());
         if !self.is_finished {
@@ -363,8 +364,8 @@ impl ScsiQueueSet {
         self.queues.iter().map(ScsiQueue::kicks).sum()
     }
 
-    /// Sleeps until a queue has `count` completions (or all, if fewer are in flight), another thread has sent a message, or the
-    /// [`Waker`] is used. Returns at once if there is nothing to wait for. May return early.
+    /// Sleeps until a queue has `count` completions (or all, if fewer are in flight), another thread has sent a
+    /// message, or the [`Waker`] is used. Returns at once if there is nothing to wait for. May return early.
     ///
     /// # Errors
     /// If the device violates the protocol, or the wait fails.

@@ -1,15 +1,16 @@
-//! Selects the request queue of a target's commands. Pure: no ring, no thread, no system call. `tests/loom_steering.rs` checks it
-//! under all interleavings.
+//! Selects the request queue of a target's commands. Pure: no ring, no thread, no system call. `tests/loom_steering.rs`
+//! checks it under all interleavings.
 //!
-//! The rule of the multi-queue virtio-scsi driver of 2012: while a target has commands in flight its queue does not change, so
-//! that they stay in order. A command that is alone moves the target to its submitter's queue. In that driver the count and the
-//! queue pointer are two words, guarded by a sequence counter: the submitter that raises the count from 0 to 1 re-checks the
-//! count before it changes the pointer. Here both are in one word, so no guard is needed:
+//! The rule of the multi-queue virtio-scsi driver of 2012: while a target has commands in flight its queue does not
+//! change, so that they stay in order. A command that is alone moves the target to its submitter's queue. In that
+//! driver the count and the queue pointer are two words, guarded by a sequence counter: the submitter that raises the
+//! count from 0 to 1 re-checks the count before it changes the pointer. Here both are in one word, so no guard is
+//! needed:
 //!
-//! * begin: add one. If other commands are in flight, the returned word has the queue, which cannot change, because only a
-//!   command that began alone changes it. Otherwise exchange the word, which must still be "one in flight, old queue", for "one in
-//!   flight, own queue". This comparison is the re-check: it fails if another command has begun in between. That command has gone
-//!   to the old queue, so this one does too.
+//! * begin: add one. If other commands are in flight, the returned word has the queue, which cannot change, because
+//!   only a command that began alone changes it. Otherwise exchange the word, which must still be "one in flight, old
+//!   queue", for "one in flight, own queue". This comparison is the re-check: it fails if another command has begun in
+//!   between. That command has gone to the old queue, so this one does too.
 //! * end, after the completion is reaped: subtract one.
 //!
 //! No lock and no loop: one atomic addition if the target is busy, and one compare-exchange if it was idle.
@@ -70,7 +71,8 @@ impl<W: AtomicWord> Default for TargetSteering<W> {
 impl<W: AtomicWord> TargetSteering<W> {
     /// Begins a command whose submitter prefers queue `own`. Returns the queue to submit it to.
     ///
-    /// Acquire: pairs with the Release of the last command's end, so that the new queue starts after the old one is done.
+    /// Acquire: pairs with the Release of the last command's end, so that the new queue starts after the old one is
+    /// done.
     #[inline]
     pub fn begin(&self, own: u16) -> u16 {
         let before = self.0.fetch_add(1, Ordering::Acquire);

@@ -1,8 +1,8 @@
 //! The guard stands between a worker's plugs and the channel of a disk that may stop or retry. It tracks each request
 //! at the channel, parks or repeats those that failed, and holds back new ones while the disk is stopped.
 //!
-//! Disks whose errors are only reported have no guard. A merged request is never parked: it fails, so that the plug splits it, and its
-//! members are parked one by one. So a parked request can be cancelled or dropped without others.
+//! Disks whose errors are only reported have no guard. A merged request is never parked: it fails, so that the plug
+//! splits it, and its members are parked one by one. So a parked request can be cancelled or dropped without others.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -342,7 +342,8 @@ impl Guard {
         submitted
     }
 
-    /// Restores the tags of the channel's completions from index `from` on, and removes those of requests to park or repeat.
+    /// Restores the tags of the channel's completions from index `from` on, and removes those of requests to park or
+    /// repeat.
     #[inline]
     fn filter_completions(&mut self, from: usize, finished: &mut Vec<AnyCompletion>) {
         let mut at = from;

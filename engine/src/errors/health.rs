@@ -1,4 +1,5 @@
-//! A disk's health, which all its workers share. Written when a request fails; workers of a disk that may stop read one flag per batch.
+//! A disk's health, which all its workers share. Written when a request fails; workers of a disk that may stop read one
+//! flag per batch.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

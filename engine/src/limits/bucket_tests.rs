@@ -268,7 +268,8 @@ fn a_burst_has_its_height_and_its_length() {
     let seconds: Vec<u32> = (0..6).map(&mut second).collect();
     assert!((5490..=5510).contains(&seconds[0]), "the height, and a tenth of a second's worth of it: {seconds:?}");
     assert!((4990..=5010).contains(&seconds[1]), "{seconds:?}");
-    // 12,000 above the rate in three seconds, and 100 that the bucket always has: 500 of them were used in the first second.
+    // 12,000 above the rate in three seconds, and 100 that the bucket always has: 500 of them were used in the first
+    // second.
     assert!((4500..=4700).contains(&seconds[2]), "{seconds:?}");
     assert!(seconds[3..].iter().all(|passed| (990..=1010).contains(passed)), "{seconds:?}");
     // A quarter of the burst accrues in three idle seconds.

@@ -56,8 +56,8 @@ pub(crate) enum RequestClass {
 impl RequestClass {
     pub(crate) const ALL: [RequestClass; 2] = [RequestClass::Read, RequestClass::Write];
 
-    /// Returns the class of an operation; `None` for a flush, which is never throttled: it moves no data of its own, and a guest's file
-    /// systems wait for it while they hold locks.
+    /// Returns the class of an operation; `None` for a flush, which is never throttled: it moves no data of its own,
+    /// and a guest's file systems wait for it while they hold locks.
     #[inline]
     pub(crate) const fn of(op: Op) -> Option<RequestClass> {
         match op {
@@ -68,8 +68,8 @@ impl RequestClass {
     }
 }
 
-/// Returns how many bytes of bandwidth a request uses. Write-zeroes counts its whole range, because storage without a faster way writes
-/// it. A discard counts none: it moves no data, and a guest that trims a terabyte would take hours.
+/// Returns how many bytes of bandwidth a request uses. Write-zeroes counts its whole range, because storage without a
+/// faster way writes it. A discard counts none: it moves no data, and a guest that trims a terabyte would take hours.
 #[inline]
 pub(crate) const fn bytes_of(op: Op, len: ByteLen) -> u64 {
     match op {

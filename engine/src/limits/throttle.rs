@@ -1,4 +1,5 @@
-//! The throttle of a disk on one worker: it holds back requests, before they are merged, until the disk's limits allow them.
+//! The throttle of a disk on one worker: it holds back requests, before they are merged, until the disk's limits allow
+//! them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

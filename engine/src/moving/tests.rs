@@ -1,4 +1,5 @@
-//! A queue's waker while the queue moves, and moves that do not succeed. Moves under load: `tests/tests/daemon/queue_moves.rs`.
+//! A queue's waker while the queue moves, and moves that do not succeed. Moves under load:
+//! `tests/tests/daemon/queue_moves.rs`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,5 @@
-//! Plug and merge: the requests that a worker pulled for one disk in one turn, from all its queues of that disk, are merged
-//! where their ranges touch, before the storage sees them.
+//! Plug and merge: the requests that a worker pulled for one disk in one turn, from all its queues of that disk, are
+//! merged where their ranges touch, before the storage sees them.
 //!
 //! `plan` decides which requests are merged, `merged` is the table of merged requests. This file executes the plan: it
 //! merges buffers, submits to the channel, and completes each member. A merged request that fails is split and its
@@ -348,7 +348,8 @@ fn merges(options: &PlugOptions, limits: &Limits) -> bool {
 enum MemberOutcome<'a> {
     /// All with its outcome.
     AsMerged,
-    /// Those with the chosen tags are repeated one by one, or aborted if they are cancelled; the others end with its outcome.
+    /// Those with the chosen tags are repeated one by one, or aborted if they are cancelled; the others end with its
+    /// outcome.
     Repeat(&'a dyn Fn(Tag) -> bool),
 }
 
@@ -356,7 +357,8 @@ enum MemberOutcome<'a> {
 const VACANT: AnyRequest =
     AnyRequest { op: Op::Flush, start: ByteOffset(0), len: ByteLen::ZERO, tag: Tag::new(MERGED_SLOT, 0), buffer: None };
 
-/// Returns the number of a request's memory segments; `None` when storage would refuse its buffer, so that it must not be merged.
+/// Returns the number of a request's memory segments; `None` when storage would refuse its buffer, so that it must not
+/// be merged.
 #[inline]
 fn segments(context: &UringContext, request: &AnyRequest) -> Option<u32> {
     match &request.buffer {

@@ -1,9 +1,9 @@
 //! Plans the merges of a batch. Pure: no clock, no I/O, and no allocation once its lists have grown.
 //!
-//! A batch is cut into sections at every flush. The requests of a section are sorted by their start, and neighbours of the same
-//! operation and flags whose ranges touch exactly are merged, as far as the bounds allow. One sort over all operations also shows every
-//! overlap. A section is left in the order of arrival if a request that modifies overlaps another, or if a request is empty or ends past
-//! 64 bits: this is rare, and the order may matter to the guest.
+//! A batch is cut into sections at every flush. The requests of a section are sorted by their start, and neighbours of
+//! the same operation and flags whose ranges touch exactly are merged, as far as the bounds allow. One sort over all
+//! operations also shows every overlap. A section is left in the order of arrival if a request that modifies overlaps
+//! another, or if a request is empty or ends past 64 bits: this is rare, and the order may matter to the guest.
 
 use mqblk_core::{BlockSize, ByteLen, Limits, Op, Request};
 

@@ -20,7 +20,8 @@ enum Message {
     NewKick(u16),
 }
 
-/// Completions: a bit for each queue's kick, one for the mailbox's eventfd, and one for the end of the watch of the first queue's kick.
+/// Completions: a bit for each queue's kick, one for the mailbox's eventfd, and one for the end of the watch of the
+/// first queue's kick.
 const MAILBOX: u8 = 1 << QUEUES;
 const WATCH_ENDED: u8 = MAILBOX << 1;
 /// The queue whose watch ends once (the kernel ends a watch that it cannot report), and which messages go to. The other

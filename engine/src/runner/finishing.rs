@@ -90,7 +90,8 @@ impl<Q: GuestQueue> QueueRunner<Q> {
             let others = completed.iter().position(|done| done.tag.queue() != slot);
             self.count_by_disk(&completed[..others.unwrap_or(completed.len())]);
         }
-        // In two passes, each of which has few values to keep: in one loop half of the instructions would move them to the stack and back.
+        // In two passes, each of which has few values to keep: in one loop half of the instructions would move them to
+        // the stack and back.
         let count = self.account(slot, completed, &submit.route);
         for done in &mut completed[..count] {
             let Some(token) = self.tags.end(done.tag.index()) else { continue };
@@ -132,8 +133,8 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         count
     }
 
-    /// Counts a completed request of any kind. One of several parts gets the outcome of all with the last part; the others get a tag that is
-    /// never in use.
+    /// Counts a completed request of any kind. One of several parts gets the outcome of all with the last part; the
+    /// others get a tag that is never in use.
     #[inline(never)]
     fn account_any(&mut self, done: &mut AnyCompletion, group: &mut FinishedGroup, route: &ToDisks<'_>) {
         let index = done.tag.index();

@@ -1,7 +1,8 @@
 //! One slow disk beside seven fast ones on a worker: the fast ones are served in each turn as without it.
 //!
-//! The worker is stepped, so nothing depends on time. Each request in flight takes an operation of the worker's context, as with files.
-//! The slow disk completes nothing until the end; the fast ones complete everything a turn later.
+//! The worker is stepped, so nothing depends on time. Each request in flight takes an operation of the worker's
+//! context, as with files. The slow disk completes nothing until the end; the fast ones complete everything a turn
+//! later.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -110,7 +111,8 @@ struct Offered {
     outstanding: AtomicU64,
 }
 
-/// A channel with one operation of the context in flight for each request: a watch of an eventfd that is never signalled.
+/// A channel with one operation of the context in flight for each request: a watch of an eventfd that is never
+/// signalled.
 struct ContextChannel {
     client: ClientId,
     event: EventFd,

@@ -33,7 +33,8 @@ impl LeftQueue {
 }
 
 impl Worker {
-    /// Drains a queue. Signals `done` when it is detached. Its parked requests fail; those that are throttled are served as the limits allow.
+    /// Drains a queue. Signals `done` when it is detached. Its parked requests fail; those that are throttled are
+    /// served as the limits allow.
     pub(crate) fn drain(&mut self, slot: u16, generation: u32, done: SyncSender<LeftQueue>) {
         if self.find(slot, generation).is_some() {
             self.channels.begin_leave(slot);
@@ -55,8 +56,8 @@ impl Worker {
         }
     }
 
-    /// Drains a queue that moves to another worker, and sends it to `left`. Its parked requests stay parked; its throttled ones are served as
-    /// the limits allow. Drops `left` if there is no such queue, or it drains already.
+    /// Drains a queue that moves to another worker, and sends it to `left`. Its parked requests stay parked; its
+    /// throttled ones are served as the limits allow. Drops `left` if there is no such queue, or it drains already.
     pub(crate) fn begin_move(&mut self, slot: u16, generation: u32, left: SyncSender<LeavingQueue>) {
         let Some(phase) = self.poll_list.phase(slot) else { return };
         let Some((attached, _)) = self.find(slot, generation) else { return };

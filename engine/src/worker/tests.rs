@@ -180,7 +180,8 @@ struct FakeQueue {
     unpublished: u32,
 }
 
-/// Of three requests one goes to the second disk and has another step there, and one is blocked until the queue is woken.
+/// Of three requests one goes to the second disk and has another step there, and one is blocked until the queue is
+/// woken.
 impl GuestQueue for FakeQueue {
     type Token = (DiskSlot, u32);
     type Position = ();

@@ -3,10 +3,10 @@
 //! completed and published. After the last report the barrier's own ring writes and flushes. When the barrier's
 //! response is published, the gate opens or the next barrier becomes active.
 //!
-//! A request that a frontend puts on one ring before it puts a barrier on another is executed before the barrier; a request that it puts on
-//! any ring after the barrier's response is executed after it. Otherwise rings are not ordered. Barriers of several rings are executed one
-//! at a time, in the order in which they are taken off; requests behind a barrier wait for it. Barriers do not wait for requests on a
-//! closed ring.
+//! A request that a frontend puts on one ring before it puts a barrier on another is executed before the barrier; a
+//! request that it puts on any ring after the barrier's response is executed after it. Otherwise rings are not ordered.
+//! Barriers of several rings are executed one at a time, in the order in which they are taken off; requests behind a
+//! barrier wait for it. Barriers do not wait for requests on a closed ring.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,11 +21,11 @@ use mqblk_core::lock::lock;
 pub enum BarrierAction {
     /// Nothing; the ring is woken when this changes.
     Nothing,
-    /// A barrier is active. Take the requests that the ring holds now, up to a barrier among them, and no others: they come before the
-    /// active barrier. Returned once per barrier; call [`RingGate::advance`] again afterwards.
+    /// A barrier is active. Take the requests that the ring holds now, up to a barrier among them, and no others: they
+    /// come before the active barrier. Returned once per barrier; call [`RingGate::advance`] again afterwards.
     TakeEarlier,
-    /// The ring's own barrier is active, and all earlier requests on all rings are completed and published: submit the barrier. Returned
-    /// until [`RingGate::complete`].
+    /// The ring's own barrier is active, and all earlier requests on all rings are completed and published: submit the
+    /// barrier. Returned until [`RingGate::complete`].
     Submit,
 }
 
@@ -64,7 +64,8 @@ impl BarrierSequence {
     fn open(&mut self, waker: Arc<dyn Wake>) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        // A ring that barriers wait for may have requests left by the previous backend process. Any other has none older than a barrier.
+        // A ring that barriers wait for may have requests left by the previous backend process. Any other has none
+        // older than a barrier.
         let late = self.unopened == 0;
         self.unopened = self.unopened.saturating_sub(1);
         let due = self.has_active_barrier();
@@ -217,13 +218,14 @@ impl SharedSequence for LockedSequence {
 pub struct BarrierGate<S: SharedSequence = LockedSequence>(Arc<S>);
 
 impl<S: SharedSequence> BarrierGate<S> {
-    /// Creates a gate for `rings` rings. No barrier is executed before all of them are open: a ring that is resumed may have earlier
-    /// requests.
+    /// Creates a gate for `rings` rings. No barrier is executed before all of them are open: a ring that is resumed may
+    /// have earlier requests.
     pub fn new(rings: u16) -> BarrierGate<S> {
         BarrierGate(Arc::new(S::new(BarrierSequence::with_unopened(rings))))
     }
 
-    /// Opens a ring. `waker` is woken when the ring must call [`advance`](RingGate::advance), and when it may take requests again.
+    /// Opens a ring. `waker` is woken when the ring must call [`advance`](RingGate::advance), and when it may take
+    /// requests again.
     pub fn open_ring(&self, waker: Arc<dyn Wake>) -> RingGate<S> {
         let id = self.0.update(|sequence| sequence.open(waker));
         RingGate { shared: Arc::clone(&self.0), id }
@@ -235,8 +237,8 @@ impl<S: SharedSequence> BarrierGate<S> {
     }
 }
 
-/// One ring's handle of the gate. Dropped when the ring has nothing in flight and takes no more requests; a barrier of its own that is not
-/// complete is dropped with it.
+/// One ring's handle of the gate. Dropped when the ring has nothing in flight and takes no more requests; a barrier of
+/// its own that is not complete is dropped with it.
 pub struct RingGate<S: SharedSequence = LockedSequence> {
     shared: Arc<S>,
     id: u64,
@@ -249,14 +251,16 @@ impl<S: SharedSequence> RingGate<S> {
         !self.shared.is_barrier_active()
     }
 
-    /// Queues a barrier that the ring has taken off; the ring takes no request behind it. From now on all rings take only earlier requests.
+    /// Queues a barrier that the ring has taken off; the ring takes no request behind it. From now on all rings take
+    /// only earlier requests.
     pub fn begin(&mut self) {
         self.update(|sequence, id| sequence.begin(id));
     }
 
-    /// Returns the ring's next action. Called when the ring is woken, when a publish has made its last response visible, and after
-    /// [`BarrierAction::TakeEarlier`]. `in_flight`: number of the ring's requests that come before the barrier and have no visible
-    /// response, in any state: not taken yet, blocked, with the storage, completed and not published. Its own barrier does not count.
+    /// Returns the ring's next action. Called when the ring is woken, when a publish has made its last response
+    /// visible, and after [`BarrierAction::TakeEarlier`]. `in_flight`: number of the ring's requests that come
+    /// before the barrier and have no visible response, in any state: not taken yet, blocked, with the storage,
+    /// completed and not published. Its own barrier does not count.
     #[inline]
     pub fn advance(&mut self, in_flight: usize) -> BarrierAction {
         if self.is_open() {
@@ -266,8 +270,8 @@ impl<S: SharedSequence> RingGate<S> {
         }
     }
 
-    /// Completes the ring's barrier, after it is written, flushed and its response published. Not earlier: no request behind a barrier may
-    /// be taken while the barrier may still have to be replayed.
+    /// Completes the ring's barrier, after it is written, flushed and its response published. Not earlier: no request
+    /// behind a barrier may be taken while the barrier may still have to be replayed.
     pub fn complete(&mut self) {
         self.update(|sequence, id| sequence.complete(id));
     }

@@ -92,7 +92,8 @@ impl GateModel {
         }
     }
 
-    /// Returns true if a turn of the ring has work: it is woken, has responses to publish, or requests that it may take.
+    /// Returns true if a turn of the ring has work: it is woken, has responses to publish, or requests that it may
+    /// take.
     fn has_work(&self, at: usize) -> bool {
         let ring = &self.rings[at];
         let Some(gate) = &ring.gate else { return false };

@@ -24,7 +24,8 @@ impl GrantBudget {
         Arc::new(GrantBudget { limit, used: AtomicU64::new(0), mappings })
     }
 
-    /// Creates the budget of a host that tracks `maptrack` mappings. Half of the process's mappings are left to the rest.
+    /// Creates the budget of a host that tracks `maptrack` mappings. Half of the process's mappings are left to the
+    /// rest.
     pub fn for_host(maptrack: u64, mappings: &'static MappingBudget) -> Arc<GrantBudget> {
         GrantBudget::new(maptrack.min(mappings.limit() / 2 / MappingBudget::OF_PAGE), mappings)
     }

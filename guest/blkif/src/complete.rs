@@ -18,7 +18,8 @@ fn error_status(outcome: Outcome, step: RequestStep) -> i16 {
 }
 
 impl<L: PooledContext> BlkifQueue<L> {
-    /// Handles the completion of a disk request, whose buffer is released: starts the request's next step, or completes it.
+    /// Handles the completion of a disk request, whose buffer is released: starts the request's next step, or completes
+    /// it.
     #[inline(never)] // the usual ones need fewer registers
     pub(crate) fn step_completed<I>(&mut self, token: BlkifToken, outcome: Outcome, into: &mut I)
     where
@@ -80,7 +81,8 @@ impl<L: PooledContext> BlkifQueue<L> {
         self.ring.put_response(id, operation, status, journal_slot);
     }
 
-    /// Drops a request without a response: releases its buffer and its pages. The next backend process replays it from the journal.
+    /// Drops a request without a response: releases its buffer and its pages. The next backend process replays it from
+    /// the journal.
     pub fn abandon(&mut self, context: &mut L, token: BlkifToken, buffer: Option<Buffer>) {
         if let Some(buffer) = buffer {
             context.pool().release(buffer);
@@ -90,7 +92,8 @@ impl<L: PooledContext> BlkifQueue<L> {
         self.requests.remove(token.0);
     }
 
-    /// Completes the deferred requests: copies the data of reads to the frontend in one call, unmaps pages, then puts the responses.
+    /// Completes the deferred requests: copies the data of reads to the frontend in one call, unmaps pages, then puts
+    /// the responses.
     #[inline(never)]
     pub(crate) fn complete_deferred(&mut self) {
         self.pages.copy_deferred_reads();

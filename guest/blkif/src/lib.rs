@@ -1,5 +1,5 @@
-//! The Xen blkif device type: parses the requests of a ring and completes them. Independent of xenstore and of the source of grants and
-//! events. Source: Xen's `public/io/blkif.h`.
+//! The Xen blkif device type: parses the requests of a ring and completes them. Independent of xenstore and of the
+//! source of grants and events. Source: Xen's `public/io/blkif.h`.
 //!
 //! `vbd` is a device with the shared state of its rings; `queue` is one ring's queue, with its two directions in `pull`
 //! (of a `batch`) and `complete` (the usual request's in `single`), made of four parts: `ring_side` (ring, event

@@ -16,9 +16,11 @@ pub enum GrantMode {
     Auto,
     /// The hypervisor copies data to and from buffer pages of the backend.
     Copy,
-    /// Pages are mapped for each request and unmapped before its response. Grant copy for a disk whose transfers pin memory.
+    /// Pages are mapped for each request and unmapped before its response. Grant copy for a disk whose transfers pin
+    /// memory.
     Map,
-    /// Pages are mapped once and stay mapped while the frontend reuses them. Grant copy if the frontend does not offer it.
+    /// Pages are mapped once and stay mapped while the frontend reuses them. Grant copy if the frontend does not offer
+    /// it.
     Persistent,
 }
 
@@ -58,8 +60,8 @@ pub enum PoolScope {
     /// Each ring has its own pool.
     #[default]
     PerRing,
-    /// All rings of the device share one pool behind a lock, as in Linux before its rings were made independent. For comparison
-    /// benchmarks only.
+    /// All rings of the device share one pool behind a lock, as in Linux before its rings were made independent. For
+    /// comparison benchmarks only.
     Shared,
 }
 
@@ -141,7 +143,8 @@ pub enum ResolvedGrantMode {
     Map,
     /// Pages stay mapped.
     Persistent,
-    /// Pages stay mapped; the disk transfers to and from buffer pages, and the backend copies data between these and the mapped pages.
+    /// Pages stay mapped; the disk transfers to and from buffer pages, and the backend copies data between these and
+    /// the mapped pages.
     PersistentBounce,
 }
 

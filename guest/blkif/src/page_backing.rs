@@ -6,8 +6,8 @@ use mqblk_ring::blkif::Segment;
 
 use crate::slot_ranges::SlotRange;
 
-/// A granted page of a request (one segment) and the page slot that backs it. `first_sector` and `last_sector` are validated before any
-/// other method is called.
+/// A granted page of a request (one segment) and the page slot that backs it. `first_sector` and `last_sector` are
+/// validated before any other method is called.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestPage {
     pub(crate) gref: GrantRef,

@@ -1,5 +1,5 @@
-//! The page pool of a ring, or of all rings of a device: buffer pages, pages mapped for a request, and persistent grants. Falls back to
-//! grant copy when pages cannot be mapped.
+//! The page pool of a ring, or of all rings of a device: buffer pages, pages mapped for a request, and persistent
+//! grants. Falls back to grant copy when pages cannot be mapped.
 
 use std::io;
 use std::sync::Arc;
@@ -222,7 +222,8 @@ impl PagePool {
         self.state.allocate_buffer(pages)
     }
 
-    /// Allocates buffer pages for a request whose persistent grants are acquired, and copies the data of a write to them.
+    /// Allocates buffer pages for a request whose persistent grants are acquired, and copies the data of a write to
+    /// them.
     #[inline(always)]
     fn bounce(&mut self, pages: &mut [RequestPage], fill: bool, now: u32) -> Option<PageBacking> {
         let Some(range) = self.state.ranges.allocate() else {
@@ -399,8 +400,8 @@ impl PagePool {
         }
     }
 
-    /// Unmaps idle persistent grants, and a few others under pressure, and releases memory of buffer pages. Returns true if more grants are
-    /// idle.
+    /// Unmaps idle persistent grants, and a few others under pressure, and releases memory of buffer pages. Returns
+    /// true if more grants are idle.
     pub(crate) fn reclaim(&mut self, now: u32, counters: &mut GrantCounters) -> bool {
         if now.wrapping_sub(self.state.last_reclaim_ms) < RECLAIM_INTERVAL_MS {
             return false;

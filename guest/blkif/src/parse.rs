@@ -160,7 +160,8 @@ impl RequestParser {
         (whole && in_range(start, len, size)).then_some((start, len))
     }
 
-    /// Returns the range of a transfer from `sector` on, if all its segments are valid. `size`: current size of the disk.
+    /// Returns the range of a transfer from `sector` on, if all its segments are valid. `size`: current size of the
+    /// disk.
     #[inline]
     pub(crate) fn transfer_range(
         &self,
@@ -192,8 +193,8 @@ pub(crate) fn indirect_pages(segments: u16) -> usize {
     usize::from(segments).div_ceil(SEGMENTS_PER_PAGE)
 }
 
-/// Returns the operation of a response: the request's, or the inner operation of an indirect request (a frontend that checks it
-/// disables the disk otherwise).
+/// Returns the operation of a response: the request's, or the inner operation of an indirect request (a frontend that
+/// checks it disables the disk otherwise).
 #[inline]
 pub(crate) fn response_operation(request: &BlkifRequest) -> u8 {
     match &request.body {

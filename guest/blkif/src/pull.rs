@@ -1,8 +1,8 @@
 //! Pulls a batch of requests from the ring, in passes.
 //!
-//! All ring entries of the batch are prefetched, copied and recorded in the journal. Each request is validated and gets pages for its data;
-//! requests that need no copy are admitted at once. One call fetches the indirect pages of all indirect requests, another copies the data
-//! of all writes; then the remaining requests are admitted.
+//! All ring entries of the batch are prefetched, copied and recorded in the journal. Each request is validated and gets
+//! pages for its data; requests that need no copy are admitted at once. One call fetches the indirect pages of all
+//! indirect requests, another copies the data of all writes; then the remaining requests are admitted.
 
 use mqblk_core::{ByteLen, ByteOffset, DiskSlot, Intake, Op};
 use mqblk_memory::{Buffer, BufferPool, CopyDirection, GrantCopy, GrantStatus, GuestAddress, PooledContext};
@@ -80,7 +80,8 @@ impl<L: PooledContext> BlkifQueue<L> {
         self.parser.direct_transfer(raw.operation(), raw.nr_segments())
     }
 
-    /// [`start_direct`](Self::start_direct) among requests that are [started in one step](crate::single), which need fewer registers.
+    /// [`start_direct`](Self::start_direct) among requests that are [started in one step](crate::single), which need
+    /// fewer registers.
     #[inline(never)]
     fn start_direct_outlined<I: Intake<BlkifToken, Buffer>>(
         &mut self,
@@ -183,7 +184,8 @@ impl<L: PooledContext> BlkifQueue<L> {
                 self.ring.put_response(request.id, operation, status, journal);
                 into.completed_locally(status == status::OKAY);
             }
-            // Not reached: the parser returns `Indirect` only for an indirect request, and direct ones take the other path.
+            // Not reached: the parser returns `Indirect` only for an indirect request, and direct ones take the other
+            // path.
             (ParsedRequest::Direct(_) | ParsedRequest::Indirect(_), _) => {
                 self.ring.put_response(request.id, operation, status::ERROR, journal);
                 into.completed_locally(false);
@@ -198,7 +200,8 @@ impl<L: PooledContext> BlkifQueue<L> {
         into.completed_locally(false);
     }
 
-    /// Fetches the segments of indirect requests, each byte once: through mapped pages, and all others in one copy call.
+    /// Fetches the segments of indirect requests, each byte once: through mapped pages, and all others in one copy
+    /// call.
     #[inline(never)]
     fn fetch_segments<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, size: ByteLen, into: &mut I) {
         let mut indirect = std::mem::take(&mut self.batch.indirect);

@@ -128,8 +128,8 @@ impl<L: PooledContext> BlkifQueue<L> {
         Ok(())
     }
 
-    /// Takes the requests that the ring holds, and arms it. For a queue that is not polled when a barrier ends: its event channel may
-    /// have stayed masked meanwhile.
+    /// Takes the requests that the ring holds, and arms it. For a queue that is not polled when a barrier ends: its
+    /// event channel may have stayed masked meanwhile.
     fn pull_and_arm<I: Intake<BlkifToken, Buffer>>(
         &mut self,
         context: &mut L,

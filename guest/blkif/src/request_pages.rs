@@ -9,7 +9,8 @@ use crate::counters::GrantCounters;
 use crate::page_backing::{PageBacking, RequestPage};
 use crate::pool_handle::PoolHandle;
 
-/// Returns the milliseconds of CLOCK_MONOTONIC_COARSE, which is cheap to read and has a resolution of a few milliseconds.
+/// Returns the milliseconds of CLOCK_MONOTONIC_COARSE, which is cheap to read and has a resolution of a few
+/// milliseconds.
 fn coarse_now_ms() -> u32 {
     // Without this clock nothing becomes idle.
     // Not rustix: it reads the vDSO's ELF header, which valgrind hides, and the instruction budget runs under valgrind.
@@ -80,7 +81,8 @@ impl RequestPages {
         self.finds_mapped
     }
 
-    /// Returns the slot of a page that is mapped persistently in the ring's own pool, and that the disk may access there.
+    /// Returns the slot of a page that is mapped persistently in the ring's own pool, and that the disk may access
+    /// there.
     #[inline(always)]
     pub(crate) fn find_mapped(&mut self, gref: GrantRef) -> Option<PageSlot> {
         self.pool.own_pool()?.find_mapped(gref)
@@ -187,7 +189,8 @@ impl RequestPages {
         self.pool.needs_reclaim()
     }
 
-    /// Unmaps idle persistent grants and releases memory of buffer pages, at most every 100 ms. Returns true if more can be released.
+    /// Unmaps idle persistent grants and releases memory of buffer pages, at most every 100 ms. Returns true if more
+    /// can be released.
     pub(crate) fn reclaim(&mut self) -> bool {
         self.pool.reclaim(self.now_ms, &mut self.counters)
     }

@@ -75,8 +75,8 @@ pub(crate) struct RequestTable {
     free: Vec<u16>,
     /// Maximum of segments of a request.
     stride: usize,
-    /// The pages of entry `n`, if it has several, from `n` times `stride` on. Grows, within its capacity, up to the highest entry used
-    /// this way, so that unused memory is not touched.
+    /// The pages of entry `n`, if it has several, from `n` times `stride` on. Grows, within its capacity, up to the
+    /// highest entry used this way, so that unused memory is not touched.
     pages: Vec<RequestPage>,
 }
 

@@ -48,7 +48,8 @@ impl RingBarrier {
         }
     }
 
-    /// Returns the next action. `in_flight`: requests of the ring, other than its waiting barrier, without a published response.
+    /// Returns the next action. `in_flight`: requests of the ring, other than its waiting barrier, without a published
+    /// response.
     pub(crate) fn advance(&mut self, in_flight: usize) -> BarrierAction {
         self.gate.as_mut().map_or(BarrierAction::Nothing, |gate| gate.advance(in_flight))
     }

@@ -1,5 +1,5 @@
-//! Ranges of page slots. Each range is long enough for the largest request, so that a request's pages are adjacent and whole pages merge
-//! into one buffer segment.
+//! Ranges of page slots. Each range is long enough for the largest request, so that a request's pages are adjacent and
+//! whole pages merge into one buffer segment.
 
 use mqblk_memory::{PageArena, PageSlot};
 
@@ -13,7 +13,8 @@ const MAX_CLEARED_PER_TRIM: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotRange(u32);
 
-/// Allocator of the ranges of an arena. Allocation is last in, first out, so that few pages hold memory while few requests are in flight.
+/// Allocator of the ranges of an arena. Allocation is last in, first out, so that few pages hold memory while few
+/// requests are in flight.
 #[derive(Debug)]
 pub(crate) struct SlotRanges {
     /// Slots per range.

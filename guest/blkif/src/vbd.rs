@@ -28,10 +28,11 @@ pub struct RingParts {
     pub waker: Arc<dyn Wake>,
     /// Records requests without a response, for the next backend process.
     pub journal: Option<Journal>,
-    /// Requests that the previous backend process left without a response, in ring order. They are validated again, and executed before
-    /// those in the ring.
+    /// Requests that the previous backend process left without a response, in ring order. They are validated again,
+    /// and executed before those in the ring.
     pub replay: Vec<(JournalSlot, RawRequest)>,
-    /// A worker that serves the ring keeps this file open: see [`MemoryShare::with_fence`](mqblk_memory::MemoryShare::with_fence).
+    /// A worker that serves the ring keeps this file open: see
+    /// [`MemoryShare::with_fence`](mqblk_memory::MemoryShare::with_fence).
     pub fence: Option<Arc<OwnedFd>>,
     /// Keeps the ring's pages mapped; dropped with the queue.
     pub guard: Option<Box<dyn Any + Send>>,
@@ -83,14 +84,14 @@ impl Vbd {
         ByteLen(self.size.load(Ordering::Relaxed))
     }
 
-    /// Stops barriers from waiting for rings that are not open: they will not be opened. Without this a queue that has a barrier cannot be
-    /// drained.
+    /// Stops barriers from waiting for rings that are not open: they will not be opened. Without this a queue that has
+    /// a barrier cannot be drained.
     pub fn skip_unopened_rings(&self) {
         self.gate.skip_unopened_rings();
     }
 
-    /// Wakes each ring to release idle pages. A busy ring does so by itself; called by a control thread about once a second, for sleeping
-    /// rings.
+    /// Wakes each ring to release idle pages. A busy ring does so by itself; called by a control thread about once a
+    /// second, for sleeping rings.
     pub fn reclaim(&self) {
         for waker in lock(&self.wakers).iter() {
             waker.wake();

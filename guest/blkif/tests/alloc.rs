@@ -1,6 +1,7 @@
 //! No allocation per request: after warm-up, mixed requests in each grant mode do not call the allocator.
 //!
-//! A single test runs all modes in sequence and without a test harness, because the allocator counts for the whole process.
+//! A single test runs all modes in sequence and without a test harness, because the allocator counts for the whole
+//! process.
 
 mod rig;
 

@@ -1,5 +1,5 @@
-//! Loom model of barriers between rings on several threads: every interleaving (with few preemptions) and every reordering that the memory
-//! model allows.
+//! Loom model of barriers between rings on several threads: every interleaving (with few preemptions) and every
+//! reordering that the memory model allows.
 //!
 //! The code under test is `barrier::BarrierGate`, shared by the rings of a disk, with loom's mutex and atomics. The
 //! model shows that a barrier starts only when no request runs on any ring and all earlier requests are done, visibly

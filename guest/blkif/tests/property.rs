@@ -1,5 +1,5 @@
-//! Random requests, mostly valid, several in flight, against an oracle: valid requests succeed with the right bytes, others fail with the
-//! right status; no other bytes change, and none after the response; no grant stays mapped.
+//! Random requests, mostly valid, several in flight, against an oracle: valid requests succeed with the right bytes,
+//! others fail with the right status; no other bytes change, and none after the response; no grant stays mapped.
 
 mod rig;
 

@@ -28,7 +28,8 @@ fn persistent() -> VbdOptions {
     options(ResolvedGrantMode::Persistent)
 }
 
-/// A page that is not mapped for the ring alone has no single step: the same requests get the same responses by the steps of all.
+/// A page that is not mapped for the ring alone has no single step: the same requests get the same responses by the
+/// steps of all.
 #[test]
 fn a_request_of_one_mapped_page_is_answered_as_by_the_steps_of_all() {
     let requests = [

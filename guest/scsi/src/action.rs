@@ -8,7 +8,8 @@ use crate::multi_step::MultiStepCommand;
 /// The caller's next action for a command.
 #[derive(Debug)]
 pub enum CommandAction {
-    /// Complete the command. Its data-in bytes, if any, are in [`CommandBuffers::data_in`](crate::CommandBuffers::data_in).
+    /// Complete the command. Its data-in bytes, if any, are in
+    /// [`CommandBuffers::data_in`](crate::CommandBuffers::data_in).
     Complete(CommandCompletion),
     /// The data exceeds the initiator's buffers: complete the command with the transport's response for an overrun.
     Overrun,
@@ -25,8 +26,8 @@ pub enum CommandAction {
         /// or one block for all (UNMAP, WRITE SAME).
         transferred: u64,
     },
-    /// Submit one disk request for each of [`CommandBuffers::ranges`](crate::CommandBuffers::ranges) (at least one). The command completes when all
-    /// have, with [`CommandCompletion::from_outcome`] of the first failure.
+    /// Submit one disk request for each of [`CommandBuffers::ranges`](crate::CommandBuffers::ranges) (at least one).
+    /// The command completes when all have, with [`CommandCompletion::from_outcome`] of the first failure.
     Ranges {
         /// Operation.
         op: Op,

@@ -76,8 +76,9 @@ impl CommandCompletion {
         CommandCompletion { status: Status::Good, sense: None, transferred }
     }
 
-    /// Returns the completion of a [`CommandAction::Disk`](crate::CommandAction::Disk) or [`CommandAction::Ranges`](crate::CommandAction::Ranges), or of a multi-step command
-    /// whose step failed. `transferred` applies if the request succeeded; a failed command has transferred nothing.
+    /// Returns the completion of a [`CommandAction::Disk`](crate::CommandAction::Disk) or
+    /// [`CommandAction::Ranges`](crate::CommandAction::Ranges), or of a multi-step command whose step failed.
+    /// `transferred` applies if the request succeeded; a failed command has transferred nothing.
     pub const fn from_outcome(op: Op, outcome: Outcome, transferred: u64) -> CommandCompletion {
         let sense = match outcome {
             Outcome::Done(_) => return CommandCompletion::good(transferred),

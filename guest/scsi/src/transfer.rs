@@ -21,8 +21,8 @@ pub struct Transfer {
 /// The rules for READ and WRITE commands of a nexus at a moment.
 #[derive(Clone, Copy, Debug)]
 pub struct TransferRules {
-    /// Bits that must be 0 in the first 8 bytes of a read, as a little-endian number. All bits, and so also bits of its
-    /// operation code, if valid reads may fail.
+    /// Bits that must be 0 in the first 8 bytes of a read, as a little-endian number. All bits, and so also bits of
+    /// its operation code, if valid reads may fail.
     not_in_reads: u64,
     /// Bits that must be 0 in a write, as in `not_in_reads`.
     not_in_writes: u64,
@@ -51,8 +51,9 @@ impl TransferRules {
         block: BlockSize::B512,
     };
 
-    /// Begins a READ or WRITE of 10 or 16 bytes, given by the first 16 bytes of its CDB as little-endian numbers, as [`Nexus::begin`] does in
-    /// more steps. Returns `None` for all other commands and for every error. The caller compares the length with the command's data buffer.
+    /// Begins a READ or WRITE of 10 or 16 bytes, given by the first 16 bytes of its CDB as little-endian numbers, as
+    /// [`Nexus::begin`] does in more steps. Returns `None` for all other commands and for every error. The caller
+    /// compares the length with the command's data buffer.
     #[inline]
     pub fn begin(&self, cdb: [u64; 2]) -> Option<Transfer> {
         let [low, high] = cdb;

@@ -92,7 +92,8 @@ pub trait VirtioDevice<L: GuestContext>: Send + Sync + 'static {
         0
     }
 
-    /// Restores the last [`config_bits`](Self::config_bits) of a resumed device, after a [`reset`](Self::reset). Any bits may come.
+    /// Restores the last [`config_bits`](Self::config_bits) of a resumed device, after a [`reset`](Self::reset). Any
+    /// bits may come.
     fn restore_config_bits(&self, _configured: u64) {}
 
     /// Returns the device type in a guest's migration state.
@@ -141,6 +142,7 @@ pub trait VirtioQueue<L: GuestContext>: GuestQueue<Context = L, Position = RingS
     /// process that serves the ring replays it.
     fn abandon(&mut self, context: &mut L, token: Self::Token, buffer: Option<Buffer>);
 
-    /// Starts, changes or ends dirty logging: of writes to the ring in `ring`, and of writes of requests, also of those in flight, in `log`.
+    /// Starts, changes or ends dirty logging: of writes to the ring in `ring`, and of writes of requests, also of those
+    /// in flight, in `log`.
     fn set_log(&mut self, context: &mut L, ring: Option<RingLog>, log: Option<Arc<DirtyLog>>);
 }

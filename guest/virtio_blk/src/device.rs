@@ -136,8 +136,9 @@ impl VirtioBlk {
 
     /// Returns true if a write must be durable before it completes.
     ///
-    /// Source: virtio 1.3 section 5.2.6.2: with CONFIG_WCE by the `writeback` field; without it, a driver that did not accept FLUSH could
-    /// never make data durable, so writes are durable. A user's `cache=writethrough` applies unless the driver changed it by CONFIG_WCE.
+    /// Source: virtio 1.3 section 5.2.6.2: with CONFIG_WCE by the `writeback` field; without it, a driver that did not
+    /// accept FLUSH could never make data durable, so writes are durable. A user's `cache=writethrough` applies
+    /// unless the driver changed it by CONFIG_WCE.
     #[inline]
     pub(crate) fn is_write_through(&self) -> bool {
         let flushable = self.negotiated.load(Ordering::Relaxed) & (features::FLUSH | features::CONFIG_WCE) != 0;

@@ -325,7 +325,8 @@ impl RequestChain {
         }
     }
 
-    /// Reads the list of ranges. `op` maps each range's flags to an operation; all must agree, so that the request is one operation.
+    /// Reads the list of ranges. `op` maps each range's flags to an operation; all must agree, so that the request is
+    /// one operation.
     fn ranges(
         &self,
         device: &VirtioBlk,

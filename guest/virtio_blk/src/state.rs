@@ -1,4 +1,5 @@
-//! Migration state of the device: the guest's write cache mode, and the properties that must match on the destination's disk.
+//! Migration state of the device: the guest's write cache mode, and the properties that must match on the destination's
+//! disk.
 
 use std::sync::Arc;
 

@@ -72,7 +72,8 @@ impl ScsiToken {
 }
 
 impl CommandState {
-    /// Returns the state of a command that has transferred nothing, with the lengths of its data-in and data-out buffers.
+    /// Returns the state of a command that has transferred nothing, with the lengths of its data-in and data-out
+    /// buffers.
     #[inline]
     pub(crate) fn new(
         head: u16,

@@ -16,7 +16,8 @@ fn marked(log: &DirtyLog) -> BTreeSet<u64> {
 }
 
 proptest! {
-    /// Exactly the pages of the range are marked, as far as the log covers them, in the bytes and bits that the specification names.
+    /// Exactly the pages of the range are marked, as far as the log covers them, in the bytes and bits that the
+    /// specification names.
     #[test]
     fn exactly_the_pages_of_a_range_are_marked(
         at in 0_u64..(70 * LOG_PAGE), len in 0_u64..(70 * LOG_PAGE), bytes in 1_u64..12, offset in 0_u64..9000,

@@ -66,8 +66,8 @@ impl BufferPool {
         self.read_bytes(lease, address, bytes).then(|| unsafe { value.assume_init() })
     }
 
-    /// Reads bytes from guest memory, once. They may span regions. Returns false if a byte is not mapped; the bytes before it may then have
-    /// been read.
+    /// Reads bytes from guest memory, once. They may span regions. Returns false if a byte is not mapped; the bytes
+    /// before it may then have been read.
     #[must_use]
     pub fn read_bytes(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
         let Some(host) = self.host_address(lease.index, address.0, into.len() as u64) else {
@@ -101,7 +101,8 @@ impl BufferPool {
         true
     }
 
-    /// Writes a value to guest memory. Returns false unless it is mapped in one region: then [`write_bytes`](Self::write_bytes) may write it.
+    /// Writes a value to guest memory. Returns false unless it is mapped in one region: then
+    /// [`write_bytes`](Self::write_bytes) may write it.
     #[must_use]
     #[inline]
     pub fn write<T: Pod>(&mut self, lease: LeaseId, address: GuestAddress, value: T) -> bool {
@@ -116,8 +117,8 @@ impl BufferPool {
         true
     }
 
-    /// Writes bytes to guest memory. They may span regions. Returns false if a byte is not mapped; the bytes before it may then have been
-    /// written.
+    /// Writes bytes to guest memory. They may span regions. Returns false if a byte is not mapped; the bytes before it
+    /// may then have been written.
     #[must_use]
     #[inline]
     pub fn write_bytes(&mut self, lease: LeaseId, address: GuestAddress, bytes: &[u8]) -> bool {

@@ -3,8 +3,8 @@
 use super::*;
 
 impl BufferPool {
-    /// Marks the buffer's segments as written to: by a read from storage, or by copying into it. Their pages are marked in the guest's
-    /// dirty log when the buffer is released.
+    /// Marks the buffer's segments as written to: by a read from storage, or by copying into it. Their pages are marked
+    /// in the guest's dirty log when the buffer is released.
     #[inline]
     pub fn set_writable(&mut self, buffer: &Buffer) {
         let index = self.unchecked_index(buffer);
@@ -25,7 +25,8 @@ impl BufferPool {
         }
     }
 
-    /// Puts `new` into the log group of `old`, after the memory table of `old` was replaced by that of `new`, of the same guest.
+    /// Puts `new` into the log group of `old`, after the memory table of `old` was replaced by that of `new`, of the
+    /// same guest.
     pub fn inherit_log(&mut self, old: LeaseId, new: LeaseId) {
         let Some(family) = self.log_group(old) else { return };
         let log = self.lease(old.index).log.clone();
@@ -34,8 +35,8 @@ impl BufferPool {
         }
     }
 
-    /// Returns true if writes to the buffer will be logged or need not be: it is set writable, or its lease has no log. The members of a
-    /// merged buffer are checked on their own.
+    /// Returns true if writes to the buffer will be logged or need not be: it is set writable, or its lease has no log.
+    /// The members of a merged buffer are checked on their own.
     pub fn will_be_logged(&self, buffer: &Buffer) -> bool {
         let entry = &self.entries[self.index(buffer)];
         let lease = self.leases.get(entry.lease as usize).and_then(Option::as_ref);

@@ -1,7 +1,7 @@
 //! Buffers merged from other buffers: the data of a merged request.
 //!
-//! A merged buffer owns its members: nobody else has their handles, and each keeps its own lease, so all their memory stays mapped as long
-//! as the merged buffer lives. The members are linked through their entries.
+//! A merged buffer owns its members: nobody else has their handles, and each keeps its own lease, so all their memory
+//! stays mapped as long as the merged buffer lives. The members are linked through their entries.
 
 use super::*;
 
@@ -9,8 +9,9 @@ use super::*;
 pub(super) const MERGED: u32 = u32::MAX;
 
 impl BufferPool {
-    /// Merges the members into one buffer of all their segments, in order. Segments that are adjacent in host memory become one. The
-    /// members may lie in different leases. Undo with [`split`](Self::split), or [`release`](Self::release) the buffer with its members.
+    /// Merges the members into one buffer of all their segments, in order. Segments that are adjacent in host memory
+    /// become one. The members may lie in different leases. Undo with [`split`](Self::split), or
+    /// [`release`](Self::release) the buffer with its members.
     ///
     /// # Panics
     /// When a member is itself merged, or there are more than 65535 segments.

@@ -36,7 +36,8 @@ impl BufferPool {
         let entry = &self.entries[index];
         if usize::from(entry.status_len) >= size_of::<T>() {
             let place = std::ptr::with_exposed_provenance_mut::<T>(entry.status as usize);
-            // SAFETY: `status_len` bytes were translated in the buffer's lease, which keeps them mapped; neither type needs alignment.
+            // SAFETY: `status_len` bytes were translated in the buffer's lease, which keeps them mapped; neither type
+            // needs alignment.
             unsafe {
                 match align_of::<T>() {
                     // Inside `Unaligned` it would be put on the stack first.
@@ -53,7 +54,8 @@ impl BufferPool {
         let len = bytes.len().min(entry.status_len.into());
         let place = std::ptr::with_exposed_provenance_mut::<u8>(entry.status as usize);
         if len > 0 {
-            // SAFETY: `status_len` bytes were translated in the buffer's lease, which keeps them mapped; `bytes` is private memory.
+            // SAFETY: `status_len` bytes were translated in the buffer's lease, which keeps them mapped; `bytes` is
+            // private memory.
             unsafe { place.copy_from_nonoverlapping(bytes.as_ptr(), len) };
         }
     }

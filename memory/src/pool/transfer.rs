@@ -92,7 +92,8 @@ impl LeaseAccess<'_> {
         self.take_entry(segment, data.1, writable, (0, 0))
     }
 
-    /// Returns the host address of a segment, and its registered buffer. `None` if it is empty, or does not lie in one region.
+    /// Returns the host address of a segment, and its registered buffer. `None` if it is empty, or does not lie in one
+    /// region.
     #[inline(always)] // else they would travel through memory
     fn translate(&mut self, (address, len): (GuestAddress, u32)) -> Option<(u64, u32)> {
         let run = u64::from(len);

@@ -23,7 +23,8 @@ pub(super) fn age(ms: Option<u64>) -> Option<Value> {
     Some(Value::Seconds(ms.unwrap_or(0) as f64 / 1e3))
 }
 
-/// Of a disk, a controller or a queue. Requests are the guest's: a merged request counts as many times as it has members.
+/// Of a disk, a controller or a queue. Requests are the guest's: a merged request counts as many times as it has
+/// members.
 pub(super) const LOAD: &[Family<Load>] = &[
     Family::gauge("in_flight_requests", "Requests in flight, parked ones too", |it| number(it.in_flight)),
     Family::gauge("oldest_request_age", "Age of the oldest request in flight, 0 without any", |it| age(it.oldest_ms)),

@@ -120,7 +120,8 @@ impl BackRing {
         self.req_cons = self.req_cons.wrapping_add(1);
     }
 
-    /// Puts the response to one of the requests that were taken, in any order. Visible after [`publish`](Self::publish).
+    /// Puts the response to one of the requests that were taken, in any order. Visible after
+    /// [`publish`](Self::publish).
     #[inline]
     pub fn put_response(&mut self, id: u64, operation: u8, status: i16) {
         self.ring.put_response(self.rsp_prod, id, operation, status);

@@ -82,8 +82,8 @@ impl FrontRing {
         true
     }
 
-    /// Puts a request with inline segments on: the first 11 of `segments`. Equivalent to [`put`](Self::put) of an encoded request, and
-    /// faster. Returns false if the ring is full.
+    /// Puts a request with inline segments on: the first 11 of `segments`. Equivalent to [`put`](Self::put) of an
+    /// encoded request, and faster. Returns false if the ring is full.
     #[inline]
     #[must_use]
     pub fn put_rw(&mut self, id: u64, operation: u8, handle: u16, sector: Sector512, segments: &[Segment]) -> bool {
@@ -135,7 +135,8 @@ impl FrontRing {
         Some(BlkifResponse { id, operation, status })
     }
 
-    /// Requests an event when `count` responses (at least 1) are available, then re-checks: as [`poll_responses`](Self::poll_responses).
+    /// Requests an event when `count` responses (at least 1) are available, then re-checks: as
+    /// [`poll_responses`](Self::poll_responses).
     ///
     /// # Errors
     /// When the backend violates the protocol.

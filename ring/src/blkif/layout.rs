@@ -160,7 +160,8 @@ impl BlkifRing {
         Direction { index: &self.rsp_prod, suppression: EventSuppression::XenEvent(&self.rsp_event) }
     }
 
-    /// Copies entry `index`, each byte once: as many bytes as its operation and its number of segments use. The rest of `raw` is unchanged.
+    /// Copies entry `index`, each byte once: as many bytes as its operation and its number of segments use. The rest of
+    /// `raw` is unchanged.
     #[inline]
     pub(super) fn read_request(&self, index: u32, raw: &mut RawRequest) {
         let index = index as usize;
@@ -189,10 +190,11 @@ impl BlkifRing {
         }
     }
 
-    /// Writes a request with inline segments into entry `index`; at most 11. The rest of the entry is unchanged: for a request with one
-    /// segment, the common case, one cache line is written instead of two or three.
+    /// Writes a request with inline segments into entry `index`; at most 11. The rest of the entry is unchanged: for a
+    /// request with one segment, the common case, one cache line is written instead of two or three.
     ///
-    /// Written in words: separate smaller stores that are read as words soon after stall on store forwarding (measured: 32 ns a request).
+    /// Written in words: separate smaller stores that are read as words soon after stall on store forwarding (measured:
+    /// 32 ns a request).
     #[inline]
     pub(super) fn put_rw(&self, index: u32, first: u32, id: u64, sector: u64, segments: &[Segment]) {
         let index = index as usize;

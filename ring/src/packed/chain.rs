@@ -130,8 +130,9 @@ impl PackedDevice {
     /// Calls `each` with every segment of the chain, readable segments first. Descriptors of length 0 are skipped.
     ///
     /// # Errors
-    /// [`ChainError::BrokenRing`] for a chain with a writable descriptor before a readable one, or an invalid indirect table, or when guest
-    /// memory was lost; [`ChainError::BadRequest`] for a table that is not mapped, or when `each` returns it.
+    /// [`ChainError::BrokenRing`] for a chain with a writable descriptor before a readable one, or an invalid indirect
+    /// table, or when guest memory was lost; [`ChainError::BadRequest`] for a table that is not mapped, or when
+    /// `each` returns it.
     #[inline]
     pub fn walk(
         &self,

@@ -95,8 +95,9 @@ impl PackedDevice {
         }
     }
 
-    /// Creates a ring whose chains in flight are tracked in `words`. It resumes from the table there, with its chains in flight; if the
-    /// table is unused, at `base`. Also returns the number of discarded chains, from before a reset of the ring.
+    /// Creates a ring whose chains in flight are tracked in `words`. It resumes from the table there, with its chains
+    /// in flight; if the table is unused, at `base`. Also returns the number of discarded chains, from before a
+    /// reset of the ring.
     ///
     /// # Errors
     /// When `words` are not a valid table for this ring.
@@ -125,8 +126,8 @@ impl PackedDevice {
         Ok((ring, found.discarded))
     }
 
-    /// Returns true if the ring was served before: the driver may have missed a call for earlier completions, and its own kick may have
-    /// been lost with the earlier process.
+    /// Returns true if the ring was served before: the driver may have missed a call for earlier completions, and its
+    /// own kick may have been lost with the earlier process.
     pub fn is_resumed(&self) -> bool {
         self.is_resumed
     }
@@ -147,7 +148,8 @@ impl PackedDevice {
         self.replays.pop().map(|replay| replay.id)
     }
 
-    /// Returns the progress that an earlier process recorded for the request of this buffer id; 0 if unknown. Returned once.
+    /// Returns the progress that an earlier process recorded for the request of this buffer id; 0 if unknown. Returned
+    /// once.
     pub fn take_recorded_step(&mut self, id: u16) -> u8 {
         let found = self.recorded_steps.iter().position(|replay| replay.id == id);
         found.map_or(0, |at| self.recorded_steps.swap_remove(at).step)
@@ -248,8 +250,8 @@ impl PackedDevice {
         (second & kind == DESC_NEXT && third & kind == 0).then_some(id)
     }
 
-    /// Follows a chain of several descriptors in the ring to its end. Returns their number and the chain's buffer id, which the last one
-    /// has.
+    /// Follows a chain of several descriptors in the ring to its end. Returns their number and the chain's buffer id,
+    /// which the last one has.
     fn follow(&mut self, first: &Descriptor, room: u16) -> Result<(u16, u16), VirtqueueError> {
         if first.flags & DESC_INDIRECT != 0 {
             return Err(INDIRECT_IN_CHAIN);
@@ -281,7 +283,8 @@ impl PackedDevice {
         Err(if most == room { TOO_MANY } else { CHAIN_TOO_LONG })
     }
 
-    /// Records the chains taken by the last calls of [`take`](Self::take) in the in-flight table. They may be executed after this.
+    /// Records the chains taken by the last calls of [`take`](Self::take) in the in-flight table. They may be executed
+    /// after this.
     #[inline]
     pub(super) fn record_taken(&mut self) {
         if let Some(inflight) = &mut self.inflight {

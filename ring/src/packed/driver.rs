@@ -1,8 +1,8 @@
 //! The driver's end of a packed virtqueue: puts requests on, takes completions off.
 //!
-//! It is used as the driver's end of a split one: [`begin`](PackedDriver::begin), segments, [`commit`](PackedChain::commit),
-//! [`publish`](PackedDriver::publish). Nothing is visible to the device before the publish: the flags of the first descriptor are stored
-//! last, and the device goes through the ring in order.
+//! It is used as the driver's end of a split one: [`begin`](PackedDriver::begin), segments,
+//! [`commit`](PackedChain::commit), [`publish`](PackedDriver::publish). Nothing is visible to the device before the
+//! publish: the flags of the first descriptor are stored last, and the device goes through the ring in order.
 //!
 //! The device is not trusted: a used descriptor without a request in flight is a [`DeviceError`].
 
@@ -58,7 +58,8 @@ pub struct PackedDriver {
     ids: Box<[IdState]>,
     /// Free descriptors.
     free: u16,
-    /// Requests in flight: wider than `free`, because the compiler loads two neighbours of one width as one value, which waits for the stores of both.
+    /// Requests in flight: wider than `free`, because the compiler loads two neighbours of one width as one value,
+    /// which waits for the stores of both.
     in_flight: u32,
     /// A lower bound of the number of descriptors of each request in flight.
     least: u16,
@@ -80,8 +81,8 @@ pub struct PackedDriver {
 }
 
 impl PackedDriver {
-    /// Creates a ring of `size` entries (and zeroes it) at `at` in `memory`, with indirect tables if the device accepts them. Calls are
-    /// suppressed at first, as after [`disarm`](Self::disarm).
+    /// Creates a ring of `size` entries (and zeroes it) at `at` in `memory`, with indirect tables if the device accepts
+    /// them. Calls are suppressed at first, as after [`disarm`](Self::disarm).
     ///
     /// # Errors
     /// When a part does not lie in one region or is not aligned.
@@ -147,7 +148,8 @@ impl PackedDriver {
         self.tables.as_ref().map_or(0, |tables| tables.area.per_table)
     }
 
-    /// Starts a request. It needs as many free ring descriptors as it has segments, or one with [`ChainLayout::Indirect`].
+    /// Starts a request. It needs as many free ring descriptors as it has segments, or one with
+    /// [`ChainLayout::Indirect`].
     #[inline]
     pub fn begin(&mut self, layout: ChainLayout) -> PackedChain<'_> {
         PackedChain::new(self, layout)
@@ -200,16 +202,16 @@ impl PackedDriver {
         self.ready_count
     }
 
-    /// Returns the token of the completion `ahead` past the next one, if [`poll_used`](Self::poll_used) has found that many: a hint for
-    /// prefetches.
+    /// Returns the token of the completion `ahead` past the next one, if [`poll_used`](Self::poll_used) has found that
+    /// many: a hint for prefetches.
     #[inline]
     pub fn upcoming(&self, ahead: u16) -> Option<u32> {
         let at = usize::from(self.ready_at.wrapping_add(ahead)) & (self.ready.len() - 1);
         (ahead < self.ready_count).then(|| self.ready[at].token)
     }
 
-    /// Takes one of the completions that the last [`poll_used`](Self::poll_used) found, in the device's order, and frees the request's
-    /// descriptors.
+    /// Takes one of the completions that the last [`poll_used`](Self::poll_used) found, in the device's order, and
+    /// frees the request's descriptors.
     #[inline]
     pub fn take(&mut self) -> Option<UsedRequest> {
         if self.ready_count == 0 {

@@ -3,8 +3,8 @@
 //! descriptors of these chains, since used descriptors are written over those in the ring. Source: QEMU's
 //! `vhost-user.rst`, "Inflight I/O tracking", the packed layout.
 //!
-//! Entries that are not in use form a list. It survives a kill of the process at any store, but not a power loss. The order of the stores,
-//! each visible before the next:
+//! Entries that are not in use form a list. It survives a kill of the process at any store, but not a power loss. The
+//! order of the stores, each visible before the next:
 //!
 //! ```text
 //! take:    the chain's descriptors, its counter, its in-flight mark; for all chains of a fetch: THE FREE LIST'S HEAD
@@ -26,8 +26,8 @@ use crate::split::InflightError;
 
 /// The layout's version, in the table's header; 0 means unused memory.
 const VERSION: u16 = 1;
-/// Words before the entries: features; then version, entries, head of the free list and its old head in 16 bits each; then the used slots,
-/// now and old, in 16 bits each, and their wrap counters in 8 bits each; then padding.
+/// Words before the entries: features; then version, entries, head of the free list and its old head in 16 bits each;
+/// then the used slots, now and old, in 16 bits each, and their wrap counters in 8 bits each; then padding.
 const HEADER_WORDS: usize = 4;
 /// Words of an entry: mark, step, next, last and number; counter; length, buffer id and flags; address.
 const ENTRY_WORDS: usize = 4;
@@ -340,7 +340,8 @@ impl PackedInflight {
         self.begun = [self.free; 3];
     }
 
-    /// Copies a descriptor of the chain, whose buffer id field is `id`. There are as many entries as the ring has descriptors.
+    /// Copies a descriptor of the chain, whose buffer id field is `id`. There are as many entries as the ring has
+    /// descriptors.
     #[inline]
     pub fn add_descriptor(&mut self, descriptor: &Descriptor, id: u16) {
         let [_, last, free] = &mut self.begun;

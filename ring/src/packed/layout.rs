@@ -14,7 +14,8 @@ const DESC_WORDS: usize = 2;
 
 /// Equal to the driver's wrap counter in an available descriptor.
 pub const DESC_AVAIL: u16 = 1 << 7;
-/// The inverse of the driver's wrap counter in an available descriptor; in a used one both flags are equal to the device's wrap counter.
+/// The inverse of the driver's wrap counter in an available descriptor; in a used one both flags are equal to the
+/// device's wrap counter.
 pub const DESC_USED: u16 = 1 << 15;
 const DESC_STATE: u16 = DESC_AVAIL | DESC_USED;
 
@@ -41,7 +42,8 @@ impl Position {
         }
     }
 
-    /// Encodes it as a slot in bits 0 to 14 and the wrap counter in bit 15: the form of SET_VRING_BASE and of event suppression.
+    /// Encodes it as a slot in bits 0 to 14 and the wrap counter in bit 15: the form of SET_VRING_BASE and of event
+    /// suppression.
     #[inline]
     pub const fn to_bits(self) -> u16 {
         self.slot | (self.wrap as u16) << 15
@@ -91,8 +93,8 @@ impl Base {
     /// The base of a new ring.
     pub const FIRST: Base = Base { avail: Position::FIRST, used: Position::FIRST };
 
-    /// Encodes it as SET_VRING_BASE does: the available position in the low half, the used one in the high half. Source: QEMU's
-    /// `vhost-user.rst`, "Vring state description".
+    /// Encodes it as SET_VRING_BASE does: the available position in the low half, the used one in the high half.
+    /// Source: QEMU's `vhost-user.rst`, "Vring state description".
     pub const fn to_bits(self) -> u32 {
         self.avail.to_bits() as u32 | (self.used.to_bits() as u32) << 16
     }
@@ -131,7 +133,8 @@ pub(super) fn descriptor_from_words([address, state]: [u64; 2]) -> Descriptor {
 /// A ring in shared memory. All fields are little-endian.
 #[derive(Debug)]
 pub struct PackedRing {
-    /// The descriptors: an address, then length, buffer id and flags in a word that is always loaded and stored at once.
+    /// The descriptors: an address, then length, buffer id and flags in a word that is always loaded and stored at
+    /// once.
     words: SharedWords,
     size: u16,
     /// The driver's event suppression, for calls.

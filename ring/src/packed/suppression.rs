@@ -43,7 +43,8 @@ impl Move {
     }
 }
 
-/// An event suppression structure, in one cell: position in the low half, flags in the high half. The consumer writes it.
+/// An event suppression structure, in one cell: position in the low half, flags in the high half. The consumer writes
+/// it.
 #[derive(Debug)]
 pub struct Suppression<'a, C: RingCell<Value = u32>> {
     /// The structure.
@@ -51,7 +52,8 @@ pub struct Suppression<'a, C: RingCell<Value = u32>> {
 }
 
 impl<C: RingCell<Value = u32>> Suppression<'_, C> {
-    /// The producer's part: calls `store`, which makes descriptors visible. Returns true if the consumer must be notified.
+    /// The producer's part: calls `store`, which makes descriptors visible. Returns true if the consumer must be
+    /// notified.
     #[inline]
     #[must_use = "a consumer that requested a notification sleeps until it comes"]
     pub fn publish(&self, moved: &Move, event_idx: bool, store: impl FnOnce()) -> bool {

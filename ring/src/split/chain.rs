@@ -180,8 +180,9 @@ impl SplitDevice {
     /// Calls `each` with every segment of the chain, readable segments first. Descriptors of length 0 are skipped.
     ///
     /// # Errors
-    /// [`ChainError::BrokenRing`] for a chain that leaves its table, loops, nests indirect tables or has a writable descriptor before a
-    /// readable one, or when guest memory was lost; [`ChainError::BadRequest`] for a table that is not mapped, or when `each` returns it.
+    /// [`ChainError::BrokenRing`] for a chain that leaves its table, loops, nests indirect tables or has a writable
+    /// descriptor before a readable one, or when guest memory was lost; [`ChainError::BadRequest`] for a table that
+    /// is not mapped, or when `each` returns it.
     #[inline]
     pub fn walk(
         &self,

@@ -21,8 +21,8 @@ const BAD_NEXT: VirtqueueError = VirtqueueError("a descriptor's next field is ou
 const CHAIN_LOOP: VirtqueueError = VirtqueueError("a descriptor chain is longer than its table: it loops");
 const CHAIN_TOO_LONG: VirtqueueError = VirtqueueError("a descriptor chain of the ring has more than 1026 descriptors");
 
-/// Most descriptors of a chain in the ring's own table: 1024 of data, a header and a status. Without this bound, each chain of a ring of
-/// 32768 entries could cost a worker as many descriptors, of no bytes.
+/// Most descriptors of a chain in the ring's own table: 1024 of data, a header and a status. Without this bound, each
+/// chain of a ring of 32768 entries could cost a worker as many descriptors, of no bytes.
 const MAX_CHAIN_LEN: u16 = 1026;
 
 #[inline]
@@ -56,7 +56,8 @@ pub struct SplitDevice {
 }
 
 impl SplitDevice {
-    /// Creates a ring that resumes at available entry `next_avail`. The index of the next used element is read from the ring itself.
+    /// Creates a ring that resumes at available entry `next_avail`. The index of the next used element is read from the
+    /// ring itself.
     pub fn new(ring: SplitRing, next_avail: u16, event_idx: bool) -> SplitDevice {
         let next_used = u16::from_le(ring.used_idx.load(Ordering::Relaxed));
         let in_flight = vec![false; usize::from(ring.size())].into_boxed_slice();
@@ -77,8 +78,9 @@ impl SplitDevice {
         }
     }
 
-    /// Creates a ring whose chains in flight are tracked in `words`. It resumes from the table there, with its chains in flight; if the
-    /// table is unused, at `next_avail`. Also returns the number of discarded chains, from before a reset of the ring.
+    /// Creates a ring whose chains in flight are tracked in `words`. It resumes from the table there, with its chains
+    /// in flight; if the table is unused, at `next_avail`. Also returns the number of discarded chains, from before
+    /// a reset of the ring.
     ///
     /// # Errors
     /// When `words` are not a valid table for this ring.
@@ -101,8 +103,8 @@ impl SplitDevice {
         Ok((ring, found.discarded))
     }
 
-    /// Returns true if the ring was served before: the driver may have missed a call for earlier completions, and its own kick may have
-    /// been lost with the earlier process.
+    /// Returns true if the ring was served before: the driver may have missed a call for earlier completions, and its
+    /// own kick may have been lost with the earlier process.
     pub fn is_resumed(&self) -> bool {
         self.next_avail != 0 || self.next_used != 0 || !self.replays.is_empty()
     }
@@ -112,7 +114,8 @@ impl SplitDevice {
         self.inflight_table.is_some()
     }
 
-    /// Returns the number of chains to replay that an earlier process left. They come before those of the available ring.
+    /// Returns the number of chains to replay that an earlier process left. They come before those of the available
+    /// ring.
     #[inline]
     pub fn replays(&self) -> usize {
         self.replays.len()
@@ -260,8 +263,8 @@ impl SplitDevice {
     /// Returns the number of entries of the indirect table of `desc`.
     ///
     /// # Errors
-    /// When it violates the rules for indirect descriptors (virtio 1.3 section 2.7.5.3): a length that is not a multiple of 16, or 0, or
-    /// more than 32768 descriptors; NEXT together with INDIRECT.
+    /// When it violates the rules for indirect descriptors (virtio 1.3 section 2.7.5.3): a length that is not a
+    /// multiple of 16, or 0, or more than 32768 descriptors; NEXT together with INDIRECT.
     #[inline]
     pub(super) fn indirect_entries(desc: &Descriptor) -> Result<u16, VirtqueueError> {
         if desc.flags & DESC_NEXT != 0 {

@@ -1,8 +1,8 @@
 //! The driver's end of a split virtqueue: puts requests on, takes completions off.
 //!
-//! A request is built segment by segment, directly in the ring: [`begin`](SplitDriver::begin), then readable segments, then writable
-//! segments, then [`commit`](ChainBuilder::commit). No arrays are built; nothing is visible to the device before
-//! [`publish`](SplitDriver::publish); a chain that is dropped before its commit has no effect.
+//! A request is built segment by segment, directly in the ring: [`begin`](SplitDriver::begin), then readable segments,
+//! then writable segments, then [`commit`](ChainBuilder::commit). No arrays are built; nothing is visible to the device
+//! before [`publish`](SplitDriver::publish); a chain that is dropped before its commit has no effect.
 //!
 //! The cost of a request is cache lines that move between cores. So this end keeps private copies of everything it has
 //! written, and does not rewrite a descriptor or an available entry that already holds the value. A driver that reuses
@@ -110,7 +110,8 @@ pub struct SplitDriver {
     free_head: u16,
     free: u16,
     heads: Box<[HeadState]>,
-    /// Requests in flight: wider than `free`, because the compiler loads two neighbours of one width as one value, which waits for the stores of both.
+    /// Requests in flight: wider than `free`, because the compiler loads two neighbours of one width as one value,
+    /// which waits for the stores of both.
     in_flight: u32,
     /// Index of the next available entry; committed but unpublished requests lie between `published` and this.
     avail: u16,
@@ -122,8 +123,8 @@ pub struct SplitDriver {
 }
 
 impl SplitDriver {
-    /// Creates a ring of `size` entries (and zeroes it) at `at` in `memory`, with indirect tables if the device accepts them. Calls are
-    /// suppressed at first, as after [`disarm`](Self::disarm).
+    /// Creates a ring of `size` entries (and zeroes it) at `at` in `memory`, with indirect tables if the device accepts
+    /// them. Calls are suppressed at first, as after [`disarm`](Self::disarm).
     ///
     /// # Errors
     /// When a part does not lie in one region or is not aligned.
@@ -190,14 +191,15 @@ impl SplitDriver {
         self.tables.as_ref().map_or(0, |tables| tables.area.per_table)
     }
 
-    /// Starts a request. It needs as many free ring descriptors as it has segments, or one with [`ChainLayout::Indirect`].
+    /// Starts a request. It needs as many free ring descriptors as it has segments, or one with
+    /// [`ChainLayout::Indirect`].
     #[inline]
     pub fn begin(&mut self, shape: ChainLayout) -> ChainBuilder<'_> {
         ChainBuilder::new(self, shape)
     }
 
-    /// Makes all committed requests visible: the index is stored once. Returns true if the device requested a kick for any of them (virtio
-    /// 1.3 sections 2.7.10 and 2.7.13.4).
+    /// Makes all committed requests visible: the index is stored once. Returns true if the device requested a kick for
+    /// any of them (virtio 1.3 sections 2.7.10 and 2.7.13.4).
     #[inline]
     #[must_use = "a device that requested a kick sleeps until it gets one"]
     pub fn publish(&mut self) -> bool {
@@ -248,8 +250,8 @@ impl SplitDriver {
         self.seen.wrapping_sub(self.used)
     }
 
-    /// Returns the token of the completion `ahead` past the next one, if [`poll_used`](Self::poll_used) has found that many: a hint for
-    /// prefetches.
+    /// Returns the token of the completion `ahead` past the next one, if [`poll_used`](Self::poll_used) has found that
+    /// many: a hint for prefetches.
     #[inline]
     pub fn upcoming(&self, ahead: u16) -> Option<u32> {
         if ahead >= self.ready() {
@@ -259,8 +261,8 @@ impl SplitDriver {
         self.heads.get(id as usize).map(|head| head.token)
     }
 
-    /// Takes one of the completions that the last [`poll_used`](Self::poll_used) found, in the device's order, and frees the request's
-    /// descriptors.
+    /// Takes one of the completions that the last [`poll_used`](Self::poll_used) found, in the device's order, and
+    /// frees the request's descriptors.
     ///
     /// # Errors
     /// When the used element has no request in flight.
@@ -282,8 +284,8 @@ impl SplitDriver {
         Ok(Some(UsedRequest { token, written }))
     }
 
-    /// Requests a call once `count` more completions (at least 1) are available, then re-checks. Returns how many are available already;
-    /// the caller may sleep until the call only if they are fewer than `count`.
+    /// Requests a call once `count` more completions (at least 1) are available, then re-checks. Returns how many are
+    /// available already; the caller may sleep until the call only if they are fewer than `count`.
     ///
     /// Without EVENT_IDX the device calls at the first completion.
     ///

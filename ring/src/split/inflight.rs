@@ -2,7 +2,8 @@
 //! this table and sets it (SET_INFLIGHT_FD) for the next process that serves the ring. Requests complete in any order,
 //! so the ring alone does not show them. Source: QEMU's `vhost-user.rst`, "Inflight I/O tracking", the split layout.
 //!
-//! It survives a kill of the process at any store, but not a power loss. The order of the stores, each visible before the next:
+//! It survives a kill of the process at any store, but not a power loss. The order of the stores, each visible before
+//! the next:
 //!
 //! ```text
 //! take:     counter of the chain, its in-flight mark
@@ -10,8 +11,8 @@
 //! publish:  head of the list of links, THE RING'S USED INDEX, clear in-flight marks, used index as published
 //! ```
 //!
-//! If the ring's used index is ahead of the table's, the process died inside a publish. The difference is the number of chains of the list
-//! that were completed.
+//! If the ring's used index is ahead of the table's, the process died inside a publish. The difference is the number of
+//! chains of the list that were completed.
 
 use std::sync::atomic::Ordering;
 
@@ -253,7 +254,8 @@ impl InflightTable {
         self.store(Self::mark_word(head), IN_FLIGHT | u64::from(step) << STEP_SHIFT);
     }
 
-    /// Links the chain of this head, whose used element was written and becomes visible with [`after_publish`](Self::after_publish).
+    /// Links the chain of this head, whose used element was written and becomes visible with
+    /// [`after_publish`](Self::after_publish).
     #[inline]
     pub fn link_used(&mut self, head: u16) {
         // The step is kept: if the process dies before the publish, the request is replayed from there.

@@ -34,7 +34,8 @@ pub use plain_file::open as open_plain_file;
 /// Longest range that is zeroed by one request, to bound the time of a thread: zeroes may have to be written.
 const MAX_ZEROES: ByteLen = ByteLen(32 << 20);
 
-/// Storage whose calls may block. Called by several threads at once; ranges lie on the disk and are aligned to its logical blocks.
+/// Storage whose calls may block. Called by several threads at once; ranges lie on the disk and are aligned to its
+/// logical blocks.
 pub trait BlockingStorage: Send + Sync + 'static {
     /// Returns the current size of the storage.
     ///

@@ -1,4 +1,5 @@
-//! `storage=blocking`: a file by plain system calls on threads. For tests, and the example of a backend on blocking storage.
+//! `storage=blocking`: a file by plain system calls on threads. For tests, and the example of a backend on blocking
+//! storage.
 //!
 //! It is not offered to users: for file systems that cannot wait asynchronously, io_uring uses the kernel's own
 //! threads, which cost less.

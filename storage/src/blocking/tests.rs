@@ -197,7 +197,8 @@ fn a_worker_that_ends_waits_for_the_threads() {
     memory.write(GuestAddress(BLOCK), &[0x5a; BLOCK as usize]).unwrap();
     let lease = context.adopt(Arc::clone(&memory), FixedBufferUse::Off).unwrap();
     let mut channel = disk.open_channel(&mut context).unwrap();
-    // The second waits in the queue while the first is at the gate, so its data is copied after the worker has begun to end.
+    // The second waits in the queue while the first is at the gate, so its data is copied after the worker has begun to
+    // end.
     let mut batch: Vec<_> = (0..2_u16)
         .map(|at| {
             let buffer = context.buffers.take(lease);

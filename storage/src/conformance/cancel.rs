@@ -18,8 +18,8 @@ const LONGEST: u64 = 192 << 10;
 const OLD: u8 = 0x11;
 const NEW: u8 = 0x22;
 
-/// Runs requests on disjoint ranges, some of which are cancelled at a random turn. Requests that are not cancelled succeed and their data
-/// is right; each block of a cancelled one is old or new.
+/// Runs requests on disjoint ranges, some of which are cancelled at a random turn. Requests that are not cancelled
+/// succeed and their data is right; each block of a cancelled one is old or new.
 ///
 /// # Panics
 /// When a check fails.

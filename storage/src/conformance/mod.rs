@@ -1,8 +1,8 @@
 //! The conformance suite that every storage backend runs from its own tests.
 //!
-//! It drives channels as a worker does (submit, one turn of the ring, reap, with every wait bounded) and checks that valid requests succeed
-//! with the data of a model, that invalid ones complete with the right outcome, that every buffer is returned once, and that a closed
-//! channel leaves nothing in flight.
+//! It drives channels as a worker does (submit, one turn of the ring, reap, with every wait bounded) and checks that
+//! valid requests succeed with the data of a model, that invalid ones complete with the right outcome, that every
+//! buffer is returned once, and that a closed channel leaves nothing in flight.
 //!
 //! ```no_run
 //! use mqblk_storage::conformance::{TestTarget, run};

@@ -16,8 +16,8 @@ fn refused(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>, size: u64
     assert_eq!(disk.geometry(), before, "{trial:?}: after {size} bytes");
 }
 
-/// Shrinks and grows a disk under an open channel: requests are checked against the current size, and space that is added again reads as
-/// zeroes. Storage that cannot be resized refuses and is unchanged.
+/// Shrinks and grows a disk under an open channel: requests are checked against the current size, and space that is
+/// added again reads as zeroes. Storage that cannot be resized refuses and is unchanged.
 pub(super) fn of_writable(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>) {
     let (whole, block) = (disk.geometry().size.0, u64::from(disk.geometry().logical_block.bytes()));
     assert_eq!(disk.resize(None).ok(), Some(ByteLen(whole)), "{trial:?}");

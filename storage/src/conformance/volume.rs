@@ -15,8 +15,8 @@ fn marked(at: u64, block: u64) -> Vec<u8> {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1).to_le_bytes().repeat(block as usize / 8)
 }
 
-/// Thousands of requests in one batch to a ring of few entries: back-pressure, and all complete. With memory that direct I/O can use
-/// directly, and with memory that must be bounced.
+/// Thousands of requests in one batch to a ring of few entries: back-pressure, and all complete. With memory that
+/// direct I/O can use directly, and with memory that must be bounced.
 pub(super) fn a_batch_larger_than_the_ring(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>) {
     let block = u64::from(disk.geometry().logical_block.bytes());
     let count = (MEMORY / block / 2).min(disk.geometry().size.0 / block).min(5000);

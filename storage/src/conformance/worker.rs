@@ -196,7 +196,8 @@ impl TestWorker {
         results.into_iter().flatten().collect()
     }
 
-    /// Like [`run`](Self::run). Also returns the highest number of operations that the requests had in the kernel at once.
+    /// Like [`run`](Self::run). Also returns the highest number of operations that the requests had in the kernel at
+    /// once.
     ///
     /// # Panics
     /// As [`run`](Self::run).

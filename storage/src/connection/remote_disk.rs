@@ -1,8 +1,8 @@
 //! A disk behind a socket, for tests: the smallest backend that connects, and that sends and receives on the worker's
 //! ring. Its server is a thread with a RAM disk, which can end connections on command.
 //!
-//! A request is 32 bytes: op, fua or may_unmap, 6 bytes of nothing, cookie, start, length; the data of a write follows. A reply is 16 bytes:
-//! errno, 4 bytes of nothing, cookie; the data of a read follows.
+//! A request is 32 bytes: op, fua or may_unmap, 6 bytes of nothing, cookie, start, length; the data of a write follows.
+//! A reply is 16 bytes: errno, 4 bytes of nothing, cookie; the data of a read follows.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};

@@ -47,7 +47,8 @@ static LOST_AFTER: Key = Key::number("fault-lost-after", 0, u64::MAX).default("0
 static DISCONNECTED: Key = Key::words("fault-disconnected", &["wait", "fail"]).default("wait");
 /// Percentage of reads and writes that transfer only a first part, and then fail with EIO.
 static TORN: Key = Key::number("fault-torn", 0, 100).default("0");
-/// Completions are delayed until this many are available, or nothing else is in flight, and then delivered in random order.
+/// Completions are delayed until this many are available, or nothing else is in flight, and then delivered in random
+/// order.
 static REORDER: Key = Key::number("fault-reorder", 0, 4096).default("0");
 /// Seed of the random streams: each opened channel gets its own stream.
 static SEED: Key = Key::number("fault-seed", 0, u64::MAX).default("0");

@@ -7,7 +7,8 @@ use mqblk_core::{ByteLen, ByteOffset};
 
 use super::FileKind;
 
-/// Bytes of a region. A block of an ext4 extent tree has 340 extents: one of them covers a region, unless the file is heavily fragmented there.
+/// Bytes of a region. A block of an ext4 extent tree has 340 extents: one of them covers a region, unless the file is
+/// heavily fragmented there.
 const REGION: u64 = 1 << 20;
 
 /// The regions that a channel has accessed, a bit each. `None` for block devices and files in memory: all counts as

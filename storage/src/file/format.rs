@@ -19,8 +19,8 @@ pub(super) struct ImageFormat {
     pub is_of_guests: bool,
 }
 
-/// Offset, bytes and name of each format's signature in the first block: QEMU's `docs/interop`, `cryptsetup`'s on-disk format, and the formats'
-/// specifications.
+/// Offset, bytes and name of each format's signature in the first block: QEMU's `docs/interop`, `cryptsetup`'s on-disk
+/// format, and the formats' specifications.
 const SIGNATURES: [(usize, &[u8], &str); 12] = [
     (0, b"QFI\xfb\0\0\0\x01", "qcow"),
     (0, b"QFI\xfb", "qcow2"),

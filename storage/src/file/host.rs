@@ -1,4 +1,5 @@
-//! Properties of a file on the host: its type, the alignment for direct I/O, and the description of the device below it.
+//! Properties of a file on the host: its type, the alignment for direct I/O, and the description of the device below
+//! it.
 
 use std::fs::File;
 use std::io;

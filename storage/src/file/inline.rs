@@ -13,8 +13,8 @@ const MAX_INLINE: u64 = 256 << 10;
 /// Shorter transfers are always copied inline: a kernel thread costs more than the copy.
 const MIN_IN_THREAD: u64 = 64 << 10;
 
-/// Bytes of transfers from [`MIN_IN_THREAD`] on that one submission copies inline: about 100 us, which the worker's other disks wait. Kernel
-/// threads copy the others.
+/// Bytes of transfers from [`MIN_IN_THREAD`] on that one submission copies inline: about 100 us, which the worker's
+/// other disks wait. Kernel threads copy the others.
 const INLINE_BYTES: u64 = 1 << 20;
 
 /// Selects the transfers that are tried inline.
@@ -49,7 +49,8 @@ impl InlineBudget {
 enum InlineMode {
     /// Direct I/O: always waits for storage.
     None,
-    /// An in-memory file: every transfer is a copy. (Swapped-out pages are waited for, as for all memory of the daemon.)
+    /// An in-memory file: every transfer is a copy. (Swapped-out pages are waited for, as for all memory of the
+    /// daemon.)
     All,
     /// Reads of cached pages (`RWF_NOWAIT`).
     Cached,
@@ -117,8 +118,8 @@ impl InlineIo {
     #[inline]
     pub(super) fn transfer(&mut self, context: &mut UringContext, file: &OpenFile, request: &Request<Buffer>) -> u64 {
         let (Some(buffer), Request { start, len, op, .. }) = (&request.buffer, request) else { return 0 };
-        // A write to a frozen file system waits in the system call even with RWF_NOWAIT (Linux, fs/read_write.c takes the file system's
-        // write lock first); a write through the ring does not block the worker.
+        // A write to a frozen file system waits in the system call even with RWF_NOWAIT (Linux, fs/read_write.c takes
+        // the file system's write lock first); a write through the ring does not block the worker.
         if self.mode == InlineMode::None
             || !self.budget.allows(len.0)
             || (*op != Op::Read && self.mode == InlineMode::Cached)
@@ -140,7 +141,8 @@ impl InlineIo {
                 self.budget.spend(bytes);
                 bytes
             }
-            // Not cached, or a file system without RWF_NOWAIT: the request goes through the ring. Other errors recur there.
+            // Not cached, or a file system without RWF_NOWAIT: the request goes through the ring. Other errors recur
+            // there.
             Err(error) => {
                 if matches!(Errno::from_io_error(&error), Some(Errno::AGAIN | Errno::OPNOTSUPP)) {
                     self.backoff.record_miss();

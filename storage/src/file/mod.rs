@@ -5,8 +5,8 @@
 //! writing.
 //!
 //! How requests are executed:
-//! * Reads and writes transfer directly to or from guest memory. Only memory that direct I/O cannot use (less aligned than `statx` demands)
-//!   goes through preallocated bounce slots, in slices. Without a free slot a request waits.
+//! * Reads and writes transfer directly to or from guest memory. Only memory that direct I/O cannot use (less aligned
+//!   than `statx` demands) goes through preallocated bounce slots, in slices. Without a free slot a request waits.
 //! * With `aio=threads` all requests use plain system calls (`threads.rs`). io_uring would hand such requests to the
 //!   ring's own threads, of which there are few for all disks of the worker: one that hangs would delay the others.
 //! * In-memory files (tmpfs, ramfs) and cached pages (`direct=off`) are copied at once with `preadv2`/`pwritev2`;
@@ -17,8 +17,8 @@
 //!   which would delay the worker's other disks.
 //! * A flush is `fdatasync`, one at a time: flushes that arrive meanwhile share the next one (`threaded.rs`). A durable
 //!   write is a write with `RWF_DSYNC`; durable zeroes are followed by `fdatasync`.
-//! * Discard is `fallocate(PUNCH_HOLE)`. Zeroes are `PUNCH_HOLE` (when space may be deallocated) or `ZERO_RANGE`; where the host has
-//!   neither, zeroes are written.
+//! * Discard is `fallocate(PUNCH_HOLE)`. Zeroes are `PUNCH_HOLE` (when space may be deallocated) or `ZERO_RANGE`; where
+//!   the host has neither, zeroes are written.
 //! * Secure discard is not supported.
 //! * Short transfers are continued where they stopped; a transfer past the end of a file that has shrunk completes with
 //!   [`OutOfRange`](mqblk_core::Outcome::OutOfRange).

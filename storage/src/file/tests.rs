@@ -259,7 +259,8 @@ fn a_full_file_system() {
     assert!(Command::new("umount").arg(dir.path()).status().unwrap().success());
 }
 
-/// Discards and zeroes that may unmap leave holes in the host's file; zeroes that may not, and `discard=ignore`, keep space.
+/// Discards and zeroes that may unmap leave holes in the host's file; zeroes that may not, and `discard=ignore`, keep
+/// space.
 #[test]
 fn holes_are_punched_only_where_allowed() {
     let unmapped = Op::WriteZeroes { may_unmap: true, fua: false };
@@ -294,7 +295,8 @@ fn holes_are_punched_only_where_allowed() {
     }
 }
 
-/// A host that neither punches holes nor zeroes extents: zeroes are written, also more of them at once than there are slots.
+/// A host that neither punches holes nor zeroes extents: zeroes are written, also more of them at once than there are
+/// slots.
 #[test]
 fn zeroes_without_fallocate() {
     for (place, direct) in [(on_disk(), "on"), (on_disk(), "off")] {
@@ -359,7 +361,8 @@ impl Disk<UringContext> for NoFallocateDisk {
     }
 }
 
-/// More segments than the kernel accepts in one operation: the first 1024 are a short transfer, which continues with the others.
+/// More segments than the kernel accepts in one operation: the first 1024 are a short transfer, which continues with
+/// the others.
 #[test]
 fn short_transfers_are_continued() {
     for (place, direct, segment) in [(on_disk(), "on", 512), (on_disk(), "off", 24), (in_memory(), "off", 24)] {

@@ -14,8 +14,8 @@ use crate::blocking::BlockingStorage;
 /// The calls to a file.
 pub(super) struct FileCalls {
     file: Arc<OpenFile>,
-    /// For logical blocks smaller than the storage's units: shared by writes of whole units, exclusive for a write of a
-    /// part.
+    /// For logical blocks smaller than the storage's units: shared by writes of whole units, exclusive for a write of
+    /// a part.
     changes: RwLock<()>,
 }
 

@@ -13,8 +13,8 @@ use super::channel::{MAX_INFLIGHT, Requests, STAGING, Stage};
 use super::negotiate::ExportInfo;
 use crate::admission;
 
-/// Payloads up to this many bytes are copied, so that other commands share the operation. Longer ones are sent from guest memory: a copy of
-/// 16 KiB takes about as long as an operation.
+/// Payloads up to this many bytes are copied, so that other commands share the operation. Longer ones are sent from
+/// guest memory: a copy of 16 KiB takes about as long as an operation.
 const MAX_COPY: u64 = 16 << 10;
 
 /// EFAULT in the form of a completion: a request's memory was lost.

@@ -1,7 +1,7 @@
 //! `storage=null`: a disk that does nothing, to measure everything else.
 //!
-//! Writes are discarded. **Reads leave the guest's buffer unchanged**: filling it would cost more than the rest of the path. Ranges,
-//! alignment and `readonly` are checked as for any disk.
+//! Writes are discarded. **Reads leave the guest's buffer unchanged**: filling it would cost more than the rest of the
+//! path. Ranges, alignment and `readonly` are checked as for any disk.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

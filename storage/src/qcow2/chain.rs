@@ -1,4 +1,5 @@
-//! Opening the files of an image, its backing files and data files: by the opener, by the rule `backing=`, and with locks.
+//! Opening the files of an image, its backing files and data files: by the opener, by the rule `backing=`, and with
+//! locks.
 
 use std::collections::HashSet;
 use std::fs::File;

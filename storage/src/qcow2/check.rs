@@ -68,7 +68,8 @@ enum Table {
     SnapshotL2,
 }
 
-/// Checks the active tables of an image of `file_len` bytes; for writing (`write`) also its refcounts and all other tables.
+/// Checks the active tables of an image of `file_len` bytes; for writing (`write`) also its refcounts and all other
+/// tables.
 ///
 /// Returns properties that the header does not have.
 ///

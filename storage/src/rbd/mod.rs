@@ -75,7 +75,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Opens an image. Blocks until the cluster answers.
 ///
 /// # Errors
-/// When a setting does not fit, Ceph's libraries are missing, the cluster does not answer or refuses, or another client has the image's lock.
+/// When a setting does not fit, Ceph's libraries are missing, the cluster does not answer or refuses, or another client
+/// has the image's lock.
 pub fn open(settings: &mut Settings, _opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     if let Some(word) = settings.text(&PATH) {
         let expected = "rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][:conf=FILE][:id=USER]";

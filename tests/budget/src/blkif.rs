@@ -1,4 +1,5 @@
-//! The blkif variant: a frontend that reads a page per request through grants. Grant operations cost nothing: only the backend is counted.
+//! The blkif variant: a frontend that reads a page per request through grants. Grant operations cost nothing: only the
+//! backend is counted.
 
 use std::io;
 use std::sync::Arc;

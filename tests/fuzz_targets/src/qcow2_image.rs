@@ -13,7 +13,8 @@ use mqblk_uring::{FixedBufferUse, UringContext};
 
 const CLUSTER: u64 = 512;
 const SIZE: u64 = 128 * CLUSTER;
-/// Clusters of the image: header, L1 table, refcount table, refcount block, L2 table, three of data, two of a snapshot's tables.
+/// Clusters of the image: header, L1 table, refcount table, refcount block, L2 table, three of data, two of a
+/// snapshot's tables.
 const CLUSTERS: u64 = 10;
 const COPIED: u64 = 1 << 63;
 

@@ -20,7 +20,8 @@ impl Machine {
             Place::NoUnit(_) => Err(INCORRECT_LUN),
             Place::BadTarget => Err(BAD_TARGET),
         };
-        // ABORT TASK, ABORT TASK SET, CLEAR ACA, CLEAR TASK SET, I_T NEXUS RESET, LOGICAL UNIT RESET, QUERY TASK, QUERY TASK SET.
+        // ABORT TASK, ABORT TASK SET, CLEAR ACA, CLEAR TASK SET, I_T NEXUS RESET, LOGICAL UNIT RESET, QUERY TASK, QUERY
+        // TASK SET.
         let mut code = vec![match (subtype, unit) {
             (4, _) => {
                 if let Place::BadTarget = place {

@@ -125,7 +125,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Writes a request to guest memory in any layout. Returns it with its head and the address of its status byte, if it has one.
+    /// Writes a request to guest memory in any layout. Returns it with its head and the address of its status byte, if
+    /// it has one.
     fn lay(
         &mut self,
         u: &mut Unstructured<'_>,

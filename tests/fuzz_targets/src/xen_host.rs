@@ -15,7 +15,8 @@ pub(crate) const HOST: DomainId = DomainId(0);
 /// Bytes of a page.
 pub(crate) const PAGE: usize = mqblk_memory::PAGE_BYTES as usize;
 
-/// A machine with both domains. Its fields are dropped in order: programs before the machine, the machine before its folder.
+/// A machine with both domains. Its fields are dropped in order: programs before the machine, the machine before its
+/// folder.
 pub(crate) struct XenHost {
     pub(crate) guest: Arc<dyn Xen>,
     pub(crate) host: Arc<dyn Xen>,

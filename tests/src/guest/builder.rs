@@ -85,8 +85,8 @@ impl GuestBuilder {
         self
     }
 
-    /// Sets QEMU's CPU model (the accelerator's best). A guest that migrates between two VMMs needs a named one: QEMU calls `max` and `host`
-    /// not migration-safe, as their features differ from version to version.
+    /// Sets QEMU's CPU model (the accelerator's best). A guest that migrates between two VMMs needs a named one: QEMU
+    /// calls `max` and `host` not migration-safe, as their features differ from version to version.
     #[must_use]
     pub fn cpu(mut self, model: &str) -> Self {
         self.cpu = Some(model.to_owned());

@@ -240,7 +240,8 @@ impl VhostUserDaemon {
         self.wait_listening()
     }
 
-    /// Ends the server by SIGTERM, with requests of its guests in flight, and starts it again with the same arguments and a new log.
+    /// Ends the server by SIGTERM, with requests of its guests in flight, and starts it again with the same arguments
+    /// and a new log.
     ///
     /// # Errors
     /// When it exits with another code than 0, and as [`VhostUserDaemon::start_server`].

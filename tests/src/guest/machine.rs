@@ -57,7 +57,8 @@ const LOADING_DRIVERS: &str = "init: loading drivers";
 /// QEMU's message for [`BootFault::EmulatorDied`].
 const EMULATOR_ASSERTION: &str = "iotlb_to_section: Assertion";
 
-/// First digits of the addresses of a 64-bit kernel's code (Linux, Documentation/arch/x86/x86_64/mm.rst). The firmware has lower ones.
+/// First digits of the addresses of a 64-bit kernel's code (Linux, Documentation/arch/x86/x86_64/mm.rst). The firmware
+/// has lower ones.
 const KERNEL_TEXT: &str = "ffffffff";
 
 /// Prints the memory that the guest's kernel uses, in KiB.

@@ -77,8 +77,8 @@ impl Guest {
         self.qmp().execute("migrate-set-capabilities", json!({ "capabilities": events })).map(drop)
     }
 
-    /// Sets parameters of the next or current migration: QMP's `migrate-set-parameters`, such as `max-bandwidth` in bytes per second and
-    /// `downtime-limit` in milliseconds.
+    /// Sets parameters of the next or current migration: QMP's `migrate-set-parameters`, such as `max-bandwidth` in
+    /// bytes per second and `downtime-limit` in milliseconds.
     ///
     /// # Errors
     /// QEMU's.

@@ -13,7 +13,8 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Poll interval for the end of a child, and for a socket.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Returns a command whose process the kernel kills when its parent thread ends, so that a killed test run leaves no virtual machine.
+/// Returns a command whose process the kernel kills when its parent thread ends, so that a killed test run leaves no
+/// virtual machine.
 pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);

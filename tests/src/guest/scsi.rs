@@ -76,7 +76,8 @@ impl ScsiDisk {
     }
 }
 
-/// Returns the guest's SCSI disks, by target and LUN. [`ScsiDisk::host`] distinguishes equal addresses of two controllers.
+/// Returns the guest's SCSI disks, by target and LUN. [`ScsiDisk::host`] distinguishes equal addresses of two
+/// controllers.
 ///
 /// # Errors
 /// As [`Shell::must`].

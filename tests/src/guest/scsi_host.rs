@@ -16,8 +16,8 @@ pub struct ScsiHost {
 }
 
 impl ScsiHost {
-    /// Starts our daemon with these controllers. With `MQBLK_TEST_SERVER=qemu-storage-daemon` there is none: the guest's QEMU emulates
-    /// them.
+    /// Starts our daemon with these controllers. With `MQBLK_TEST_SERVER=qemu-storage-daemon` there is none: the
+    /// guest's QEMU emulates them.
     ///
     /// # Errors
     /// As [`VhostUserDaemon::start_controllers`].

@@ -44,7 +44,8 @@ pub trait Shell {
         Ok(answer.output.trim_end_matches('\n').to_owned())
     }
 
-    /// Starts a script in the background; [`Shell::finish`] returns its output. The name may be reused after the end of a script.
+    /// Starts a script in the background; [`Shell::finish`] returns its output. The name may be reused after the end of
+    /// a script.
     ///
     /// # Errors
     /// As [`Shell::must`].

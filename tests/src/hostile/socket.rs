@@ -197,7 +197,8 @@ impl VhostUserSocket {
         u64::from_ne_bytes(self.request(message, &[]).try_into().expect("8 bytes"))
     }
 
-    /// Sends a message with NEED_REPLY. Returns the acknowledgement, where 0 is success, or `None` if the connection ends without one.
+    /// Sends a message with NEED_REPLY. Returns the acknowledgement, where 0 is success, or `None` if the connection
+    /// ends without one.
     pub fn try_send_acked(&mut self, message: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Option<u64> {
         self.send(message, VERSION | NEED_REPLY, payload, fds);
         match self.receive() {

@@ -71,8 +71,8 @@ impl LoopbackDaemonResources {
 }
 
 impl LoopbackDaemon {
-    /// Starts `program` in `folder`. `xen` is the value of `--xen`, `disks` are those of `--disk`, and `foreign` are substrings of the
-    /// names of the hostile domain's pages in `/proc/PID/maps`.
+    /// Starts `program` in `folder`. `xen` is the value of `--xen`, `disks` are those of `--disk`, and `foreign` are
+    /// substrings of the names of the hostile domain's pages in `/proc/PID/maps`.
     ///
     /// # Errors
     /// When it does not start.

@@ -186,7 +186,8 @@ impl LoopbackFixture {
         self.slowness = SLOW_MACHINE;
     }
 
-    /// Scales a number of repetitions to the speed of this machine, and to a long run (`MQBLK_REPETITIONS` times as often).
+    /// Scales a number of repetitions to the speed of this machine, and to a long run (`MQBLK_REPETITIONS` times as
+    /// often).
     pub fn repetitions(&self, count: u32) -> u32 {
         (count * crate::repetitions() / self.slowness).max(3)
     }

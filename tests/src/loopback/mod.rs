@@ -1,9 +1,9 @@
-//! Both ends of a Xen block device on one machine: a frontend that controls every byte, and the daemon's process. The same scenarios run on
-//! a simulated Xen and in the first domain of a real one.
+//! Both ends of a Xen block device on one machine: a frontend that controls every byte, and the daemon's process. The
+//! same scenarios run on a simulated Xen and in the first domain of a real one.
 //!
-//! `fixture` is the machine with the daemon, a good disk and the disks under attack. `daemon` is the process and its resources. `frontend`
-//! is the hostile frontend, `pages` its granted memory, `request` builds its requests. `neighbour` is the good disk's client.
-//! [`scenarios::SCENARIOS`] lists the attacks with their expected results.
+//! `fixture` is the machine with the daemon, a good disk and the disks under attack. `daemon` is the process and its
+//! resources. `frontend` is the hostile frontend, `pages` its granted memory, `request` builds its requests.
+//! `neighbour` is the good disk's client. [`scenarios::SCENARIOS`] lists the attacks with their expected results.
 
 pub mod daemon;
 pub mod fixture;

@@ -88,8 +88,8 @@ impl IoGate {
 }
 
 impl PowerMount {
-    /// Mounts disks of these names and sizes, all zeroes. The last one is for marks: each write to it is recorded as the text up to its
-    /// first line end, and not stored.
+    /// Mounts disks of these names and sizes, all zeroes. The last one is for marks: each write to it is recorded as
+    /// the text up to its first line end, and not stored.
     ///
     /// # Errors
     /// When the system refuses: it needs root and /dev/fuse.
@@ -97,8 +97,8 @@ impl PowerMount {
         PowerMount::mount(log, disks, false)
     }
 
-    /// Mounts disks whose direct I/O continues after the process that requested it was killed, like that of a block device, and can be
-    /// [held](Self::hold).
+    /// Mounts disks whose direct I/O continues after the process that requested it was killed, like that of a block
+    /// device, and can be [held](Self::hold).
     ///
     /// # Errors
     /// As [`new`](Self::new).

@@ -96,8 +96,8 @@ impl Dom0Daemon {
         host.must("kill -0 $(cat /run/mqblk.pid) && ! [ -e /run/mqblk.exit ]").map(drop).context("mqblk has ended")
     }
 
-    /// Attaches a disk to a guest, and waits until it is connected: `params` is `file:PATH`, `null:SIZE` or `mqblk:DISK-ID`; `more` are
-    /// further options.
+    /// Attaches a disk to a guest, and waits until it is connected: `params` is `file:PATH`, `null:SIZE` or
+    /// `mqblk:DISK-ID`; `more` are further options.
     ///
     /// # Errors
     /// The command's.

@@ -118,8 +118,8 @@ impl Domain {
         &self.name
     }
 
-    /// Returns the block driver's warnings and errors in the kernel's log: lines with `blkfront`, `vbd` or a disk's name at level warning
-    /// or worse, and every line that reports an I/O error.
+    /// Returns the block driver's warnings and errors in the kernel's log: lines with `blkfront`, `vbd` or a disk's
+    /// name at level warning or worse, and every line that reports an I/O error.
     ///
     /// # Errors
     /// As [`Shell::must`].

@@ -33,8 +33,8 @@ const MAX_LIFE: Bound = Bound::seconds(900);
 /// Most PV guests at a time.
 pub(super) const MAX_DOMAINS: usize = 4;
 
-/// Xen's parameters. With `dom0_vcpus_pin` an event between dom0's CPUs takes 130 us instead of 6 ms. `eager-fpu`: with lazy FPU switching
-/// (CR0.TS), programs under QEMU 7.2's emulation see other programs' vector registers, and crash.
+/// Xen's parameters. With `dom0_vcpus_pin` an event between dom0's CPUs takes 130 us instead of 6 ms. `eager-fpu`: with
+/// lazy FPU switching (CR0.TS), programs under QEMU 7.2's emulation see other programs' vector registers, and crash.
 const XEN_PARAMETERS: &str =
     "console=com1 com1=115200,8n1 sched=credit dom0_vcpus_pin spec-ctrl=eager-fpu bootscrub=no";
 
@@ -182,7 +182,8 @@ impl XenMachine {
         self.folder.path().join(port)
     }
 
-    /// Runs a request to an agent, and checks during the wait that the machine is alive. An error contains the end of the logs.
+    /// Runs a request to an agent, and checks during the wait that the machine is alive. An error contains the end of
+    /// the logs.
     pub(super) fn with_alive_check<T>(
         &self,
         ask: impl FnOnce(&mut dyn FnMut() -> Result<()>) -> Result<T>,
@@ -225,7 +226,8 @@ pub struct XenHost {
 }
 
 impl XenHost {
-    /// Configures a host with 2 CPUs, 3 GiB, and 1400 MiB of them for dom0. Its logs are in target/test-logs/xen/`name`.
+    /// Configures a host with 2 CPUs, 3 GiB, and 1400 MiB of them for dom0. Its logs are in
+    /// target/test-logs/xen/`name`.
     #[must_use]
     pub fn builder(name: &str) -> XenHostBuilder {
         XenHostBuilder {

@@ -104,7 +104,8 @@ impl Dom0Image {
         Ok(text.split_whitespace().next().context("sha256sum prints a sum")?.to_owned())
     }
 
-    /// Returns the flush requests that the loop device has completed: the 16th field of its `stat` (Documentation/block/stat.rst).
+    /// Returns the flush requests that the loop device has completed: the 16th field of its `stat`
+    /// (Documentation/block/stat.rst).
     ///
     /// # Errors
     /// As [`Shell::must`].

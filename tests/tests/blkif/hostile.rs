@@ -1,5 +1,5 @@
-//! Hostile frontends of Xen block devices on a simulated machine, against a real daemon. Each test is one scenario with a machine and a
-//! daemon of its own; `xen_loopback` runs the same ones on a real Xen.
+//! Hostile frontends of Xen block devices on a simulated machine, against a real daemon. Each test is one scenario with
+//! a machine and a daemon of its own; `xen_loopback` runs the same ones on a real Xen.
 
 use mqblk_tests::hostile::daemon::mqblk_bench_binary;
 use mqblk_tests::loopback::fixture::LoopbackFixture;

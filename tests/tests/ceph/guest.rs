@@ -1,4 +1,5 @@
-//! A real guest on an image: fio verifies, a file system is made, OSDs fail meanwhile, and the image is resized and trimmed.
+//! A real guest on an image: fio verifies, a file system is made, OSDs fail meanwhile, and the image is resized and
+//! trimmed.
 
 use std::time::Duration;
 

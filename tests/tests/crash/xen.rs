@@ -1,4 +1,5 @@
-//! Xen: backends that are killed and stopped at random times, under overlapping requests of all sizes, which complete in any order.
+//! Xen: backends that are killed and stopped at random times, under overlapping requests of all sizes, which complete
+//! in any order.
 
 use std::path::PathBuf;
 use std::time::Duration;

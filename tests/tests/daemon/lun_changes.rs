@@ -336,7 +336,8 @@ fn a_unit_grows_and_shrinks_under_load() {
     event(&mut control);
     event(&mut control);
     (0..3).for_each(|unit| load.more(unit, 100));
-    // Both paths of the logical unit got a unit attention with their next command; the other one, and all commands in flight, continued.
+    // Both paths of the logical unit got a unit attention with their next command; the other one, and all commands in
+    // flight, continued.
     let changed = load.attentions.iter().filter(|sense| (sense.asc, sense.ascq) == (0x2a, 0x09)).count();
     assert!((2..=4).contains(&changed) && changed == load.attentions.len(), "{:?}", load.attentions);
     assert_eq!(load.others, []);

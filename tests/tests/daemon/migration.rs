@@ -1,5 +1,5 @@
-//! Live migration without a VM: the test's own frontend copies a guest's memory by the dirty log while requests run, stops the queues, and
-//! continues at another daemon.
+//! Live migration without a VM: the test's own frontend copies a guest's memory by the dirty log while requests run,
+//! stops the queues, and continues at another daemon.
 
 use std::fs::File;
 use std::path::Path;

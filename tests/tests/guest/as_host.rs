@@ -210,7 +210,8 @@ fn a_hardware_memory_error_ends_the_queue_that_touches_it() -> Result<()> {
         )
     };
     guest.must_within(&wait("filled"), WITHIN)?;
-    // Frame number: bits 0 to 54 of the page's entry (Linux, Documentation/admin-guide/mm/pagemap.rst). The first MiB is not data.
+    // Frame number: bits 0 to 54 of the page's entry (Linux, Documentation/admin-guide/mm/pagemap.rst). The first MiB
+    // is not data.
     guest.must(
         "set -e; pid=$(grep -l memfd:guest /proc/[0-9]*/maps 2>/dev/null | head -n 1 | cut -d/ -f3)
          start=$(grep memfd:guest /proc/$pid/maps | head -n 1 | cut -d- -f1)

@@ -210,7 +210,8 @@ fn flush_reaches_the_device(guest: &mut Guest, device: &LoopDevice) -> Result<()
     Ok(())
 }
 
-/// Checks CONFIG_WCE: with the cache disabled each write is durable before its completion; then the cache is enabled again.
+/// Checks CONFIG_WCE: with the cache disabled each write is durable before its completion; then the cache is enabled
+/// again.
 fn write_through_is_durable(guest: &mut Guest, device: &LoopDevice) -> Result<()> {
     guest.must("echo 'write through' >/sys/block/vdb/cache_type")?;
     assert_eq!(guest.must("cat /sys/block/vdb/cache_type")?, "write through");

@@ -110,8 +110,8 @@ fn memory_plugged_in_mid_io() -> Result<()> {
     let outcome = guest.finish("verify", Bound::seconds(240))?;
     FioOutcome::read(outcome.status, &outcome.output)?.must_have_verified()?;
 
-    // The page cache holds the whole disk, which is larger than the initial memory, so some of it is in the new regions. The open file
-    // keeps the cache. Then the same data is read again from the server.
+    // The page cache holds the whole disk, which is larger than the initial memory, so some of it is in the new
+    // regions. The open file keeps the cache. Then the same data is read again from the server.
     let sums = guest.must(
         "exec 9</dev/vda
          sha256sum </dev/vda

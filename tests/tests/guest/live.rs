@@ -1,4 +1,5 @@
-//! Every verb that changes a running daemon, while fio verifies in a real guest on a virtio-blk disk and on a LUN of a controller.
+//! Every verb that changes a running daemon, while fio verifies in a real guest on a virtio-blk disk and on a LUN of a
+//! controller.
 
 use std::path::Path;
 

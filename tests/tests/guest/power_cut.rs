@@ -124,8 +124,8 @@ wait
 [ ! -e /run/failed ] || { cat /run/failed; exit 1; }
 "#;
 
-/// A script for the guest: `check FS DEVICE` with the acknowledged numbers, in the order of [`WORK`]. Its last line is `FS right`, or
-/// `FS wrong` with the reason.
+/// A script for the guest: `check FS DEVICE` with the acknowledged numbers, in the order of [`WORK`]. Its last line is
+/// `FS right`, or `FS wrong` with the reason.
 const CHECK: &str = r#"
 fs=$1 dev=$2 file=$3 line=$4 wal=$5 rollback=$6
 at=/c/$fs run=/run/check.$fs

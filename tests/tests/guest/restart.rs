@@ -89,8 +89,8 @@ fn expect_packed(guest: &mut Guest, node: &str) -> Result<()> {
     Ok(())
 }
 
-/// Kills and stops a daemon under a guest with two disks and a controller of two LUNs: of each pair one completes late, the other is in the
-/// page cache.
+/// Kills and stops a daemon under a guest with two disks and a controller of two LUNs: of each pair one completes late,
+/// the other is in the page cache.
 fn kill_and_stop_under(vmm: Vmm, packed: bool) -> Result<()> {
     // Debian 12's QEMU does not reconnect with vhost-user-scsi.
     let has_controller = vmm != Vmm::System;

@@ -20,7 +20,8 @@ const READS: u64 = 100;
 
 type Disks = BTreeMap<(u8, u16), ScsiDisk>;
 
-/// Returns 32 addresses: targets and LUNs in sequence, both ends of the address range, and LUNs that need flat addressing.
+/// Returns 32 addresses: targets and LUNs in sequence, both ends of the address range, and LUNs that need flat
+/// addressing.
 fn places() -> Vec<(u8, u16)> {
     let mut places: Vec<(u8, u16)> = (0..16).map(|target| (target, 0)).collect();
     places.extend((1..9).map(|lun| (3, lun)));

@@ -1,5 +1,6 @@
-//! Random requests in random layouts against a model disk: valid ones must succeed with the right data, invalid ones must fail with the
-//! right status, and nothing else may change. The oracle is exact: status, used length, data, and the disk at the end.
+//! Random requests in random layouts against a model disk: valid ones must succeed with the right data, invalid ones
+//! must fail with the right status, and nothing else may change. The oracle is exact: status, used length, data, and
+//! the disk at the end.
 //!
 //! `MQBLK_FUZZ_SEED` repeats a run, `MQBLK_FUZZ_BATCHES` makes it longer.
 

@@ -1,4 +1,5 @@
-//! Hostile guests and VMMs: vhost-user frontends that control every byte of their messages, memory and rings, against a real daemon.
+//! Hostile guests and VMMs: vhost-user frontends that control every byte of their messages, memory and rings, against a
+//! real daemon.
 
 mod budgets;
 mod device_state;

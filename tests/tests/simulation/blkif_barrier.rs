@@ -347,7 +347,8 @@ impl Barriers {
         self.counts.barriers += 1;
     }
 
-    /// Returns true if a write on another ring was published before a barrier, and not behind a barrier of its own ring.
+    /// Returns true if a write on another ring was published before a barrier, and not behind a barrier of its own
+    /// ring.
     fn comes_before(&self, id: u64, sent: &Sent, barrier_id: u64, barrier: &Sent, barriers: &[(u64, Sent)]) -> bool {
         let (Some((shown, _)), Some((barrier_shown, _))) = (sent.shown, barrier.shown) else { return false };
         let own = |other: &&(u64, Sent)| other.0 != barrier_id && other.1.ring == sent.ring && other.0 < id;

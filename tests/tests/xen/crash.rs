@@ -9,8 +9,8 @@ use mqblk_tests::xen::{
     BackendDisk, BackendProgram, BlkfrontParameters, Dom0Image, Domain, DomainConfig, XenBackend, XenHost,
 };
 
-/// A disk for each grant mode: its id, the guest's name of it, and its options. With direct I/O pages are never mapped for a request;
-/// `kept` copies from mapped pages to the page cache, `persistent` through bounce buffers.
+/// A disk for each grant mode: its id, the guest's name of it, and its options. With direct I/O pages are never mapped
+/// for a request; `kept` copies from mapped pages to the page cache, `persistent` through bounce buffers.
 const MODES: [(&str, &str, &str); 4] = [
     ("persistent", "xvda", "grants=persistent"),
     // Completed in any order.
@@ -47,7 +47,8 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
         disks.push(BackendDisk::new(mode, &image, &format!("queues=2,{options}")));
     }
     let backend = XenBackend::start(BackendProgram::Mqblk, &mut host, &disks)?;
-    // With persistent grants its driver holds a page for each segment of each ring entry: 128 MiB for a disk with the larger rings.
+    // With persistent grants its driver holds a page for each segment of each ring entry: 128 MiB for a disk with the
+    // larger rings.
     let mut guest = Domain::create(&mut host, &DomainConfig::new("guest").memory_mib(768))?;
     // Rings of one page, where a slot is soon reused, and in a long run of 16.
     let orders: &[u8] = if least > 1 { &[0, 4] } else { &[0] };

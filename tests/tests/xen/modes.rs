@@ -1,4 +1,5 @@
-//! Data through each grant mode, on a real Xen with Debian's blkfront: with its default rings, and with the largest that it supports.
+//! Data through each grant mode, on a real Xen with Debian's blkfront: with its default rings, and with the largest
+//! that it supports.
 
 use anyhow::{Context, Result, ensure};
 use mqblk_admin::model::{DiskStat, GrantCounters};

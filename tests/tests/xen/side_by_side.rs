@@ -1,5 +1,5 @@
-//! The kernel's backend and mqblk on the same Xen, with the same guest, over null storage: the cost of a request in grant operations and
-//! notifications. Emulated, so only the ratio of times is meaningful.
+//! The kernel's backend and mqblk on the same Xen, with the same guest, over null storage: the cost of a request in
+//! grant operations and notifications. Emulated, so only the ratio of times is meaningful.
 
 use std::fmt::Write as _;
 

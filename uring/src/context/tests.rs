@@ -209,7 +209,8 @@ fn operations_submitted_early_complete_at_the_next_turn() {
     assert_eq!(context.busy(), 0);
 }
 
-/// Operations that outlive their owner are cancelled, and what they own is released; the next owner sees nothing of them.
+/// Operations that outlive their owner are cancelled, and what they own is released; the next owner sees nothing of
+/// them.
 #[test]
 fn an_owner_ends_with_operations_in_flight() {
     let mut context = UringContext::new(UringOptions::default()).unwrap();

@@ -16,13 +16,13 @@ pub(super) const GRANTS_POOL: &str = "grants-pool";
 /// The options that only `--interface xen` has.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct XenOptions {
-    /// xen: `auto`, the Xen that this runs on, or the folder of a simulated machine that runs [default: with --disk a simulated
-    /// machine for each run, else auto]
+    /// xen: `auto`, the Xen that this runs on, or the folder of a simulated machine that runs [default: with --disk a
+    /// simulated machine for each run, else auto]
     #[arg(long, value_name = "auto|FOLDER", value_parser = parse_location)]
     pub xen: Option<XenLocation>,
 
-    /// xen: a device of this domain (on a simulated machine: of domain 1), by its name or number, which some backend serves
-    /// already; may be repeated
+    /// xen: a device of this domain (on a simulated machine: of domain 1), by its name or number, which some backend
+    /// serves already; may be repeated
     #[arg(long, value_name = "NAME", value_parser = parse_device)]
     pub vdev: Vec<DeviceName>,
 
@@ -30,8 +30,8 @@ pub(crate) struct XenOptions {
     #[arg(long, value_enum, value_delimiter = ',')]
     pub grants: Vec<GrantMode>,
 
-    /// xen: whose the pages are that the server keeps, with --disk. All rings' in common is there to be measured only [default: the
-    /// server's]
+    /// xen: whose the pages are that the server keeps, with --disk. All rings' in common is there to be measured only
+    /// [default: the server's]
     #[arg(long, value_enum)]
     pub grants_pool: Option<GrantPool>,
 
@@ -39,7 +39,8 @@ pub(crate) struct XenOptions {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=4))]
     pub ring_order: Option<u8>,
 
-    /// xen: most segments of a request, parts of a page each; up to 11: no indirect requests [default: what the backend allows]
+    /// xen: most segments of a request, parts of a page each; up to 11: no indirect requests [default: what the
+    /// backend allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=4096))]
     pub indirect_segments: Option<u16>,
 

@@ -1,7 +1,7 @@
 //! All virtio-blk disks at run time.
 //!
-//! The table is locked for short times only. Slow steps (opening storage, waiting for requests) run without the lock, while the disk's claims
-//! reserve its id and its socket.
+//! The table is locked for short times only. Slow steps (opening storage, waiting for requests) run without the lock,
+//! while the disk's claims reserve its id and its socket.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

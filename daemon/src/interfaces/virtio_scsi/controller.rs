@@ -31,8 +31,8 @@ use crate::vhost_user::VhostUserEndpoint;
 
 /// The worker of the control and the event queue. Both are idle most of the time.
 pub(super) const FIXED_WORKER: u16 = 0;
-/// Maximum transfer length that a controller without initial LUNs reports: Linux' own limit for a device that reports none. Each
-/// logical unit reports its own (VPD page B0h).
+/// Maximum transfer length that a controller without initial LUNs reports: Linux' own limit for a device that reports
+/// none. Each logical unit reports its own (VPD page B0h).
 const MAX_TRANSFER: ByteLen = ByteLen(32 << 20);
 /// Product revision level.
 const REVISION: &str = concat!(env!("CARGO_PKG_VERSION_MAJOR"), ".", env!("CARGO_PKG_VERSION_MINOR"));
@@ -153,7 +153,8 @@ impl ServedUnit {
         QueueDisk { slot, disk: Arc::clone(self.disk()), plug: self.config.storage.plug, health }
     }
 
-    /// Establishes the I_T nexus of a controller's guest. Its name must be the same after a restart: registrations are stored by it.
+    /// Establishes the I_T nexus of a controller's guest. Its name must be the same after a restart: registrations are
+    /// stored by it.
     fn login(self: &ServedUnit, controller: &str, address: TargetLun) -> Result<Arc<Nexus>, LoginError> {
         self.logical_unit.login(controller, u16::from(address.target) + 1)
     }

@@ -96,7 +96,8 @@ struct OwnUnitKeys {
 }
 
 impl LunKeys {
-    /// Takes the keys of a LUN of the controller `controller`, whose socket is at `socket`. Claims its address and names.
+    /// Takes the keys of a LUN of the controller `controller`, whose socket is at `socket`. Claims its address and
+    /// names.
     ///
     /// # Errors
     /// If a value is invalid or already claimed.
@@ -328,7 +329,8 @@ impl OwnUnitKeys {
     }
 }
 
-/// Returns the default of `unit-name`. Unique among all logical units that a guest can see: no two controllers have the same socket.
+/// Returns the default of `unit-name`. Unique among all logical units that a guest can see: no two controllers have the
+/// same socket.
 fn default_unit_name(socket: &Path, address: TargetLun) -> String {
     let socket = canonical_path(socket);
     let path = std::path::absolute(&socket).unwrap_or(socket).display().to_string();

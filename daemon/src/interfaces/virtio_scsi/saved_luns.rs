@@ -22,8 +22,9 @@ pub(super) struct LunToOpen {
     mapped: bool,
 }
 
-/// Returns the LUNs of each controller: those of the configuration that were not removed, and those that were added. A removed LUN is
-/// included while others share its logical unit. Drops entries from `saved` that no longer match the configuration.
+/// Returns the LUNs of each controller: those of the configuration that were not removed, and those that were added. A
+/// removed LUN is included while others share its logical unit. Drops entries from `saved` that no longer match the
+/// configuration.
 pub(super) fn apply_saved(
     configured: Vec<Vec<LunKeys>>,
     saved: Option<&mut SavedLuns>,

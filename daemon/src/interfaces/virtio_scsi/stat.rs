@@ -179,7 +179,8 @@ fn request_totals(queues: &[QueueStats]) -> QueueStats {
     totals
 }
 
-/// Returns the counters of a LUN's disk. Zero while it is being added: its slot may still have the counters of a removed LUN.
+/// Returns the counters of a LUN's disk. Zero while it is being added: its slot may still have the counters of a
+/// removed LUN.
 fn disk_counters(totals: &QueueStats, lun: &LunEntry) -> DiskCounters {
     let own = totals.disks.iter().find(|disk| disk.slot == lun.slot && !matches!(lun.state, LunState::Adding));
     own.copied().unwrap_or(DiskCounters::new(lun.slot))

@@ -94,7 +94,8 @@ impl XenDisk {
         XenDisk { devices, id, queues, storage }
     }
 
-    /// Returns the device that the disk is attached as. A previous device may still be in removal: one with rings is preferred.
+    /// Returns the device that the disk is attached as. A previous device may still be in removal: one with rings is
+    /// preferred.
     fn device(&self) -> Option<Arc<DeviceStats>> {
         let devices = self.devices.list().into_iter().filter(|device| device.id == self.id);
         devices.max_by_key(|device| device.rings() > 0)

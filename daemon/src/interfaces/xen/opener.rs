@@ -18,7 +18,8 @@ use crate::out::OutDisks;
 use crate::storage::CacheMode;
 use crate::storage_backends::StorageBackends;
 
-/// A device's exclusive use of a disk of the configuration. Dropping it deactivates the disk and makes it available again.
+/// A device's exclusive use of a disk of the configuration. Dropping it deactivates the disk and makes it available
+/// again.
 struct DiskUse(Arc<RankedMutex<Option<DeviceName>>>, Arc<AnyDisk>);
 
 impl Drop for DiskUse {
@@ -138,7 +139,8 @@ impl Opener for DiskOpener {
 }
 
 impl DiskOpener {
-    /// Creates the opener of these disks. `watch`: every device of the type is served, with the settings `default` if it names no disk.
+    /// Creates the opener of these disks. `watch`: every device of the type is served, with the settings `default` if
+    /// it names no disk.
     pub(super) fn new(
         watch: bool,
         default: (VbdSettings, QueueSettings),

@@ -1,5 +1,5 @@
-//! A small backend for tests, in this process: one device, with a disk in memory, and one thread. It can inject faults. It copies
-//! all data, and so does not use persistent grants.
+//! A small backend for tests, in this process: one device, with a disk in memory, and one thread. It can inject faults.
+//! It copies all data, and so does not use persistent grants.
 
 mod ring;
 

@@ -2,8 +2,8 @@
 //! outlives the process. Responses are out of order and overwrite the ring entries of requests, so the ring alone does
 //! not hold this information.
 //!
-//! The journal survives a kill of the process at any store, not a loss of power: the next process that opens the file sees all stores.
-//! Writing it costs copies and stores, no system call.
+//! The journal survives a kill of the process at any store, not a loss of power: the next process that opens the file
+//! sees all stores. Writing it costs copies and stores, no system call.
 
 mod records;
 
@@ -82,8 +82,8 @@ pub struct JournalSlot(u16);
 pub struct Recovery {
     /// Position at which the ring is resumed.
     pub position: RingPosition,
-    /// Requests that were consumed and have no published response, in the order of consumption. They are validated again, and executed
-    /// before those in the ring.
+    /// Requests that were consumed and have no published response, in the order of consumption. They are validated
+    /// again, and executed before those in the ring.
     pub replay: Vec<(JournalSlot, RawRequest)>,
 }
 
@@ -138,9 +138,10 @@ impl MappedJournal {
 
 /// The journal of one ring.
 ///
-/// For each batch of requests: call [`record_request`](Self::record_request) for each and [`record_consumed`](Self::record_consumed) once,
-/// then execute them. For each batch of responses: put each on the ring and call [`record_response`](Self::record_response), then
-/// [`publish`](Self::publish). Every request and every response of the ring is recorded.
+/// For each batch of requests: call [`record_request`](Self::record_request) for each and
+/// [`record_consumed`](Self::record_consumed) once, then execute them. For each batch of responses: put each on the
+/// ring and call [`record_response`](Self::record_response), then [`publish`](Self::publish). Every request and every
+/// response of the ring is recorded.
 #[derive(Debug)]
 pub struct Journal(JournalRecords<MappedJournal>);
 
@@ -150,8 +151,8 @@ impl Journal {
         HEADER_BYTES + u64::from(entries) * ENTRY_WORDS as u64 * WORD_BYTES
     }
 
-    /// Creates the journal of a ring without requests in flight, and overwrites the file. [`resume`](Self::resume) needs the same
-    /// `identity`, which distinguishes rings.
+    /// Creates the journal of a ring without requests in flight, and overwrites the file. [`resume`](Self::resume)
+    /// needs the same `identity`, which distinguishes rings.
     ///
     /// # Errors
     /// When the position has requests in flight, the number of entries is invalid, or a system call fails.
@@ -171,8 +172,8 @@ impl Journal {
         Ok(Journal(records))
     }
 
-    /// Resumes the journal of a ring that an earlier process served. `published`: the ring's current response index. Replayed requests
-    /// keep their journal slots.
+    /// Resumes the journal of a ring that an earlier process served. `published`: the ring's current response index.
+    /// Replayed requests keep their journal slots.
     ///
     /// # Errors
     /// When the file is not a consistent journal of this ring. The file is unchanged then.
@@ -203,16 +204,16 @@ impl Journal {
         Ok((Journal(records), Recovery { position, replay }))
     }
 
-    /// Records a request that was copied off the ring. `None` when more requests have no published response than the ring has entries,
-    /// which only a frontend that violates the protocol can cause.
+    /// Records a request that was copied off the ring. `None` when more requests have no published response than the
+    /// ring has entries, which only a frontend that violates the protocol can cause.
     #[inline]
     #[must_use]
     pub fn record_request(&mut self, raw: &RawRequest) -> Option<JournalSlot> {
         self.0.record_request(raw)
     }
 
-    /// Records that the ring's requests up to `req_cons` are consumed. Called once per batch, before any of it is executed: until then the
-    /// ring itself holds the requests.
+    /// Records that the ring's requests up to `req_cons` are consumed. Called once per batch, before any of it is
+    /// executed: until then the ring itself holds the requests.
     #[inline]
     pub fn record_consumed(&mut self, req_cons: u32) {
         self.0.record_consumed(req_cons);

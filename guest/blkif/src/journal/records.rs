@@ -1,14 +1,18 @@
-//! The records of a journal, the order in which they are stored, and their recovery after any of these stores was the last.
+//! The records of a journal, the order in which they are stored, and their recovery after any of these stores was the
+//! last.
 //!
-//! Requests and responses are numbered from the ring's first; the low 32 bits of a count are the ring's index. An entry holds a request,
-//! the number of the request and the number of its response, from 1. Three counts determine which entries are valid:
+//! Requests and responses are numbered from the ring's first; the low 32 bits of a count are the ring's index. An entry
+//! holds a request, the number of the request and the number of its response, from 1. Three counts determine which
+//! entries are valid:
 //!
 //! * CONSUMED: an entry whose request has a higher number is invalid: the ring still holds that request;
-//! * PUBLISHED: an entry whose response has this number or a lower one is invalid: that response is visible to the frontend;
+//! * PUBLISHED: an entry whose response has this number or a lower one is invalid: that response is visible to the
+//!   frontend;
 //! * PUBLISHING: equal to PUBLISHED, or the value that PUBLISHED gets in the publish in progress. The ring's index
 //!   shows if that publish has taken effect: its one store publishes all responses of a batch.
 //!
-//! All other entries are requests without a response. Each step is one store; an entry is filled only while it is invalid.
+//! All other entries are requests without a response. Each step is one store; an entry is filled only while it is
+//! invalid.
 //!
 //! ```text
 //! record_request:   number, response = 0, request    the request's number is above CONSUMED
@@ -105,7 +109,8 @@ impl<W: JournalMemory> JournalRecords<W> {
         }
     }
 
-    /// Recovers the records, and the requests without a response in the order of their numbers. `index`: the ring's `rsp_prod`.
+    /// Recovers the records, and the requests without a response in the order of their numbers. `index`: the ring's
+    /// `rsp_prod`.
     pub(super) fn recover(
         mut words: W,
         entries: u16,

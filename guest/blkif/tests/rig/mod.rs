@@ -1,5 +1,5 @@
-//! Both ends of a ring without a hypervisor: a domain with pages and a grant table, a frontend that puts arbitrary requests on its ring, a
-//! queue that the test steps, and a disk in memory.
+//! Both ends of a ring without a hypervisor: a domain with pages and a grant table, a frontend that puts arbitrary
+//! requests on its ring, a queue that the test steps, and a disk in memory.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 pub(crate) mod backend;

@@ -41,7 +41,8 @@ pub(crate) fn start_stop(cmd: &mut CommandContext<'_>) -> BeginResult {
     if start || cmd.cdb.has(4, 0x04) { cmd.good() } else { Ok(CommandContext::flush(0)) }
 }
 
-/// The medium cannot be removed, so there is nothing to prevent. Source: SBC-3 clause 5, "PREVENT ALLOW MEDIUM REMOVAL".
+/// The medium cannot be removed, so there is nothing to prevent. Source: SBC-3 clause 5, "PREVENT ALLOW MEDIUM
+/// REMOVAL".
 pub(crate) fn prevent_allow(cmd: &mut CommandContext<'_>) -> BeginResult {
     let prevent = cmd.cdb.u8(4) & 0x03;
     cmd.check_access(if prevent == 0 { AccessClass::Always } else { AccessClass::Write })?;

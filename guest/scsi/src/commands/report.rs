@@ -1,4 +1,5 @@
-//! REPORT SUPPORTED OPERATION CODES and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS. Source: SPC-4 sections 6.34 and 6.35.
+//! REPORT SUPPORTED OPERATION CODES and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS. Source: SPC-4 sections 6.34 and
+//! 6.35.
 
 use crate::context::{BeginResult, CommandContext};
 use crate::opcode::OpcodeRow;

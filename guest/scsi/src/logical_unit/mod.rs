@@ -27,8 +27,8 @@ pub struct Identity {
     pub revision: String,
     /// Unit serial number, at most 64 characters.
     pub serial: String,
-    /// Name from which the designators of VPD page 83h are made. It must be constant for the logical unit at any server
-    /// and time, and different from any other logical unit's.
+    /// Name from which the designators of VPD page 83h are made. It must be constant for the logical unit at any
+    /// server and time, and different from any other logical unit's.
     pub name: String,
 }
 

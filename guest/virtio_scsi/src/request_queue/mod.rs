@@ -61,7 +61,8 @@ fn encode_response_header(sense: u32, residual: u32, last: [u8; 2]) -> [u8; RESP
     [s0, s1, s2, s3, r0, r1, r2, r3, 0, 0, status, response]
 }
 
-/// Splits a request's header into its `lun` field, its id and its CDB. Source: virtio 1.3 section 5.6.6.1, `struct virtio_scsi_req_cmd`.
+/// Splits a request's header into its `lun` field, its id and its CDB. Source: virtio 1.3 section 5.6.6.1, `struct
+/// virtio_scsi_req_cmd`.
 #[inline]
 fn split_header(header: &[u8]) -> ([u8; 8], u64, &[u8]) {
     let (fixed, cdb) = header.split_first_chunk::<REQUEST_BYTES>().expect("a header has space for its fixed part");

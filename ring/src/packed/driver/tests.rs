@@ -1,4 +1,5 @@
-//! The driver's end against a model device that is written from the specification alone: it shares only the addresses with the driver.
+//! The driver's end against a model device that is written from the specification alone: it shares only the addresses
+//! with the driver.
 
 use std::sync::Arc;
 
@@ -159,8 +160,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Every request reaches the device as built, every completion returns its token once, kicks are requested by exactly the rule,
-    /// descriptors never leak.
+    /// Every request reaches the device as built, every completion returns its token once, kicks are requested by
+    /// exactly the rule, descriptors never leak.
     #[test]
     fn requests_and_completions_match_a_model(steps in steps(), log_size in 0_u32..6, event_idx: bool, far in 0_u16..6) {
         let size = 1_u16 << log_size;
@@ -312,7 +313,8 @@ fn arming_requests_a_call_at_the_awaited_completion_and_looks_again() {
         driver.disarm();
         assert_eq!(model.call_request().2, 1);
         assert_eq!(driver.take().map(|used| used.token), Some(0));
-        // One with a single descriptor: the third completion is at slot 4 or later, slot 2 is passed by the third at the latest.
+        // One with a single descriptor: the third completion is at slot 4 or later, slot 2 is passed by the third at
+        // the latest.
         compose(&mut driver, ChainLayout::Indirect, &[(8, 8, false)], 9).unwrap();
         let _ = driver.publish();
         assert_eq!(driver.arm(3), Ok(0));

@@ -80,7 +80,8 @@ fn address(request: u32, number: u16) -> GuestAddress {
     GuestAddress(u64::from(request) << 16 | u64::from(number))
 }
 
-/// Takes the next chain: one to replay, or else an available one. Checks its descriptors. Returns its id and its request.
+/// Takes the next chain: one to replay, or else an available one. Checks its descriptors. Returns its id and its
+/// request.
 fn take_next(ring: &mut PackedDevice) -> Option<(u16, u32)> {
     let (id, first) = match ring.take_replay() {
         Some(id) => {

@@ -147,8 +147,8 @@ impl SplitDriver {
         }
     }
 
-    /// Writes entry `at` of the indirect table that belongs to the first free ring descriptor, unless it already holds the value. Arguments as of
-    /// [`write_descriptor`](Self::write_descriptor).
+    /// Writes entry `at` of the indirect table that belongs to the first free ring descriptor, unless it already holds
+    /// the value. Arguments as of [`write_descriptor`](Self::write_descriptor).
     #[inline]
     fn write_table_entry(&mut self, at: u16, address: u64, rest: u64) {
         let Some(tables) = &mut self.tables else { return };

@@ -1,4 +1,5 @@
-//! The driver's end against a model device that is written from the specification alone: it shares only the addresses with the driver.
+//! The driver's end against a model device that is written from the specification alone: it shares only the addresses
+//! with the driver.
 
 use std::sync::Arc;
 
@@ -135,8 +136,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Every request reaches the device as built, every completion returns its token once, kicks are requested by exactly the rule,
-    /// descriptors never leak.
+    /// Every request reaches the device as built, every completion returns its token once, kicks are requested by
+    /// exactly the rule, descriptors never leak.
     #[test]
     fn requests_and_completions_match_a_model(steps in steps(), log_size in 0_u32..6, event_idx: bool, far in 0_u16..3) {
         let size = 1_u16 << log_size;

@@ -36,8 +36,8 @@ impl Gate {
         cell
     }
 
-    /// Lets requests in, with `inside` others inside: from now on one more counts, until [`InsideCell::set`]. Returns false if the gate is
-    /// shut.
+    /// Lets requests in, with `inside` others inside: from now on one more counts, until [`InsideCell::set`]. Returns
+    /// false if the gate is shut.
     #[inline]
     pub(super) fn enter(&self, cell: &InsideCell, inside: u32) -> bool {
         // Otherwise a worker that retries continuously would hardly ever appear outside.

@@ -169,7 +169,8 @@ impl InflightFile {
         (self.shared.word(at), self.shared.word(at + 8))
     }
 
-    /// Returns the chains to replay of a ring of `size` entries whose used index is `used`; `None`: the table is unused or of another ring.
+    /// Returns the chains to replay of a ring of `size` entries whose used index is `used`; `None`: the table is unused
+    /// or of another ring.
     ///
     /// # Errors
     /// When the table cannot be used.

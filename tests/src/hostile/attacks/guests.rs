@@ -15,7 +15,8 @@ use crate::hostile::ring::{INDIRECT, NEXT, RawDescriptor, RingAddresses, WRITE};
 
 /// Entries of each ring.
 pub const ENTRIES: u16 = 256;
-/// Bytes of guest memory: rings, tables, headers and status bytes in the first MiB, small data in the second, large data from `LARGE` on.
+/// Bytes of guest memory: rings, tables, headers and status bytes in the first MiB, small data in the second, large
+/// data from `LARGE` on.
 const MEMORY: u64 = 8 << 20;
 const RING_STRIDE: u64 = 0x4000;
 const TABLES: u64 = 0x2_0000;

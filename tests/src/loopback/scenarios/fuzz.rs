@@ -86,8 +86,8 @@ pub(super) fn random_entries(fixture: &mut LoopbackFixture) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if a byte is in the lower half of a grant reference. A change only there may name a page of the ring, or of another device
-/// of the domain.
+/// Returns true if a byte is in the lower half of a grant reference. A change only there may name a page of the ring,
+/// or of another device of the domain.
 fn is_in_gref(abi: Abi, request: &BlkifRequest, at: usize) -> bool {
     let (first, distance) = match (request.operation, abi) {
         (operation::INDIRECT, Abi::X86_32) => (24, 4),

@@ -69,7 +69,8 @@ impl VerifyingFrontend {
         indirect(operation, sector, &[self.tables.gref(0)], segments.len() as u16)
     }
 
-    /// Runs one write or read of `count` segments and verifies the disk and all pages, including bytes outside of the segments.
+    /// Runs one write or read of `count` segments and verifies the disk and all pages, including bytes outside of the
+    /// segments.
     fn run_one(&mut self, ring: usize, write: bool, count: usize, direct: bool) -> Result<()> {
         let segments = self.segments(count);
         let sectors: u64 = segments.iter().map(|s| u64::from(s.last_sect - s.first_sect) + 1).sum();

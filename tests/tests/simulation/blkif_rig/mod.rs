@@ -189,7 +189,8 @@ impl Host {
         self.workers[worker].drain(seat);
     }
 
-    /// Drains all rings, and steps the workers until they are detached. Returns false if the backend was killed meanwhile.
+    /// Drains all rings, and steps the workers until they are detached. Returns false if the backend was killed
+    /// meanwhile.
     pub(crate) fn drain(&mut self) -> bool {
         KillSwitch::run(|| {
             (0..self.seats.len()).for_each(|ring| self.close(ring));

@@ -44,7 +44,8 @@ impl DiskModel {
         true
     }
 
-    /// Adds a write of `content`, an identifier or 0 for zeroes. Returns false if it may not overlap with a request in flight.
+    /// Adds a write of `content`, an identifier or 0 for zeroes. Returns false if it may not overlap with a request in
+    /// flight.
     pub(crate) fn send_write(&mut self, id: u64, content: u64, ranges: &[SectorRange]) -> bool {
         let is_used = |sector: u64| self.writers[sector as usize] + self.readers[sector as usize] > 0;
         if !self.overlaps && sectors(ranges).any(is_used) {

@@ -93,8 +93,8 @@ pub struct QueueSetup<'a> {
     pub addresses: RingAddresses,
     /// The region that contains the rings.
     pub region: &'a Region,
-    /// The next available index for the backend to read. Of a packed ring: the slot in bits 0 to 14, the wrap counter in bit 15. The
-    /// backend's used position is the same.
+    /// The next available index for the backend to read. Of a packed ring: the slot in bits 0 to 14, the wrap counter
+    /// in bit 15. The backend's used position is the same.
     pub base: u16,
     /// Eventfd for kicks.
     pub kick: &'a EventFd,
@@ -102,7 +102,8 @@ pub struct QueueSetup<'a> {
     pub call: &'a EventFd,
 }
 
-/// Memory in which the backend records the requests in flight. It outlives a backend: the next one gets it and replays the requests.
+/// Memory in which the backend records the requests in flight. It outlives a backend: the next one gets it and replays
+/// the requests.
 pub struct InflightMemory {
     layout: VhostUserInflight,
     file: File,
@@ -132,8 +133,8 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Connects to the server at `path`, and retries for `timeout` while there is no socket or no listener. No later exchange waits longer
-    /// than `limit` for a reply.
+    /// Connects to the server at `path`, and retries for `timeout` while there is no socket or no listener. No later
+    /// exchange waits longer than `limit` for a reply.
     ///
     /// # Errors
     /// When no server listens in time, or a system call fails.
@@ -182,13 +183,15 @@ impl Client {
         })
     }
 
-    /// Offers BACKEND_REQ in [`negotiate`](Self::negotiate). The caller must then handle the backend's messages: it may wait for replies.
+    /// Offers BACKEND_REQ in [`negotiate`](Self::negotiate). The caller must then handle the backend's messages: it may
+    /// wait for replies.
     pub fn accept_backend_requests(&mut self) {
         self.accepts_backend_requests = true;
     }
 
-    /// Sends SET_OWNER and negotiates features. Returns those of `wanted` that the server offers. Uses CONFIG, MQ, REPLY_ACK,
-    /// INFLIGHT_SHMFD and, after [`accept_backend_requests`](Self::accept_backend_requests), BACKEND_REQ if the server offers them.
+    /// Sends SET_OWNER and negotiates features. Returns those of `wanted` that the server offers. Uses CONFIG, MQ,
+    /// REPLY_ACK, INFLIGHT_SHMFD and, after [`accept_backend_requests`](Self::accept_backend_requests), BACKEND_REQ
+    /// if the server offers them.
     ///
     /// # Errors
     /// When the server lacks VERSION_1 or protocol features, or an exchange fails.
@@ -243,7 +246,8 @@ impl Client {
         Ok(count.min(MAX_QUEUES) as u16)
     }
 
-    /// Returns true if the server has the device's configuration space. For a SCSI controller the VMM often has it instead.
+    /// Returns true if the server has the device's configuration space. For a SCSI controller the VMM often has it
+    /// instead.
     pub fn has_config(&self) -> bool {
         self.protocol.contains(Protocol::CONFIG)
     }
@@ -272,11 +276,13 @@ impl Client {
     /// # Errors
     /// When the exchange fails, or (with REPLY_ACK) the server refuses.
     pub fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), ClientError> {
-        // Flags 0 is a driver's write (VHOST_SET_CONFIG_TYPE_FRONTEND); the crate's WRITABLE is bit 0, which means migration.
+        // Flags 0 is a driver's write (VHOST_SET_CONFIG_TYPE_FRONTEND); the crate's WRITABLE is bit 0, which means
+        // migration.
         self.step("SET_CONFIG", |f| f.set_config(offset, VhostUserConfigFlags::empty(), bytes))
     }
 
-    /// Sends SET_BACKEND_REQ_FD and returns the channel for the backend's messages. `None` if BACKEND_REQ was not negotiated.
+    /// Sends SET_BACKEND_REQ_FD and returns the channel for the backend's messages. `None` if BACKEND_REQ was not
+    /// negotiated.
     ///
     /// # Errors
     /// When no socket can be created, or the exchange fails.
@@ -363,8 +369,8 @@ impl Client {
         self.step("SET_VRING_ENABLE", |f| f.set_vring_enable(queue_index, true))
     }
 
-    /// Stops queue `index` (GET_VRING_BASE): the server replies after it has completed or cancelled the requests in flight. Returns the
-    /// next available index that it would read, see [`QueueSetup::base`].
+    /// Stops queue `index` (GET_VRING_BASE): the server replies after it has completed or cancelled the requests in
+    /// flight. Returns the next available index that it would read, see [`QueueSetup::base`].
     ///
     /// # Errors
     /// When the exchange fails.

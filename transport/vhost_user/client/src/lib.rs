@@ -1,7 +1,7 @@
 //! vhost-user frontend for userspace drivers: sets up the queues of a backend, as a VMM does.
 //!
-//! The `vhost` crate sends the messages. This crate adds retries while the server starts, a bound on every wait, errors that name
-//! the message, and the order of the messages. Source: QEMU's
+//! The `vhost` crate sends the messages. This crate adds retries while the server starts, a bound on every wait, errors
+//! that name the message, and the order of the messages. Source: QEMU's
 //! `docs/interop/vhost-user.rst`.
 #![forbid(unsafe_code)]
 

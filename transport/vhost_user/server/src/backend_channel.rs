@@ -1,7 +1,7 @@
 //! Messages from the backend to the frontend over the socket of SET_BACKEND_REQ_FD: CONFIG_CHANGE_MSG.
 //!
-//! The `vhost` crate hides that socket and does not implement this message. [`BackendChannel::peek_message`] therefore peeks at each
-//! message (MSG_PEEK) before the crate reads it, and duplicates the descriptor.
+//! The `vhost` crate hides that socket and does not implement this message. [`BackendChannel::peek_message`] therefore
+//! peeks at each message (MSG_PEEK) before the crate reads it, and duplicates the descriptor.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -161,7 +161,8 @@ impl BackendChannel {
         Some(request)
     }
 
-    /// Sends the message again when the device starts: QEMU ignores it before, and does not read the configuration again by itself.
+    /// Sends the message again when the device starts: QEMU ignores it before, and does not read the configuration
+    /// again by itself.
     fn resend_config_change(&self) {
         let connection = self.state.lock();
         if connection.config_stale
@@ -176,8 +177,8 @@ impl BackendChannel {
         self.state.lock().connected
     }
 
-    /// Sends CONFIG_CHANGE_MSG and waits at most `timeout` for the reply. Holds no lock that the control thread needs: the frontend
-    /// sends GET_CONFIG before it replies.
+    /// Sends CONFIG_CHANGE_MSG and waits at most `timeout` for the reply. Holds no lock that the control thread needs:
+    /// the frontend sends GET_CONFIG before it replies.
     pub(crate) fn config_changed(&self, timeout: Duration) -> ConfigChangeResult {
         let until = Instant::now() + timeout;
         assert_may_wait("a frontend's reply");
@@ -248,8 +249,8 @@ fn wait_reply(socket: &OwnedFd, until: Instant) -> ConfigChangeResult {
     }
 }
 
-/// Returns true if the next message has more descriptors than the `vhost` crate accepts. It would read the header, drop it and all
-/// descriptors without an error, and take the payload for the next header.
+/// Returns true if the next message has more descriptors than the `vhost` crate accepts. It would read the header, drop
+/// it and all descriptors without an error, and take the payload for the next header.
 fn has_too_many_descriptors(stream: BorrowedFd<'_>) -> bool {
     peek_descriptors(stream).is_none_or(|found| found.len() > MAX_ATTACHED_FD_ENTRIES)
 }

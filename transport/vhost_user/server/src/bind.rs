@@ -5,7 +5,8 @@ use std::path::Path;
 use crate::listen::{ListenSocket, SocketAccess, SocketError, SocketPathState, folder_of, lock_folder, probe_file};
 use crate::prepared;
 
-/// Checks that a socket can be created at `path` and changes nothing. A live server sees one connection that closes at once.
+/// Checks that a socket can be created at `path` and changes nothing. A live server sees one connection that closes at
+/// once.
 ///
 /// # Errors
 /// When no socket can be created there.
@@ -14,8 +15,8 @@ pub fn probe_socket(path: &Path) -> Result<SocketPathState, SocketError> {
 }
 
 impl ListenSocket {
-    /// Listens at `path` and replaces a stale socket; or takes the socket that was [prepared](mod@crate::prepared) for the path. Nobody can connect
-    /// before the file has its permissions.
+    /// Listens at `path` and replaces a stale socket; or takes the socket that was [prepared](mod@crate::prepared) for
+    /// the path. Nobody can connect before the file has its permissions.
     ///
     /// # Errors
     /// When another process listens there, another kind of file exists, or a system call fails.

@@ -1,4 +1,5 @@
-//! The control thread of a device that has a frontend: passes messages to the session, detects disconnects and a second frontend.
+//! The control thread of a device that has a frontend: passes messages to the session, detects disconnects and a second
+//! frontend.
 //!
 //! `idle` is a device without a frontend, `place` is a device's place: idle, or on its control thread.
 
@@ -74,7 +75,8 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         ControlThread { idle, shared, wakeup, current: None, drains: Vec::new(), is_released: false }
     }
 
-    /// Serves one frontend after the other until none is left. Returns the device then; `None` once the server has stopped.
+    /// Serves one frontend after the other until none is left. Returns the device then; `None` once the server has
+    /// stopped.
     fn run(mut self) -> Option<IdleDevice<D>> {
         while !self.is_stopped() && !self.is_released {
             if self.is_idle() {
@@ -322,7 +324,8 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         }
     }
 
-    /// Ends the connection, because of this error or a panic, and drains its queues. A new connection may arrive during the drain.
+    /// Ends the connection, because of this error or a panic, and drains its queues. A new connection may arrive during
+    /// the drain.
     fn disconnect(&mut self, error: Option<&Error>) {
         let Some(Connection { session, handler, .. }) = self.current.take() else { return };
         *self.shared.connection.lock() = None;

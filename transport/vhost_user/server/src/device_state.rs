@@ -1,5 +1,5 @@
-//! Migration of a device's state: a JSON document that is sent through a pipe of the frontend. Source: QEMU's `vhost-user.rst`,
-//! "Migrating back-end state".
+//! Migration of a device's state: a JSON document that is sent through a pipe of the frontend. Source: QEMU's
+//! `vhost-user.rst`, "Migrating back-end state".
 //!
 //! A thread writes or reads the pipe, so that a stalled pipe blocks only the transfer. The control thread validates and
 //! applies the document without the session's lock, because disks that it adds or removes are opened and closed through
@@ -28,7 +28,8 @@ use crate::options::{HostState, ServerOptions};
 /// Format name and version of a document.
 const FORMAT: &str = "mqblk-device-state";
 const VERSION: u32 = 1;
-/// Maximum length of a document in bytes: more than 1000 LUNs or 2000 reservation keys. Bounds the memory that a frontend can consume.
+/// Maximum length of a document in bytes: more than 1000 LUNs or 2000 reservation keys. Bounds the memory that a
+/// frontend can consume.
 pub(crate) const MAX_DOCUMENT_BYTES: usize = 1 << 20;
 /// Interval at which a wait for a transfer checks for a stop of the server.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -194,7 +195,8 @@ impl TransferThread {
                 Some(text) => write(file.as_fd(), text.as_bytes(), &cancelled).map(|()| None),
                 None => read(file.as_fd(), &cancelled).map(Some),
             };
-            // Closed before the result is sent: the other side waits for the end of the file, then sends CHECK_DEVICE_STATE.
+            // Closed before the result is sent: the other side waits for the end of the file, then sends
+            // CHECK_DEVICE_STATE.
             drop(file);
             let _ = sender.send(result);
         };

@@ -1,8 +1,8 @@
 //! The dirty log of one connection.
 //!
-//! The log (SET_LOG_BASE) and the request to log (VHOST_F_LOG_ALL, bit 26 of SET_FEATURES) arrive in any order; the log is active when both
-//! are set. A message that changes this gets its reply after every queue has applied it, so that no write after the reply is unlogged or
-//! goes to an old log.
+//! The log (SET_LOG_BASE) and the request to log (VHOST_F_LOG_ALL, bit 26 of SET_FEATURES) arrive in any order; the log
+//! is active when both are set. A message that changes this gets its reply after every queue has applied it, so that no
+//! write after the reply is unlogged or goes to an old log.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -47,7 +47,8 @@ impl DirtyLogging {
         Ok(DirtyLogging { log: Some(Arc::new(log)), log_all: self.log_all })
     }
 
-    /// Returns the state with other features. Clearing LOG_ALL releases the log: the frontend sets a new one before the next migration.
+    /// Returns the state with other features. Clearing LOG_ALL releases the log: the frontend sets a new one before the
+    /// next migration.
     ///
     /// # Errors
     /// When the log becomes active and is too short for the guest's memory.
@@ -72,8 +73,8 @@ impl DirtyLogging {
         self.active().is_some_and(|log| log.is_lost())
     }
 
-    /// Returns the logging of a ring of `size` entries whose used ring (packed: the device's event suppression) is logged at `used`; `None`
-    /// if it is not logged.
+    /// Returns the logging of a ring of `size` entries whose used ring (packed: the device's event suppression) is
+    /// logged at `used`; `None` if it is not logged.
     ///
     /// # Errors
     /// When the active log is too short for it.

@@ -26,7 +26,8 @@ impl StartGate {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    /// Returns true if an in-flight region tracks the started queues; `None` if none has started since the frontend connected.
+    /// Returns true if an in-flight region tracks the started queues; `None` if none has started since the frontend
+    /// connected.
     pub(crate) fn tracked(&self) -> Option<bool> {
         match self.tracked.load(Ordering::Relaxed) {
             0 => None,

@@ -1,5 +1,6 @@
-//! The in-flight region of a connection: a table per queue (of the format of its ring) in memory that the frontend keeps
-//! while no backend is connected, and passes to the next one by SET_INFLIGHT_FD. Source: QEMU's `vhost-user.rst`, "Inflight I/O tracking".
+//! The in-flight region of a connection: a table per queue (of the format of its ring) in memory that the frontend
+//! keeps while no backend is connected, and passes to the next one by SET_INFLIGHT_FD. Source: QEMU's `vhost-user.rst`,
+//! "Inflight I/O tracking".
 
 use std::fs::File;
 use std::io;
@@ -17,7 +18,8 @@ use crate::memory::SharePolicy;
 /// Alignment of a queue's table, in bytes.
 const ALIGN: u64 = 8;
 
-/// Bytes after each queue's table in a region that [`InflightRegion::create`] made: one cache line. Only the first queue's is used.
+/// Bytes after each queue's table in a region that [`InflightRegion::create`] made: one cache line. Only the first
+/// queue's is used.
 const TAIL: u64 = 64;
 /// `mqblkinf`, in the first word of the tail: the region was created by mqblk.
 const MAGIC: u64 = u64::from_le_bytes(*b"mqblkinf");
@@ -126,8 +128,8 @@ impl InflightRegion {
         self.memory.shared_words(GuestAddress(u64::from(index) * self.stride), usize::try_from(words).ok()?)
     }
 
-    /// Acquires the fence. Returns false while the kernel still executes requests of these rings for a killed daemon or an earlier
-    /// connection: they may still access guest memory or write to the disk.
+    /// Acquires the fence. Returns false while the kernel still executes requests of these rings for a killed daemon or
+    /// an earlier connection: they may still access guest memory or write to the disk.
     pub(crate) fn acquire_fence(&self) -> bool {
         self.fence.as_ref().is_none_or(Fence::acquire)
     }

@@ -16,8 +16,8 @@
 //! | `sharing` | warns when the guest's memory is not shared |
 //! | `backend_channel` | messages from the backend to the frontend |
 //!
-//! The `vhost` crate parses the messages, and blocks. Each device with a frontend has its own control thread, so a frontend that sends half a
-//! message blocks no other device.
+//! The `vhost` crate parses the messages, and blocks. Each device with a frontend has its own control thread, so a
+//! frontend that sends half a message blocks no other device.
 #![forbid(unsafe_code)]
 
 mod active;

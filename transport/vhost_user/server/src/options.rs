@@ -53,7 +53,8 @@ pub trait HostState: Send + Sync {
     /// When it cannot be saved now.
     fn save(&self) -> Result<String, String>;
 
-    /// Validates a state that [`save`](Self::save) returned on the source, and applies the part that the device's own state depends on.
+    /// Validates a state that [`save`](Self::save) returned on the source, and applies the part that the device's own
+    /// state depends on.
     ///
     /// # Errors
     /// When the state is invalid or does not fit this host; then nothing has changed.

@@ -64,8 +64,8 @@ pub struct Frontend {
 }
 
 impl Server {
-    /// Listens, and serves one frontend after the other. There is a control thread while there is a frontend; a thread of the process waits
-    /// for the frontends of all devices.
+    /// Listens, and serves one frontend after the other. There is a control thread while there is a frontend; a thread
+    /// of the process waits for the frontends of all devices.
     ///
     /// # Errors
     /// When the socket or that thread cannot be created.
@@ -115,15 +115,16 @@ impl Server {
         Ok(Server { shared, control, standby, listener: listens, file, has_stopped, socket, drain_timeout, budget })
     }
 
-    /// Returns the path of the socket, a duplicate of its listener, for another process, and true if this process has made its file. `None`
-    /// once the server has stopped.
+    /// Returns the path of the socket, a duplicate of its listener, for another process, and true if this process has
+    /// made its file. `None` once the server has stopped.
     pub fn listener(&self) -> Option<(PathBuf, OwnedFd, bool)> {
         let listener = self.listener.upgrade()?.try_clone().ok()?;
         Some((self.socket.clone(), listener.into(), self.file.is_own()))
     }
 
-    /// Returns the statistics of each queue since the server started, over all connections. `workers` are the workers' ([`Engine::stats`](mqblk_engine::Engine::stats)).
-    /// `None` if a queue was attached or detached after they were read: read them again.
+    /// Returns the statistics of each queue since the server started, over all connections. `workers` are the workers'
+    /// ([`Engine::stats`](mqblk_engine::Engine::stats)). `None` if a queue was attached or detached after they were
+    /// read: read them again.
     pub fn stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         self.shared.stats.report(workers)
     }
@@ -170,8 +171,8 @@ impl Server {
     /// Changes the polling of the request queues, and the coalescing of their calls: of running and of future ones.
     ///
     /// # Errors
-    /// When a worker has ended, or does not respond: it uses the new ones when it does. The others use them already. When a message of the
-    /// frontend waits for storage: nothing is changed.
+    /// When a worker has ended, or does not respond: it uses the new ones when it does. The others use them already.
+    /// When a message of the frontend waits for storage: nothing is changed.
     pub fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), String> {
         self.shared.disks.set_polling(poll, coalesce)
     }
@@ -208,8 +209,8 @@ impl Server {
         self.shared.gate.tracked()
     }
 
-    /// Starts to drain all queues and starts the drain timeout. [`stop`](Self::stop) waits for the requests in flight. Several servers can
-    /// drain at once.
+    /// Starts to drain all queues and starts the drain timeout. [`stop`](Self::stop) waits for the requests in flight.
+    /// Several servers can drain at once.
     pub fn begin_stop(&self) {
         self.shared.gate.stop();
         self.shared.stop_deadline.lock().get_or_insert_with(|| Instant::now() + self.drain_timeout);
@@ -219,8 +220,8 @@ impl Server {
         }
     }
 
-    /// Drains the queues, publishes completions and signals the calls, and only then closes the connection: a frontend takes the used rings
-    /// at that moment as final. Removes the socket.
+    /// Drains the queues, publishes completions and signals the calls, and only then closes the connection: a frontend
+    /// takes the used rings at that moment as final. Removes the socket.
     pub fn stop(&self) {
         if self.has_stopped.swap(true, Ordering::SeqCst) {
             return;

@@ -182,7 +182,8 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         self.gate.is_open() && self.inflight.as_ref().is_none_or(|region| region.acquire_fence())
     }
 
-    /// Waits for [`may_start`](Self::may_start), for the drain timeout at most. Returns false if it did not become true.
+    /// Waits for [`may_start`](Self::may_start), for the drain timeout at most. Returns false if it did not become
+    /// true.
     fn wait_for_start(&self) -> bool {
         let end = Instant::now() + self.options.drain_timeout;
         while !self.may_start() {
@@ -194,7 +195,8 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         true
     }
 
-    /// Stops all queues and waits for their requests in flight, for the drain timeout at most. Returns false if there are any.
+    /// Stops all queues and waits for their requests in flight, for the drain timeout at most. Returns false if there
+    /// are any.
     fn stop_all(&mut self) -> bool {
         self.vrings.iter_mut().for_each(|vring| vring.begin_drain(&self.options.name, false));
         self.wait_in_message(Self::wait_drained)
@@ -224,8 +226,8 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         if self.vrings.iter().all(Vring::is_stopped) { self.active.deactivate() } else { Ok(()) }
     }
 
-    /// Rejects a message because requests are still in flight. The frontend may be blocked on the reply, so the connection ends. The
-    /// queues continue to drain; those of the next frontend wait for that.
+    /// Rejects a message because requests are still in flight. The frontend may be blocked on the reply, so the
+    /// connection ends. The queues continue to drain; those of the next frontend wait for that.
     fn reject_late<T>(&mut self, message: &str) -> Result<T> {
         if self.gate.is_stopping() {
             return self.reject(format!("{message}: the daemon stops, and storage has not answered all requests"));

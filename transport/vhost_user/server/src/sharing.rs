@@ -1,9 +1,10 @@
 //! Detects guest memory that the VMM does not share. A VMM that maps it privately still passes the descriptors: then
 //! the backend never sees the guest's writes, the rings stay empty, and the guest's firmware hangs.
 //!
-//! The only sign is that the guest kicks while its rings are empty. A thread checks for this until the connection's first request; not for
-//! resumed rings, whose driver may be idle. QEMU kicks each queue once when it starts it (`virtio_bus_set_host_notifier` creates the
-//! eventfd with value 1), so one kick says nothing about the guest. Other VMMs (cloud-hypervisor) refuse private memory.
+//! The only sign is that the guest kicks while its rings are empty. A thread checks for this until the connection's
+//! first request; not for resumed rings, whose driver may be idle. QEMU kicks each queue once when it starts it
+//! (`virtio_bus_set_host_notifier` creates the eventfd with value 1), so one kick says nothing about the guest. Other
+//! VMMs (cloud-hypervisor) refuse private memory.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
@@ -25,8 +26,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Number of checks: two minutes, in which a guest boots.
 const MAX_CHECKS: u32 = 240;
 
-/// Consecutive checks with kicks and no request before the warning: a kick may be seen just before its request, and a driver that restarts
-/// just before its first one.
+/// Consecutive checks with kicks and no request before the warning: a kick may be seen just before its request, and a
+/// driver that restarts just before its first one.
 const SUSPECT_CHECKS: u32 = 8;
 
 /// Kicks of one queue since its start that include at least one of the guest's: the VMM's own is the first.
@@ -74,7 +75,8 @@ impl Drop for SharingMonitor {
 }
 
 impl SharingMonitor {
-    /// Starts to check a connection whose queues start at index 0. The first `control` queues are control queues, which are not checked.
+    /// Starts to check a connection whose queues start at index 0. The first `control` queues are control queues, which
+    /// are not checked.
     pub(crate) fn start(
         options: &Arc<ServerOptions>,
         stats: &Arc<StatsRegistry>,

@@ -234,7 +234,8 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         result
     }
 
-    /// Opens the ring at its last position: from the in-flight region's table if there is one, else from SET_VRING_BASE.
+    /// Opens the ring at its last position: from the in-flight region's table if there is one, else from
+    /// SET_VRING_BASE.
     fn open_ring<D>(&self, start: &StartParams<'_, D>) -> Result<DeviceRing, String> {
         let ring = self.resolve(start.memory, self.format)?;
         let base = self.base.unwrap_or(self.format.first_base());
@@ -287,7 +288,8 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         moved.unwrap_or_else(|gone| Err(gone.to_string()))
     }
 
-    /// Applies the dirty log to an attached queue and its requests. On return every later write is logged as `logging` says.
+    /// Applies the dirty log to an attached queue and its requests. On return every later write is logged as `logging`
+    /// says.
     pub(crate) fn apply_log(&self, logging: &DirtyLogging) -> Result<(), String> {
         let (Some(attached), Some(size)) = (&self.attached, self.size) else { return Ok(()) };
         let ring = logging
@@ -298,8 +300,9 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         applied.map_err(|gone| gone.to_string())
     }
 
-    /// Stops pulling requests. Requests parked at a stopped disk fail, and those that wait for a limit are served as it allows, unless
-    /// `resumes` (the driver continues with the next backend) and the in-flight region tracks them: then the next backend replays them.
+    /// Stops pulling requests. Requests parked at a stopped disk fail, and those that wait for a limit are served as it
+    /// allows, unless `resumes` (the driver continues with the next backend) and the in-flight region tracks them:
+    /// then the next backend replays them.
     pub(crate) fn begin_drain(&mut self, name: &str, resumes: bool) {
         let Some(attached) = self.attached.take() else { return };
         let drained = match resumes && self.tracked {

@@ -1,6 +1,6 @@
-//! Checks the interfaces of a real Xen that a backend and a frontend need, within one domain: xenstore over its socket and the kernel's
-//! node, grants, grant copies, event channels. Run it as root in a Xen domain, for example dom0. Prints `PASS` or `FAIL` with a reason for
-//! each check; the exit code is 1 if any has failed.
+//! Checks the interfaces of a real Xen that a backend and a frontend need, within one domain: xenstore over its socket
+//! and the kernel's node, grants, grant copies, event channels. Run it as root in a Xen domain, for example dom0.
+//! Prints `PASS` or `FAIL` with a reason for each check; the exit code is 1 if any has failed.
 #![forbid(unsafe_code)]
 
 use std::io::Write;

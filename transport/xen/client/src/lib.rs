@@ -1,5 +1,6 @@
-//! The Xen interfaces that a program in a domain uses: xenstore, grants, event channels. The trait [`Xen`] is a Xen host;
-//! [`connect_real`] is the machine's own, through xenstored and the kernel's device nodes. `transport/xen/simulation` is another one.
+//! The Xen interfaces that a program in a domain uses: xenstore, grants, event channels. The trait [`Xen`] is a Xen
+//! host; [`connect_real`] is the machine's own, through xenstored and the kernel's device nodes.
+//! `transport/xen/simulation` is another one.
 #![forbid(unsafe_code)]
 
 mod real;
@@ -61,8 +62,8 @@ pub trait Xen: Send + Sync {
 
     /// Returns true if mapped foreign pages may be pinned by the kernel (direct I/O) when this process is killed.
     ///
-    /// In a paravirtualized domain they may not: `gntdev` unmaps pinned pages later, by addresses of the dead process, and the kernel leaks
-    /// pages and grants (docs/design/0008-blkif.md).
+    /// In a paravirtualized domain they may not: `gntdev` unmaps pinned pages later, by addresses of the dead process,
+    /// and the kernel leaks pages and grants (docs/design/0008-blkif.md).
     fn pages_may_be_pinned(&self) -> bool;
 
     /// Opens access to the pages that domain `of` grants to this domain.
@@ -71,7 +72,8 @@ pub trait Xen: Send + Sync {
     /// When the node or socket is missing or refuses.
     fn grants(&self, of: DomainId) -> Result<Box<dyn GrantAccess>, XenError>;
 
-    /// Binds to a port that `remote` has allocated for this domain (EVTCHNOP_bind_interdomain). An event may be pending at once.
+    /// Binds to a port that `remote` has allocated for this domain (EVTCHNOP_bind_interdomain). An event may be pending
+    /// at once.
     ///
     /// # Errors
     /// When there is no such port, or it is for another domain.

@@ -10,7 +10,8 @@ use mqblk_xen_nodes::{EvtchnPort, GntdevAccess, GrantedPages};
 use crate::store::Xenstore;
 use crate::{EventPort, Port, SharedPages, Xen, XenError, vbd};
 
-/// Connects to the Xen that this domain runs on. Device nodes are opened on first use: a program that only uses xenstore needs none.
+/// Connects to the Xen that this domain runs on. Device nodes are opened on first use: a program that only uses
+/// xenstore needs none.
 ///
 /// # Errors
 /// When there is no xenstore (a machine without Xen), or it does not give the domain's number.

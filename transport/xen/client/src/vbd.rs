@@ -1,5 +1,5 @@
-//! Xenstore paths, keys and values of a virtual block device (vbd). Sources: Xen's `public/io/blkif.h`, `public/io/xenbus.h` and
-//! `docs/man/xen-vbd-interface.7`.
+//! Xenstore paths, keys and values of a virtual block device (vbd). Sources: Xen's `public/io/blkif.h`,
+//! `public/io/xenbus.h` and `docs/man/xen-vbd-interface.7`.
 
 use std::fmt;
 
@@ -111,8 +111,8 @@ const SD_MAJOR: u32 = 8 << 8;
 const HD_MAJOR: u32 = 3 << 8;
 const HD_SECOND_MAJOR: u32 = 22 << 8;
 
-/// Parses a vdev: a name (`xvda`, `xvdb1`, `sda`, `hdc2`, `d26p3` for disk 26, partition 3) or the number, decimal or as `0x...`.
-/// Source: `xen-vbd-interface.7`.
+/// Parses a vdev: a name (`xvda`, `xvdb1`, `sda`, `hdc2`, `d26p3` for disk 26, partition 3) or the number, decimal or
+/// as `0x...`. Source: `xen-vbd-interface.7`.
 ///
 /// # Errors
 /// When it is neither.
@@ -245,7 +245,8 @@ pub struct BackendPath<'a> {
 }
 
 impl<'a> BackendPath<'a> {
-    /// Parses a path; `None` if it is not below `backends` (a directory without a trailing `/`), or no toolstack would create it there.
+    /// Parses a path; `None` if it is not below `backends` (a directory without a trailing `/`), or no toolstack would
+    /// create it there.
     pub fn parse(path: &'a str, backends: &str) -> Option<BackendPath<'a>> {
         let mut parts = path.strip_prefix(backends)?.strip_prefix('/')?.splitn(3, '/');
         let front = DomainId(plain(parts.next()?)?.try_into().ok()?);

@@ -62,8 +62,8 @@ impl EventChannel for EvtchnPort {
     }
 
     fn take(&self) {
-        // Pending ports, 4 bytes each. Only one is bound, but it is listed again each time that it is unmasked before it
-        // is read.
+        // Pending ports, 4 bytes each. Only one is bound, but it is listed again each time that it is unmasked before
+        // it is read.
         let mut ports = [0; 64];
         match (&self.node).read(&mut ports) {
             Ok(0) => {}

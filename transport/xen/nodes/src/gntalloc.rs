@@ -21,8 +21,8 @@ impl GrantedPages {
     /// Grants `pages` zeroed pages to a domain. `writable`: the domain may write to them.
     ///
     /// # Errors
-    /// When the node cannot be opened, not enough grants are free, or the module's limit is reached (1024 pages per domain unless
-    /// raised).
+    /// When the node cannot be opened, not enough grants are free, or the module's limit is reached (1024 pages per
+    /// domain unless raised).
     pub fn new(with: DomainId, pages: u32, writable: bool) -> io::Result<GrantedPages> {
         let node = crate::open_node("gntalloc")?;
         let arena = PageArena::reserve(pages)?;
@@ -32,8 +32,8 @@ impl GrantedPages {
         let fixed = request.as_mut_ptr().cast::<AllocGrants>();
         // SAFETY: the fixed part is the first 16 bytes of `request`, which is aligned for it.
         unsafe { fixed.write(AllocGrants { domain: with.0, flags, count: pages, index: 0 }) };
-        // SAFETY: the kernel reads the fixed part, and writes its index and `pages` references of 4 bytes after it, all within
-        // `request`.
+        // SAFETY: the kernel reads the fixed part, and writes its index and `pages` references of 4 bytes after it, all
+        // within `request`.
         unsafe { ioctl_indirect(&node, fixed) }.map_err(|error| alloc_error(error, pages))?;
         let refs = request[2..].iter().flat_map(|word| split_u64(*word)).map(GrantRef).take(pages as usize).collect();
         let granted = GrantedPages { arena, refs, node, index: request[1] };
@@ -55,8 +55,8 @@ impl GrantedPages {
 impl Drop for GrantedPages {
     fn drop(&mut self) {
         let count = self.arena.pages();
-        // The kernel frees a page that is neither mapped here nor allocated in the node. Closing the node has the same effect, so
-        // errors are ignored.
+        // The kernel frees a page that is neither mapped here nor allocated in the node. Closing the node has the same
+        // effect, so errors are ignored.
         let _ = self.arena.map_zero_pages(PageSlot(0), count);
         let _ = ioctl(&self.node, &mut DeallocGrants { index: self.index, count, pad: 0 });
     }

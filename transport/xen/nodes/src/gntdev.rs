@@ -48,7 +48,8 @@ impl GntdevAccess {
         GntdevAccess { node, domain, mappings: HashMap::new(), segments: vec![], request: vec![] }
     }
 
-    /// Converts a copy to the kernel's form. `None` for an invalid range, for which the kernel would refuse the whole batch.
+    /// Converts a copy to the kernel's form. `None` for an invalid range, for which the kernel would refuse the whole
+    /// batch.
     fn copy_segment(&self, arena: &PageArena, copy: &GrantCopy) -> Option<CopySegment> {
         let inside = u32::from(copy.offset) + u32::from(copy.len) <= PAGE_BYTES;
         let address = arena.host_address(copy.slot, copy.slot_offset.into(), copy.len.into());
@@ -77,8 +78,8 @@ impl GntdevAccess {
             let DomainGrantRef { domain, gref } = DomainGrantRef { domain: self.domain.0.into(), gref: gref.0 };
             u64::from_ne_bytes(pack_u32s(domain, gref))
         }));
-        // SAFETY: the kernel reads the fixed part and `count` references of 8 bytes, all within `request`, and writes the index in
-        // the fixed part.
+        // SAFETY: the kernel reads the fixed part and `count` references of 8 bytes, all within `request`, and writes
+        // the index in the fixed part.
         unsafe { ioctl_indirect(&self.node, self.request.as_mut_ptr().cast::<MapGrants>())? };
         let mapped = GrantMapping { index: self.request[1], pages: count };
         if let Err(error) = arena.map_file(first, count, &self.node, mapped.index, writable) {
@@ -121,8 +122,8 @@ impl GrantAccess for GntdevAccess {
         }
         let count = u32::try_from(self.segments.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
         let mut request = CopyGrants { count, pad: 0, segments: self.segments.as_mut_ptr() };
-        // SAFETY: `segments` holds `count` segments, whose addresses are slots of the arena: always mapped, and accessed only as
-        // bytes that may change at any moment.
+        // SAFETY: `segments` holds `count` segments, whose addresses are slots of the arena: always mapped, and
+        // accessed only as bytes that may change at any moment.
         unsafe { ioctl_indirect(&self.node, &raw mut request)? };
         let done = copies.iter_mut().filter(|copy| copy.status != BAD_COPY_ARG);
         for (copy, segment) in done.zip(&self.segments) {

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Returns an ioctl's number: `_IOC(_IOC_NONE, kind, number, size)`. Source: `asm-generic/ioctl.h`, which x86 and arm use.
+/// Returns an ioctl's number: `_IOC(_IOC_NONE, kind, number, size)`. Source: `asm-generic/ioctl.h`, which x86 and arm
+/// use.
 pub(crate) const fn ioctl_number(kind: u8, number: u8, size: usize) -> u32 {
     (size as u32) << 16 | (kind as u32) << 8 | number as u32
 }
@@ -12,15 +13,16 @@ pub(crate) const fn ioctl_number(kind: u8, number: u8, size: usize) -> u32 {
 /// The fixed part of the argument of an ioctl of `gntdev`, `gntalloc` or `evtchn`.
 ///
 /// # Safety
-/// `NUMBER` is an ioctl that reads or writes no more than `Self` at the address of its argument, except memory that addresses and
-/// counts in `Self` refer to, for which the caller of [`ioctl_indirect`] is responsible.
+/// `NUMBER` is an ioctl that reads or writes no more than `Self` at the address of its argument, except memory that
+/// addresses and counts in `Self` refer to, for which the caller of [`ioctl_indirect`] is responsible.
 pub(crate) unsafe trait IoctlArgument {
     const NUMBER: u32;
 }
 
 /// Executes an ioctl whose argument is all in `argument`. Returns the result, which is not negative.
 pub(crate) fn ioctl<T: IoctlArgument + SelfContained>(node: &File, argument: &mut T) -> io::Result<u32> {
-    // SAFETY: the ioctl accesses `argument` alone, as `SelfContained` and `IoctlArgument` guarantee; it is borrowed for the call.
+    // SAFETY: the ioctl accesses `argument` alone, as `SelfContained` and `IoctlArgument` guarantee; it is borrowed for
+    // the call.
     unsafe { raw_ioctl(node, T::NUMBER, std::ptr::from_mut(argument).cast()) }
 }
 
@@ -33,8 +35,8 @@ pub(crate) unsafe trait SelfContained {}
 /// Executes an ioctl whose argument extends beyond, or points outside, its fixed part `T`.
 ///
 /// # Safety
-/// All memory that the argument's counts and addresses let the kernel read or write must be readable or writable memory of this process
-/// during the call, which nothing else accesses meanwhile except by raw copies.
+/// All memory that the argument's counts and addresses let the kernel read or write must be readable or writable memory
+/// of this process during the call, which nothing else accesses meanwhile except by raw copies.
 pub(crate) unsafe fn ioctl_indirect<T: IoctlArgument>(node: &File, argument: *mut T) -> io::Result<u32> {
     // SAFETY: guaranteed by the caller.
     unsafe { raw_ioctl(node, T::NUMBER, argument.cast()) }

@@ -1,8 +1,8 @@
-//! Xen's device nodes: `gntdev` (pages that other domains grant), `gntalloc` (pages granted to other domains), `evtchn` (event channels).
-//! They are opened on use; a host without Xen has none of them.
+//! Xen's device nodes: `gntdev` (pages that other domains grant), `gntalloc` (pages granted to other domains), `evtchn`
+//! (event channels). They are opened on use; a host without Xen has none of them.
 //!
-//! `unsafe` is needed because these interfaces are ioctls whose arguments hold addresses. Source: Linux's `xen/gntdev.h`,
-//! `xen/gntalloc.h` and `xen/evtchn.h`.
+//! `unsafe` is needed because these interfaces are ioctls whose arguments hold addresses. Source: Linux's
+//! `xen/gntdev.h`, `xen/gntalloc.h` and `xen/evtchn.h`.
 
 mod evtchn;
 mod gntalloc;

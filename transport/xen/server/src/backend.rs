@@ -1,4 +1,5 @@
-//! The thread that watches xenstore for devices. It only observes and decides; slow work is done on a thread per device.
+//! The thread that watches xenstore for devices. It only observes and decides; slow work is done on a thread per
+//! device.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -34,7 +35,8 @@ use crate::resize_key::RESIZE_KEY;
 use crate::state_machine::{DevicePhase, next_transition};
 use crate::storage::Opener;
 
-/// The default of [`BackendOptions::rate_limit`]. A device that starts and ends needs about ten checks; a flooding guest gets 100 a second.
+/// The default of [`BackendOptions::rate_limit`]. A device that starts and ends needs about ten checks; a flooding
+/// guest gets 100 a second.
 pub const DEVICE_CHECKS: RateLimit = RateLimit { burst: 200, per_second: 100 };
 /// Maximum of devices. Only a toolstack creates devices.
 const MAX_DEVICES: usize = 4096;
@@ -61,8 +63,8 @@ pub struct BackendOptions {
     pub opener: Arc<dyn Opener>,
     /// Budget of mapped pages of other domains, over all disks.
     pub budget: Arc<GrantBudget>,
-    /// Directory of the journals. `None`: no journals; rings that were in use when the process was killed are resumed from their
-    /// content.
+    /// Directory of the journals. `None`: no journals; rings that were in use when the process was killed are resumed
+    /// from their content.
     pub journal_dir: Option<PathBuf>,
     /// True if the backend serves every device of the type: no other process may do the same with this journal
     /// directory.
@@ -149,8 +151,9 @@ impl Backend {
         self.wakeup.signal();
     }
 
-    /// Detaches all rings and closes the disks. Xenstore is unchanged: frontends notice nothing, and the next process resumes the
-    /// rings. Requests that storage has not completed within the drain timeout are left to it; so are disks whose flush takes as long again.
+    /// Detaches all rings and closes the disks. Xenstore is unchanged: frontends notice nothing, and the next process
+    /// resumes the rings. Requests that storage has not completed within the drain timeout are left to it; so are
+    /// disks whose flush takes as long again.
     pub fn stop(&self) {
         let Some(ended) = self.thread.lock().take() else { return };
         self.begin_stop();

@@ -49,7 +49,8 @@ pub(crate) struct BackendShared {
 }
 
 impl BackendShared {
-    /// Returns when a stop ends its wait for flushes, and so all its waits for storage. One that has not begun begins now.
+    /// Returns when a stop ends its wait for flushes, and so all its waits for storage. One that has not begun begins
+    /// now.
     pub(crate) fn stop_end(&self) -> Instant {
         self.drain_end().unwrap_or_else(Instant::now) + self.drain_timeout
     }
@@ -141,8 +142,8 @@ pub(crate) enum DeviceTask {
     Resize(String),
     /// Detach the rings and close the disk because the process ends. Xenstore and journals stay for the next process.
     Stop,
-    /// Leave the device to another process, which has the same storage open: as [`Stop`](Self::Stop), without a limit of the time and without a
-    /// flush.
+    /// Leave the device to another process, which has the same storage open: as [`Stop`](Self::Stop), without a limit
+    /// of the time and without a flush.
     Leave,
 }
 
@@ -205,7 +206,8 @@ impl Device {
         self.open_disk.is_some()
     }
 
-    /// Returns true if the next process finds its requests in flight in journals, and knows by its lock when they have ended.
+    /// Returns true if the next process finds its requests in flight in journals, and knows by its lock when they have
+    /// ended.
     pub(crate) fn is_journaled(&self, shared: &BackendShared) -> bool {
         let journals = |opened: &OpenDisk| opened.backing.settings.journal;
         shared.journal_dir.is_some() && self.open_disk.as_ref().is_none_or(journals)
@@ -373,7 +375,8 @@ impl Device {
         format!("{}/{key}", self.backend_path)
     }
 
-    /// Returns true if the directory is the one that was discovered. One that was removed and created again has a toolstack's state 1.
+    /// Returns true if the directory is the one that was discovered. One that was removed and created again has a
+    /// toolstack's state 1.
     fn is_same_device(&self, transaction: &mut Transaction<'_>, state: &str) -> Result<bool, XenstoreError> {
         if XenbusState::parse(Some(state)) != XenbusState::Initialising {
             return Ok(true);
@@ -381,8 +384,8 @@ impl Device {
         Ok(!self.state_written && transaction.read(&self.key_path(keys::PARAMS))? == self.params)
     }
 
-    /// Writes keys and a state in one transaction. Does not create a directory that is gone, nor write to one that was created again,
-    /// nor overwrite the state of a toolstack that removes the device.
+    /// Writes keys and a state in one transaction. Does not create a directory that is gone, nor write to one that was
+    /// created again, nor overwrite the state of a toolstack that removes the device.
     fn write_state(&mut self, store: &mut Xenstore, state: XenbusState, pairs: &[KeyValue]) -> Result<(), EffectError> {
         let exists = store.transaction(|transaction| {
             let Some(now) = transaction.read(&self.key_path(keys::STATE))? else { return Ok(false) };
@@ -490,7 +493,8 @@ impl Device {
         }
     }
 
-    /// Detaches the rings. `journals`: directory from which their journals are removed; `None`: the next process resumes the rings.
+    /// Detaches the rings. `journals`: directory from which their journals are removed; `None`: the next process
+    /// resumes the rings.
     fn detach_rings(&mut self, shared: &BackendShared, journals: Option<&JournalDir>) {
         let Some(opened) = &self.open_disk else { return };
         let resumes = journals.is_none() && self.is_journaled(shared);

@@ -1,9 +1,9 @@
 //! The lock of a device: its holder is the process that acts on it.
 //!
-//! A process holds it from its first action on a device until the device has no rings and no open storage. Each worker that serves a ring has the
-//! file in its io_uring's table of registered files, which the kernel frees only after all requests of that io_uring have ended. So the
-//! next holder of the lock knows that no other process acts on the device, and that the kernel has no request of an earlier holder, killed
-//! or not, in flight.
+//! A process holds it from its first action on a device until the device has no rings and no open storage. Each worker
+//! that serves a ring has the file in its io_uring's table of registered files, which the kernel frees only after all
+//! requests of that io_uring have ended. So the next holder of the lock knows that no other process acts on the device,
+//! and that the kernel has no request of an earlier holder, killed or not, in flight.
 
 use std::fs::File;
 use std::io;

@@ -72,8 +72,8 @@ impl DeviceStats {
         self.rings.lock()
     }
 
-    /// Returns the statistics of each ring since the disk was opened, from the workers' statistics. `None` if a ring was attached or
-    /// detached while these were read: read them again.
+    /// Returns the statistics of each ring since the disk was opened, from the workers' statistics. `None` if a ring
+    /// was attached or detached while these were read: read them again.
     pub fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         self.registry.report(workers)
     }
@@ -121,8 +121,8 @@ impl DeviceStats {
         served.handles.iter().try_for_each(|handle| handle.set_polling(poll, coalesce))
     }
 
-    /// Moves a ring to another worker (modulo their number) while the guest uses it, unless its requests in flight take longer than
-    /// `timeout`. It begins there from now on, also when the guest connects again.
+    /// Moves a ring to another worker (modulo their number) while the guest uses it, unless its requests in flight take
+    /// longer than `timeout`. It begins there from now on, also when the guest connects again.
     ///
     /// # Errors
     /// When the other worker refuses the ring, which is served by its former one again.
@@ -255,8 +255,8 @@ impl DeviceStats {
         DetachResult { rings: count, is_frozen }
     }
 
-    /// Waits for a drain. `None`: requests are still in flight at the deadline; the queue is frozen, and this process never completes
-    /// them.
+    /// Waits for a drain. `None`: requests are still in flight at the deadline; the queue is frozen, and this process
+    /// never completes them.
     fn wait_drained(
         &self,
         index: u16,

@@ -152,7 +152,8 @@ impl RingKeys {
         for page in 0..size.pages {
             let numbered = format!("{prefix}{}", keys::ring_ref(page));
             let plain = format!("{prefix}{}", keys::RING_REF);
-            // One page: `ring-ref` if the number of pages is not published, else `ring-ref0`; the other one is the fallback.
+            // One page: `ring-ref` if the number of pages is not published, else `ring-ref0`; the other one is the
+            // fallback.
             let names = match (size.pages, size.explicit) {
                 (1, false) => vec![plain, numbered],
                 (1, true) => vec![numbered, plain],

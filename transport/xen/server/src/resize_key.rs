@@ -3,8 +3,8 @@
 use mqblk_core::Resize;
 use mqblk_core::settings::parse_size;
 
-/// Key in the backend's directory that requests a resize: a size such as `10G`, or `now` for the size of the storage. The suffix
-/// `,shrink` permits a smaller size. Removed when the resize is done.
+/// Key in the backend's directory that requests a resize: a size such as `10G`, or `now` for the size of the storage.
+/// The suffix `,shrink` permits a smaller size. Removed when the resize is done.
 pub(crate) const RESIZE_KEY: &str = "resize";
 /// Key with the error of a failed resize.
 pub(crate) const RESIZE_ERROR_KEY: &str = "resize-error";

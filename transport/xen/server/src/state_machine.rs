@@ -1,7 +1,7 @@
 //! The state machine of a device: decides the next transition from the states of both ends. Pure: it executes nothing.
 //!
-//! Decisions depend on the current content of xenstore, not on the content of events, so any number of changes may coalesce.
-//! Source: Xen's `public/io/blkif.h` and `xenbus.h`; where they are silent, Linux's xen-blkback.
+//! Decisions depend on the current content of xenstore, not on the content of events, so any number of changes may
+//! coalesce. Source: Xen's `public/io/blkif.h` and `xenbus.h`; where they are silent, Linux's xen-blkback.
 
 use mqblk_xen::vbd::XenbusState;
 
@@ -69,8 +69,8 @@ pub(crate) enum Effect {
     OpenStorage,
     /// Write the keys that a frontend needs before it publishes rings, together with state 2.
     WriteOffer,
-    /// Read the frontend's keys, and attach its rings to workers. `resume`: an earlier process served them, and its journals
-    /// hold the requests without a response.
+    /// Read the frontend's keys, and attach its rings to workers. `resume`: an earlier process served them, and its
+    /// journals hold the requests without a response.
     Connect {
         /// True if an earlier process served the rings.
         resume: bool,

@@ -30,8 +30,9 @@ impl SteppedBackend {
         Ok(SteppedBackend { watcher, store, drain_timeout })
     }
 
-    /// Handles all changes that precede the call, and those that the devices make meanwhile. Returns true if nothing is left to do; false
-    /// if a turn is repeated later, because a device has used up its rate limit, or after `turns` turns.
+    /// Handles all changes that precede the call, and those that the devices make meanwhile. Returns true if nothing is
+    /// left to do; false if a turn is repeated later, because a device has used up its rate limit, or after `turns`
+    /// turns.
     ///
     /// # Errors
     /// When xenstore refuses.

@@ -110,8 +110,8 @@ impl WatcherFixture {
     }
 }
 
-/// A toolstack removes a device and creates another of the same number while the first one's disk is being opened. The result must
-/// not be written to the second one.
+/// A toolstack removes a device and creates another of the same number while the first one's disk is being opened. The
+/// result must not be written to the second one.
 #[test]
 fn a_recreated_device_is_not_written_to_by_its_predecessor() {
     let dir = tempfile::tempdir().unwrap();
@@ -129,7 +129,8 @@ fn a_recreated_device_is_not_written_to_by_its_predecessor() {
     assert_eq!(stage.store.read(&error).unwrap().as_deref(), Some("19 no mqblk:second here"));
 }
 
-/// A frontend may close before the backend has seen its device. The backend closes too; it is done with the device after a few checks.
+/// A frontend may close before the backend has seen its device. The backend closes too; it is done with the device
+/// after a few checks.
 #[test]
 fn a_frontend_that_is_closed_before_its_device_is_discovered_closes_the_backend() {
     let dir = tempfile::tempdir().unwrap();
@@ -220,7 +221,8 @@ fn a_slow_disk_blocks_no_other_device() {
     stage.wait_state(51712, "5");
 }
 
-/// A guest that writes as fast as it can is checked no more often than its rate limit allows, and other devices are checked too.
+/// A guest that writes as fast as it can is checked no more often than its rate limit allows, and other devices are
+/// checked too.
 #[test]
 fn a_flood_causes_a_bounded_number_of_checks() {
     let pace = RateLimit { burst: 10, per_second: 20 };

@@ -1,5 +1,6 @@
-//! The machine's event channels. A channel has two ends; each is open (a domain has a port for it) or closed, and only the domain that a
-//! closed end belongs to may bind to it. This is as in Xen: a port whose remote end closes becomes unbound again, for the same domain.
+//! The machine's event channels. A channel has two ends; each is open (a domain has a port for it) or closed, and only
+//! the domain that a closed end belongs to may bind to it. This is as in Xen: a port whose remote end closes becomes
+//! unbound again, for the same domain.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;

@@ -72,7 +72,8 @@ impl DomainInstance {
         !self.alive && self.mapped_pages.is_empty()
     }
 
-    /// Records a mapping of pages by `domain` and returns their frames. `None`, and nothing is mapped, unless it may map all of them.
+    /// Records a mapping of pages by `domain` and returns their frames. `None`, and nothing is mapped, unless it may
+    /// map all of them.
     pub(super) fn map(&mut self, domain: DomainId, writable: bool, refs: &[GrantRef]) -> Option<Vec<u32>> {
         let allowed = |gref: &GrantRef| {
             let entry = self.memory.entry(gref.0).filter(|entry| entry.with == domain && (entry.writable || !writable));

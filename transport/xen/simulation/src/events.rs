@@ -1,20 +1,23 @@
 //! An end of an event channel.
 //!
-//! Each direction has a word in the machine's shared info with two bits, as Xen has for each port, and an eventfd that the receiver
-//! polls:
+//! Each direction has a word in the machine's shared info with two bits, as Xen has for each port, and an eventfd that
+//! the receiver polls:
 //!
-//! * `notify` sets *pending*; if it was clear and the port is not masked, it signals the eventfd. Events sent before the pending one is
-//!   taken are merged with it, and a masked port costs its receiver nothing.
-//! * `take` empties the eventfd and, if an event is pending, sets *masked* and clears *pending*: the descriptor is not readable any more.
+//! * `notify` sets *pending*; if it was clear and the port is not masked, it signals the eventfd. Events sent before
+//!   the pending one is taken are merged with it, and a masked port costs its receiver nothing.
+//! * `take` empties the eventfd and, if an event is pending, sets *masked* and clears *pending*: the descriptor is not
+//!   readable any more.
 //! * `unmask` clears *masked*; if an event is pending it signals the eventfd of its own end: the event is delivered.
 //!
-//! No event is lost: each step is one atomic operation on one word, so all steps are ordered. A `notify` that finds *pending* set
-//! follows one that has signalled or will signal, or precedes an `unmask` that sees the bit; one that finds *masked* set precedes the
-//! `unmask` that sees *pending*. After `take` the receiver sees everything written before every event that it took. If a sender is
-//! killed between the bit and the signal, the machine signals when it closes the sender's port.
+//! No event is lost: each step is one atomic operation on one word, so all steps are ordered. A `notify` that finds
+//! *pending* set follows one that has signalled or will signal, or precedes an `unmask` that sees the bit; one that
+//! finds *masked* set precedes the `unmask` that sees *pending*. After `take` the receiver sees everything written
+//! before every event that it took. If a sender is killed between the bit and the signal, the machine signals when it
+//! closes the sender's port.
 //!
-//! Spurious events are possible: when the receiver takes an event while its sender is between the bit and the signal, the descriptor
-//! becomes readable later, also while masked, with nothing pending. A real channel has spurious events too, and `take` clears them.
+//! Spurious events are possible: when the receiver takes an event while its sender is between the bit and the signal,
+//! the descriptor becomes readable later, also while masked, with nothing pending. A real channel has spurious events
+//! too, and `take` clears them.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -58,8 +61,8 @@ impl EventChannel for SimulatedPort {
 
     fn take(&self) {
         let mut count = [0; 8];
-        // The eventfd before the bit: in the other order an event in between would lose its signal and keep its bit. The read fails only
-        // if the eventfd is not signalled.
+        // The eventfd before the bit: in the other order an event in between would lose its signal and keep its bit.
+        // The read fails only if the eventfd is not signalled.
         let _ = rustix::io::retry_on_intr(|| rustix::io::read(&self.local_event, &mut count));
         let state = self.incoming.word(event_word::STATE);
         if state.load(Ordering::SeqCst) & event_word::PENDING != 0 {

@@ -1,8 +1,8 @@
 //! A ring's access to the pages of another domain.
 //!
-//! The caller copies by itself: it reads the domain's grant table in shared memory and copies between the domain's memory and the arena,
-//! both of which are mapped. No message, no system call, no lock. The machine makes mappings by hypercall, records them, and ends them
-//! with the program's connection.
+//! The caller copies by itself: it reads the domain's grant table in shared memory and copies between the domain's
+//! memory and the arena, both of which are mapped. No message, no system call, no lock. The machine makes mappings by
+//! hypercall, records them, and ends them with the program's connection.
 
 use std::collections::HashMap;
 use std::io;
@@ -26,7 +26,8 @@ struct Mapping {
     pages: u32,
 }
 
-/// Access to one domain's grants. When it is dropped the machine counts its mappings as unmapped; the slots keep the pages until cleared.
+/// Access to one domain's grants. When it is dropped the machine counts its mappings as unmapped; the slots keep the
+/// pages until cleared.
 pub(super) struct SimulatedGrants {
     of: DomainId,
     own: DomainId,
@@ -104,8 +105,9 @@ fn copy_one(foreign: &ForeignDomain, own: DomainId, arena: &PageArena, copy: &Gr
 }
 
 impl GrantAccess for SimulatedGrants {
-    /// Copies as `/dev/xen/gntdev` does: a copy that crosses its page or leaves the arena fails the whole call and nothing is copied; a
-    /// copy of no bytes always succeeds; an unknown domain or reference, or a wrong direction, is the status of that copy.
+    /// Copies as `/dev/xen/gntdev` does: a copy that crosses its page or leaves the arena fails the whole call and
+    /// nothing is copied; a copy of no bytes always succeeds; an unknown domain or reference, or a wrong direction,
+    /// is the status of that copy.
     fn copy(&mut self, arena: &PageArena, copies: &mut [GrantCopy]) -> io::Result<()> {
         if !copies.iter().all(|copy| is_inside(arena, copy)) {
             return Err(Errno::INVAL.into());

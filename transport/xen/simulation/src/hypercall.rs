@@ -1,5 +1,5 @@
-//! Hypercalls from a program to the machine: messages of 32-bit words over a SOCK_SEQPACKET socket, with descriptors in some results.
-//! Both ends are from one build, so there is no version; an invalid message ends the connection.
+//! Hypercalls from a program to the machine: messages of 32-bit words over a SOCK_SEQPACKET socket, with descriptors in
+//! some results. Both ends are from one build, so there is no version; an invalid message ends the connection.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -41,7 +41,8 @@ pub(super) enum Hypercall {
     UnsharePages { share: u32 },
     /// Result: as for `BindInterdomain`.
     AllocUnbound { remote: DomainId },
-    /// Result: the local port, the lines of outgoing and incoming events; descriptors: the local and the remote eventfd.
+    /// Result: the local port, the lines of outgoing and incoming events; descriptors: the local and the remote
+    /// eventfd.
     BindInterdomain { remote: DomainId, port: Port },
     /// Closes the local end.
     ClosePort { port: Port },

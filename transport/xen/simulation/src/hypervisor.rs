@@ -40,7 +40,8 @@ struct Connection {
     next: u32,
 }
 
-/// Number of a connection. No other has it later: a destroyed domain's connections end before the threads that serve them.
+/// Number of a connection. No other has it later: a destroyed domain's connections end before the threads that serve
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct ConnectionId(u64);
 
@@ -304,7 +305,8 @@ impl Hypervisor {
         all
     }
 
-    /// Returns the numbers of one domain: its mapped pages, the foreign pages that it has mapped, its grants, its ports.
+    /// Returns the numbers of one domain: its mapped pages, the foreign pages that it has mapped, its grants, its
+    /// ports.
     pub(super) fn domain_stats(&self, id: DomainId) -> Option<[u64; 4]> {
         let tenant = self.instances.get(self.live_domains.get(&id)?)?;
         let ports = self.channels.open_ports(Some(id));

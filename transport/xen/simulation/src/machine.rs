@@ -96,8 +96,9 @@ impl Machine {
         self.shared.create_domain(id)
     }
 
-    /// Destroys a domain: ends its programs' connections, frees its pages, ports and xenstore nodes, and fires `@releaseDomain`. Pages
-    /// that other domains have mapped are freed when they unmap them. Returns false if there is no such domain, or it is domain 0.
+    /// Destroys a domain: ends its programs' connections, frees its pages, ports and xenstore nodes, and fires
+    /// `@releaseDomain`. Pages that other domains have mapped are freed when they unmap them. Returns false if
+    /// there is no such domain, or it is domain 0.
     pub fn destroy_domain(&self, id: DomainId) -> bool {
         let _guard = lock(&self.shared.lifecycle);
         let destroyed = id != DomainId(0) && self.shared.hypervisor().destroy_domain(id);
@@ -138,12 +139,14 @@ impl Machine {
         self.shared.hypervisor().fail_next_maps(calls);
     }
 
-    /// Makes each map call of this grant fail, or ends that. Returns false if there is no such grant, or no failure to end.
+    /// Makes each map call of this grant fail, or ends that. Returns false if there is no such grant, or no failure to
+    /// end.
     pub fn set_map_failure(&self, id: DomainId, gref: GrantRef, fail: bool) -> bool {
         self.shared.hypervisor().set_map_failure(id, gref, fail)
     }
 
-    /// Makes each copy to or from this grant fail with `status`; `OKAY` ends that. Returns false if there is no such grant.
+    /// Makes each copy to or from this grant fail with `status`; `OKAY` ends that. Returns false if there is no such
+    /// grant.
     pub fn set_copy_failure(&self, id: DomainId, gref: GrantRef, status: GrantStatus) -> bool {
         self.shared.hypervisor().set_copy_failure(id, gref, status)
     }

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// Free numbers. Each search starts where the last one ended (next fit), so a freed number is reused late: a test detects a use after free.
+/// Free numbers. Each search starts where the last one ended (next fit), so a freed number is reused late: a test
+/// detects a use after free.
 #[derive(Debug)]
 pub(super) struct RangeAllocator {
     /// Start and length of each free range. No two are adjacent.

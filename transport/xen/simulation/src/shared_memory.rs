@@ -1,5 +1,5 @@
-//! Memory shared by domains and the machine: each domain's grant table, and the shared info (counters and the state of event channels).
-//! With it a copy and an event need no message.
+//! Memory shared by domains and the machine: each domain's grant table, and the shared info (counters and the state of
+//! event channels). With it a copy and an event need no message.
 
 use std::fs::File;
 use std::io;
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mqblk_memory::{DomainId, GrantStatus, GuestAddress, GuestMemory, PAGE_BYTES, Region, SharedWords, UserAddress};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-/// The lowest allocated grant reference: Xen reserves lower ones (`GNTTAB_NR_RESERVED_ENTRIES`). Word 0 of a table is 1 while its domain
-/// is alive.
+/// The lowest allocated grant reference: Xen reserves lower ones (`GNTTAB_NR_RESERVED_ENTRIES`). Word 0 of a table is 1
+/// while its domain is alive.
 pub(super) const FIRST_REF: u32 = 8;
 
 /// Creates a sealed memfd: no process can truncate what others have mapped.
@@ -47,7 +47,8 @@ pub(super) struct GrantEntry {
     pub injected: GrantStatus,
 }
 
-/// Bit 0: valid. Bit 1: writable. Bits 8 to 15: the injected status, negated. 16 to 31: the domain. 32 to 63: the frame.
+/// Bit 0: valid. Bit 1: writable. Bits 8 to 15: the injected status, negated. 16 to 31: the domain. 32 to 63: the
+/// frame.
 impl GrantEntry {
     pub(super) fn encode(self) -> u64 {
         let status = u64::from(self.injected.0.unsigned_abs().min(0xff));
@@ -166,7 +167,8 @@ pub(super) mod event_word {
     pub(crate) const MASKED: u64 = 2;
 }
 
-/// The machine's shared info: a line of counters for each connection, and two lines, one per direction, for each event channel.
+/// The machine's shared info: a line of counters for each connection, and two lines, one per direction, for each event
+/// channel.
 #[derive(Debug)]
 pub(super) struct SharedInfo(SharedWords);
 

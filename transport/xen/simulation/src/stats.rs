@@ -46,6 +46,7 @@ pub struct MachineStats {
     pub live_grants: u64,
     /// Current open ports.
     pub open_ports: u64,
-    /// Current connections: one for each [`Xen`](mqblk_xen::Xen) and one for each [`GrantAccess`](mqblk_memory::GrantAccess).
+    /// Current connections: one for each [`Xen`](mqblk_xen::Xen) and one for each
+    /// [`GrantAccess`](mqblk_memory::GrantAccess).
     pub connections: u64,
 }

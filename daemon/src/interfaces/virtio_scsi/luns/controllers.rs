@@ -116,8 +116,8 @@ impl Luns {
         Ok((if source == ChangeSource::RunTime { keys.added() } else { keys }, claims))
     }
 
-    /// Removes a controller with its LUNs: waits for its requests in flight, flushes and closes the storage that no other LUN uses, and
-    /// removes its socket. `None`: there is no such controller.
+    /// Removes a controller with its LUNs: waits for its requests in flight, flushes and closes the storage that no
+    /// other LUN uses, and removes its socket. `None`: there is no such controller.
     pub(crate) fn remove_controller(
         &self,
         id: &str,

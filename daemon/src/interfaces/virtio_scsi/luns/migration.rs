@@ -1,4 +1,5 @@
-//! The LUNs of a controller in the migration state of its guest: their addresses, and the settings of those added at run time.
+//! The LUNs of a controller in the migration state of its guest: their addresses, and the settings of those added at
+//! run time.
 //!
 //! A VMM sends the state, and it is not trusted with the host's files. A LUN is opened only if the destination's
 //! operator has set a directory for this (`incoming-luns=`), and only if the real paths of all its files are in that

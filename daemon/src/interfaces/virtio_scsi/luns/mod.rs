@@ -1,7 +1,7 @@
 //! The LUNs of all controllers, including those added and removed at run time.
 //!
-//! The table is locked for short times only. Slow steps (opening storage, waiting for commands) run without the lock, while the LUN's entry
-//! reserves its address and names.
+//! The table is locked for short times only. Slow steps (opening storage, waiting for commands) run without the lock,
+//! while the LUN's entry reserves its address and names.
 
 mod controllers;
 mod lun;
@@ -339,7 +339,8 @@ impl Luns {
         self.changed.notify_all();
     }
 
-    /// Resizes the logical unit of a LUN; without a size, adopts the current size of its storage. Notifies the guests of all its LUNs.
+    /// Resizes the logical unit of a LUN; without a size, adopts the current size of its storage. Notifies the guests
+    /// of all its LUNs.
     ///
     /// # Errors
     /// If there is no such LUN, or its storage cannot have that size.

@@ -18,7 +18,8 @@ fn empty_file() -> File {
     create_memfd("journal", 0).unwrap()
 }
 
-/// Creates a journal file with requests in flight and a batch whose publish is interrupted. Returns it and the ring's index.
+/// Creates a journal file with requests in flight and a batch whose publish is interrupted. Returns it and the ring's
+/// index.
 fn busy_file() -> (File, u32) {
     let file = empty_file();
     let start = 0_u32.wrapping_sub(7);

@@ -1,5 +1,5 @@
-//! Crash consistency: every store that a process makes to its journal and ring is recorded, and after each of them a new process resumes
-//! from the state at that moment.
+//! Crash consistency: every store that a process makes to its journal and ring is recorded, and after each of them a
+//! new process resumes from the state at that moment.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -149,7 +149,8 @@ impl CrashState {
         Ok((process, stores))
     }
 
-    /// Checks that a process that resumes from this state executes each waiting request exactly once. Returns the stores of the resume.
+    /// Checks that a process that resumes from this state executes each waiting request exactly once. Returns the
+    /// stores of the resume.
     fn check(&self) -> Result<Vec<Store>, String> {
         let (process, stores) = self.resume(0).map_err(|why| why.to_string())?;
         if process.put != self.visible {
@@ -284,14 +285,16 @@ fn check_each(world: &CrashState, stores: &[Store], keep: &[usize]) -> Vec<Crash
     kept
 }
 
-/// Runs a process that is killed after each of its stores; then others from some of these states, whose resume is killed too.
+/// Runs a process that is killed after each of its stores; then others from some of these states, whose resume is
+/// killed too.
 fn run_with_kills(entries: u16, start: u32, seed: u64, steps: u32, depth: u32) {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut process = Process::new(entries, start, seed);
     let mut before = process.world.clone();
     for generation in 0..depth {
         let stores = process.run(steps);
-        // Any moment, but more often than others the rare one at which a batch is published and not recorded as published.
+        // Any moment, but more often than others the rare one at which a batch is published and not recorded as
+        // published.
         let publishes: Vec<_> = (0..stores.len()).filter(|at| matches!(stores[*at], Store::Index(_))).collect();
         let any = publishes.is_empty() || random.random_ratio(2, 3);
         let moment =
@@ -341,7 +344,8 @@ fn a_resume_may_be_killed_repeatedly() {
     assert!(kills > 1000, "{kills}");
 }
 
-/// Swaps each pair of adjacent stores that `pick` selects. Returns the number of pairs, and of unrecoverable intermediate states.
+/// Swaps each pair of adjacent stores that `pick` selects. Returns the number of pairs, and of unrecoverable
+/// intermediate states.
 fn swap_stores(entries: u16, steps: u32, pick: impl Fn(&Store, &Store) -> bool) -> (usize, usize) {
     let (mut pairs, mut losses) = (0, 0);
     for seed in 0..10 {

@@ -115,6 +115,7 @@ pub(crate) struct DrainedState {
     pub(crate) bases: Vec<u32>,
     /// The driver's configuration ([`VirtioDevice::config_bits`](mqblk_virtio::VirtioDevice::config_bits)).
     pub(crate) config_bits: u64,
-    /// The device's state ([`VirtioDevice::save_state`](mqblk_virtio::VirtioDevice::save_state)), once the driver has started it.
+    /// The device's state ([`VirtioDevice::save_state`](mqblk_virtio::VirtioDevice::save_state)), once the driver has
+    /// started it.
     pub(crate) device: Option<Box<RawValue>>,
 }

@@ -31,7 +31,8 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
     /// Saves the frontend's setup, except the positions of its queues.
     ///
     /// # Errors
-    /// When the connection cannot be handed over now: the guest is being migrated, or the process is out of descriptors.
+    /// When the connection cannot be handed over now: the guest is being migrated, or the process is out of
+    /// descriptors.
     pub(crate) fn save_connection(
         &self,
         socket: &impl AsFd,

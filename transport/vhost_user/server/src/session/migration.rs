@@ -44,8 +44,8 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
     }
 }
 
-/// Completes the transfer before CHECK_DEVICE_STATE is handled, and applies a loaded state. Waits for the transfer at most the drain
-/// timeout.
+/// Completes the transfer before CHECK_DEVICE_STATE is handled, and applies a loaded state. Waits for the transfer at
+/// most the drain timeout.
 pub(crate) fn finish_transfer<D: VirtioDevice<UringContext>>(session: &Mutex<Session<D>>) {
     let (transfer, device, options) = {
         let mut session = lock_session(session);

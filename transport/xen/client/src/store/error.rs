@@ -29,8 +29,8 @@ pub enum XenstoreErrorKind {
     /// The transaction conflicted with other writers in each of this many attempts.
     #[error("others changed what the transaction had read, in each of {0} attempts")]
     Conflicts(u32),
-    /// The connection is lost: the server violated the protocol, did not reply in time, or closed it. All later calls fail too;
-    /// transactions and watches are lost with it.
+    /// The connection is lost: the server violated the protocol, did not reply in time, or closed it. All later calls
+    /// fail too; transactions and watches are lost with it.
     #[error("the connection is lost: {0}")]
     Lost(String),
     /// A system call failed.

@@ -1,7 +1,8 @@
 //! A bounded queue of watch events.
 //!
-//! A guest may write below a watched path at any rate (XSA-349): an event that is already queued is not queued again, and beyond
-//! [`PATHS_PER_WATCH`] different paths of one watch further ones are merged into one event for the watched path itself.
+//! A guest may write below a watched path at any rate (XSA-349): an event that is already queued is not queued again,
+//! and beyond [`PATHS_PER_WATCH`] different paths of one watch further ones are merged into one event for the watched
+//! path itself.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -160,8 +161,8 @@ mod tests {
     }
 
     proptest! {
-        /// For any sequence: the queue is bounded, each event belongs to a watch, and no change is lost: after the last push below a watch,
-        /// the pushed path or the watched path is returned.
+        /// For any sequence: the queue is bounded, each event belongs to a watch, and no change is lost: after the last
+        /// push below a watch, the pushed path or the watched path is returned.
         #[test]
         fn bounded_and_complete(
             watched in proptest::collection::vec((0..3u8, 0..2u8), 1..4),

@@ -1,8 +1,8 @@
 //! Xenstore client, over xenstored's socket or the kernel's node `/dev/xen/xenbus`. Source: Xen's
 //! `public/io/xs_wire.h` and `docs/misc/xenstore.txt`.
 //!
-//! Calls block until the reply arrives or the timeout expires. Messages from the server are validated: a violation of the protocol ends
-//! the connection.
+//! Calls block until the reply arrives or the timeout expires. Messages from the server are validated: a violation of
+//! the protocol ends the connection.
 
 mod connection;
 mod error;
@@ -44,8 +44,8 @@ const MESSAGES_AHEAD: usize = 512;
 /// A change at or below a watched path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WatchEvent {
-    /// The changed path. If it is the watched path itself, everything below may have changed: this is so for the initial event of a watch,
-    /// and after an overflow.
+    /// The changed path. If it is the watched path itself, everything below may have changed: this is so for the
+    /// initial event of a watch, and after an overflow.
     pub path: String,
     /// Token of the watch.
     pub token: String,
@@ -108,18 +108,20 @@ impl Xenstore {
         Xenstore { connection, events: EventQueue::default(), timeout: REPLY_TIMEOUT, last_request: 0 }
     }
 
-    /// Sets the timeout of a reply. After a timeout the connection is lost, because the outcome of the request is unknown.
+    /// Sets the timeout of a reply. After a timeout the connection is lost, because the outcome of the request is
+    /// unknown.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// Returns the descriptor to poll for input. Before polling, the caller must take all events with [`next_event`](Self::next_event):
-    /// some may have arrived with the reply to a request.
+    /// Returns the descriptor to poll for input. Before polling, the caller must take all events with
+    /// [`next_event`](Self::next_event): some may have arrived with the reply to a request.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.connection.descriptor()
     }
 
-    /// Watches a path and everything below it. An initial event for the path arrives at once. Each event carries `token`.
+    /// Watches a path and everything below it. An initial event for the path arrives at once. Each event carries
+    /// `token`.
     ///
     /// # Errors
     /// When xenstore refuses: `EEXIST` if there is a watch with this path and token.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::wire::{Verb, split_strings};
 use super::{Permission, Xenstore, XenstoreError, XenstoreErrorKind, check_path};
 
-/// Maximum attempts of a transaction. One of several conflicting transactions always succeeds, so only constant writes of others reach
-/// this limit.
+/// Maximum attempts of a transaction. One of several conflicting transactions always succeeds, so only constant writes
+/// of others reach this limit.
 const ATTEMPTS: u32 = 32;
 /// Wait before the second attempt of a transaction; doubled before each further one.
 const FIRST_WAIT: Duration = Duration::from_millis(1);
@@ -40,7 +40,8 @@ impl Xenstore {
     /// Writes the value of a node. Creates it and its missing parents.
     ///
     /// # Errors
-    /// When xenstore refuses (`EACCES`, `ENOSPC`: the domain's quota), path and value are too long, or the connection is lost.
+    /// When xenstore refuses (`EACCES`, `ENOSPC`: the domain's quota), path and value are too long, or the connection
+    /// is lost.
     pub fn write(&mut self, path: &str, value: &str) -> Result<(), XenstoreError> {
         self.without_transaction().write(path, value)
     }
@@ -85,10 +86,12 @@ impl Xenstore {
         self.without_transaction().set_permissions(path, permissions)
     }
 
-    /// Runs `work` in one transaction, which takes effect completely or not at all. Repeats it after a conflict with another writer.
+    /// Runs `work` in one transaction, which takes effect completely or not at all. Repeats it after a conflict with
+    /// another writer.
     ///
     /// # Errors
-    /// An error of `work`; then nothing has changed. Or xenstore refuses, every attempt conflicts, or the connection is lost.
+    /// An error of `work`; then nothing has changed. Or xenstore refuses, every attempt conflicts, or the connection is
+    /// lost.
     pub fn transaction<T>(
         &mut self,
         mut work: impl FnMut(&mut Transaction<'_>) -> Result<T, XenstoreError>,

@@ -17,8 +17,8 @@ pub enum Access {
     ReadWrite,
 }
 
-/// An entry of a node's permission list. The first entry's domain owns the node and has full access; its `access` applies to all
-/// domains without an entry. Source: `docs/misc/xenstore.txt`, GET_PERMS.
+/// An entry of a node's permission list. The first entry's domain owns the node and has full access; its `access`
+/// applies to all domains without an entry. Source: `docs/misc/xenstore.txt`, GET_PERMS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permission {
     /// The domain.

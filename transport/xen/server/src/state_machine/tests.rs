@@ -112,7 +112,8 @@ impl DeviceModel {
     }
 }
 
-/// From every phase, with every observable state, with each effect failing: no invariant is violated, and the phase matches the model.
+/// From every phase, with every observable state, with each effect failing: no invariant is violated, and the phase
+/// matches the model.
 #[test]
 fn every_transition_keeps_the_invariants() {
     let mut steps = 0;
@@ -138,7 +139,8 @@ fn every_transition_keeps_the_invariants() {
     assert!(steps > 1000, "{steps}");
 }
 
-/// Transitions do not repeat: with an unchanged frontend (and the backend state as written), a device reaches a stable phase.
+/// Transitions do not repeat: with an unchanged frontend (and the backend state as written), a device reaches a stable
+/// phase.
 #[test]
 fn every_device_reaches_a_stable_phase() {
     for phase in DevicePhase::ALL {
@@ -291,8 +293,8 @@ fn a_frontend_that_restarts_gets_new_rings() {
 }
 
 proptest! {
-    /// Frontends and toolstacks that write any state at any time, and failures of any effect: the invariants hold, and a well-behaved
-    /// frontend is served at the end.
+    /// Frontends and toolstacks that write any state at any time, and failures of any effect: the invariants hold,
+    /// and a well-behaved frontend is served at the end.
     #[test]
     fn random_flips(
         flips in proptest::collection::vec((0..9usize, any::<bool>(), 0..24u8, proptest::option::weighted(0.2, 0..4usize)), 0..200),

@@ -39,8 +39,8 @@ impl Interleaving {
         Some(self)
     }
 
-    /// Returns the state after the receiver's next step; spurious wakeups are allowed. `eventfd_first`: `take` empties the eventfd before
-    /// it reads the bit.
+    /// Returns the state after the receiver's next step; spurious wakeups are allowed. `eventfd_first`: `take` empties
+    /// the eventfd before it reads the bit.
     fn receive(mut self, eventfd_first: bool) -> Interleaving {
         match (self.receiver, eventfd_first) {
             (0, _) => {}

@@ -1,12 +1,13 @@
 //! Simulated xenstored: the database and its server. Source: Xen's `docs/misc/xenstore.txt` and `public/io/xs_wire.h`.
 //!
-//! Each domain has its own socket in place of the shared page of a real one, so the server knows the domain of each request. Permissions
-//! are those of a real xenstored: each node has a list (a missing node has that of its nearest existing parent), a new node inherits the
-//! list and belongs to its creator, domain 0 may do everything. A transaction sees the database as it was at its start; its commit fails
-//! with `EAGAIN` if a node that it has accessed has changed since.
+//! Each domain has its own socket in place of the shared page of a real one, so the server knows the domain of each
+//! request. Permissions are those of a real xenstored: each node has a list (a missing node has that of its nearest
+//! existing parent), a new node inherits the list and belongs to its creator, domain 0 may do everything. A transaction
+//! sees the database as it was at its start; its commit fails with `EAGAIN` if a node that it has accessed has changed
+//! since.
 //!
-//! Not implemented: the requests of a toolstack (INTRODUCE, RELEASE, RESUME, SET_TARGET, CONTROL), which fail with `ENOSYS`. The machine's
-//! methods replace them.
+//! Not implemented: the requests of a toolstack (INTRODUCE, RELEASE, RESUME, SET_TARGET, CONTROL), which fail with
+//! `ENOSYS`. The machine's methods replace them.
 
 mod server;
 mod state;

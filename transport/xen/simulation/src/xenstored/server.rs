@@ -1,4 +1,5 @@
-//! The server: one thread for all connections, as in a real xenstored. It handles a bounded amount of each connection's input per round.
+//! The server: one thread for all connections, as in a real xenstored. It handles a bounded amount of each connection's
+//! input per round.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read, Write};

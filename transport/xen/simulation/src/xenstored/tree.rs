@@ -108,7 +108,8 @@ impl Tree {
         self.owned.get(&domain).copied().unwrap_or(0)
     }
 
-    /// Returns the node if `domain` has the required access. ENOENT only if it has that access to the nearest existing parent, else EACCES.
+    /// Returns the node if `domain` has the required access. ENOENT only if it has that access to the nearest existing
+    /// parent, else EACCES.
     pub(super) fn get(&self, path: &str, domain: DomainId, need: RequiredAccess) -> Result<&Arc<Node>, XsdError> {
         let (node, exists) = self.nearest_existing(path);
         match (allows(&node.permissions, domain, need), exists) {

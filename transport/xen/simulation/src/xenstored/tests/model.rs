@@ -146,7 +146,8 @@ proptest! {
     }
 }
 
-/// Found by the model: the permissions of its parents decide the errno of a missing node, so a change of those is a conflict.
+/// Found by the model: the permissions of its parents decide the errno of a missing node, so a change of those is a
+/// conflict.
 #[test]
 fn a_permission_change_above_a_missing_node_is_a_conflict() {
     let mut state = XenstoredState::new();

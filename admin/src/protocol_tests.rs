@@ -8,7 +8,7 @@ use crate::verbs::Verb;
 
 const PARAMS: &[Param] = &[
     Param { name: "loud", kind: ParamKind::Boolean, about: "Answers in capitals" },
-    Param { name: "name", kind: ParamKind::Text, about: "Whom to greet" },
+    Param { name: "name", kind: ParamKind::Text, about: "Name to greet" },
 ];
 
 fn verbs() -> Verbs {
@@ -235,7 +235,7 @@ fn help_lists_every_verb_with_its_schema() {
             "type": "object",
             "properties": {
                 "loud": { "type": "boolean", "description": "Answers in capitals" },
-                "name": { "type": "string", "description": "Whom to greet" },
+                "name": { "type": "string", "description": "Name to greet" },
             },
             "additionalProperties": false,
         })

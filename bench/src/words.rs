@@ -84,7 +84,7 @@ impl Rw {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ClientMode {
     /// Polls for completions.
-    #[value(help = "Looks again and again")]
+    #[value(help = "Polls without a pause")]
     Poll,
     /// Asks to be called, and sleeps.
     Wait,

@@ -68,7 +68,8 @@ pub struct PlotArgs {
     #[arg(long, value_name = "KEY", value_parser = axis_parser())]
     x: Option<PlotAxis>,
 
-    /// Values of the y axis; several make panels one below the other [default: iops, and percentiles when no number varies]
+    /// Values of the y axis; several make panels one below the other [default: iops, and percentiles when no number
+    /// varies]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "METRIC,...")]
     y: Vec<Metric>,
 

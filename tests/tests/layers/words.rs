@@ -88,6 +88,23 @@ fn identifiers(tokens: TokenStream, each: &mut impl FnMut(&str, usize)) {
     }
 }
 
+/// Calls `each` with every text in quotes, and with the line where it begins.
+fn literals(tokens: TokenStream, each: &mut impl FnMut(&str, usize)) {
+    for token in tokens {
+        match token {
+            TokenTree::Literal(literal) => {
+                let text = literal.to_string();
+                if let Some(text) = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) {
+                    // Escapes are no letters.
+                    each(&text.replace("\\n", " ").replace("\\\"", "\""), literal.span().start().line);
+                }
+            }
+            TokenTree::Group(group) => literals(group.stream(), each),
+            TokenTree::Punct(_) | TokenTree::Ident(_) => {}
+        }
+    }
+}
+
 /// Returns the comment of a line, if it has one: the text after `//`, outside of literals as far as a line shows.
 fn comment(line: &str) -> Option<&str> {
     let at = line.find("//")?;
@@ -116,6 +133,11 @@ fn retired_words_do_not_come_back() {
                 let _ = writeln!(wrong, "{}:{}: \"{phrase}\" is retired", source.path, line + 1);
             }
         }
+        literals(source.tokens(), &mut |text, line| {
+            for phrase in retired.of_text(text) {
+                let _ = writeln!(wrong, "{}:{line}: {text:?}: \"{phrase}\" is retired", source.path);
+            }
+        });
     }
     assert!(wrong.is_empty(), "{wrong}what to say instead stands in {GLOSSARY}");
 }
@@ -167,6 +189,49 @@ fn lines_of_documents_are_not_long() {
     assert!(wrong.is_empty(), "found {wrong:#?}, expected at most {LINE} characters");
     let text = "a".repeat(LINE + 1);
     assert_eq!(long_lines(&format!("{text}\n```\n{text}\n```\n| {text} |\n{text}\na")), [1, 6]);
+}
+
+/// Longest line of a comment, with its indentation. Tables and diagrams have longer ones.
+const COMMENT_LINE: usize = 120;
+
+/// Words that begin no sentence of a comment: its subject would be a clause.
+const NO_SUBJECT: [&str; 5] = ["What", "Whatever", "Whether", "Who", "Whose"];
+
+/// Returns true if a sentence of a comment begins with a word that is no subject. A question may.
+fn has_clause_as_subject(comment: &str) -> bool {
+    let text = comment.trim_start_matches(['/', '!']).trim();
+    text.split(". ").any(|sentence| {
+        let first = sentence.split(' ').next().unwrap_or_default();
+        NO_SUBJECT.contains(&first) && !sentence.ends_with('?')
+    })
+}
+
+#[test]
+fn comments_are_short_lines_with_the_subject_first() {
+    let (mut wrong, mut seen) = (String::new(), 0);
+    for source in sources() {
+        let mut is_diagram = false;
+        for (line, text) in (1..).zip(source.text.lines()) {
+            let comment = text.trim_start();
+            if !comment.starts_with("//") {
+                is_diagram = false;
+                continue;
+            }
+            seen += 1;
+            let content = comment.trim_start_matches(['/', '!']).trim_start();
+            is_diagram ^= content.starts_with("```");
+            if !is_diagram && !content.starts_with('|') && text.chars().count() > COMMENT_LINE {
+                let _ = writeln!(wrong, "{}:{line}: longer than {COMMENT_LINE} characters", source.path);
+            }
+            if has_clause_as_subject(comment) {
+                let _ = writeln!(wrong, "{}:{line}: {content}", source.path);
+            }
+        }
+    }
+    assert!(seen > 20_000, "{seen} lines of comments");
+    assert!(wrong.is_empty(), "{wrong}expected sentences that do not begin with {NO_SUBJECT:?}");
+    assert!(has_clause_as_subject("/// It is. What follows is not.") && has_clause_as_subject("//! Whether it is."));
+    assert!(!has_clause_as_subject("// Whatever?") && !has_clause_as_subject("// Returns what follows."));
 }
 
 /// Collects the types that a source defines for its crate or for others, outside of tests, with their lines.

@@ -133,7 +133,7 @@ impl LunMigration {
             ));
         };
         let checked = check_settings(settings, folder, own);
-        let checked = checked.map_err(|why| format!("lun {}: {why}; by hand: {command}", lun.address()))?;
+        let checked = checked.map_err(|why| format!("lun {}: {why}; manually: {command}", lun.address()))?;
         let mut settings = Settings::new("lun of the source");
         let own_keys = [
             ("controller", self.controller.clone()),

@@ -137,6 +137,17 @@ impl Bound {
         Duration::from_secs(self.seconds.into()).mul_f64(slowness().factor())
     }
 
+    /// Returns true if a wait that has lasted since `begun` exceeds it. Measures the machine's slowness again before it
+    /// says so, as a [`Deadline`] does.
+    #[must_use]
+    pub fn is_exceeded_since(self, begun: Instant) -> bool {
+        if begun.elapsed() < self.time() {
+            return false;
+        }
+        measure_again();
+        begun.elapsed() >= self.time()
+    }
+
     /// Begins a wait.
     #[must_use]
     pub fn begin(self) -> Deadline {

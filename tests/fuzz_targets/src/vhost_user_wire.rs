@@ -66,7 +66,7 @@ pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
         if done() {
             return;
         }
-        assert!(begin.elapsed() < LIMIT.time(), "waited too long for {what}");
+        assert!(!LIMIT.is_exceeded_since(begin), "waited for {what}: not within {LIMIT}");
         match turn {
             0..50 => std::thread::yield_now(),
             _ => std::thread::sleep(Duration::from_micros(20)),

@@ -124,7 +124,7 @@ impl<P: DeviceQueues + Send + 'static> RunningLoad<P> {
             if self.completed() != last.0 {
                 last = (self.completed(), Instant::now());
             }
-            if last.1.elapsed() > HANG_TIMEOUT.time() {
+            if HANG_TIMEOUT.is_exceeded_since(last.1) {
                 self.shared.hangs.store(true, Ordering::Relaxed);
                 self.waker.wake();
             }
@@ -157,7 +157,7 @@ impl<P: DeviceQueues + Send + 'static> RunningLoad<P> {
             if self.completed() != last.0 {
                 last = (self.completed(), Instant::now());
             }
-            if last.1.elapsed() > HANG_TIMEOUT.time() {
+            if HANG_TIMEOUT.is_exceeded_since(last.1) {
                 self.shared.hangs.store(true, Ordering::Relaxed);
                 self.waker.wake();
             }

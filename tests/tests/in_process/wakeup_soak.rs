@@ -136,7 +136,7 @@ fn watch(progress: &Progress, waker: &Waker) {
         let completed = progress.completed.load(Ordering::Acquire);
         if completed != seen {
             (seen, since) = (completed, Instant::now());
-        } else if since.elapsed() > PATIENCE.time() {
+        } else if PATIENCE.is_exceeded_since(since) {
             progress.late.store(true, Ordering::Release);
             waker.wake();
             return;

@@ -23,6 +23,9 @@ impl TransferStatus for blkfront::BlkfrontStatus {
     const GOOD: Self = blkfront::BlkfrontStatus::Ok;
 }
 
+/// The longest wait for a backend. One that closes waits for its storage, by default 30 s, and flushes.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// A disk of the domain that the benchmark runs in, or acts for on a simulated machine.
 #[derive(Debug)]
 pub(crate) struct XenDevice(blkfront::BlkfrontDevice);
@@ -58,6 +61,7 @@ impl XenDevice {
             threads: combination.threads(),
             data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0.next_multiple_of(PAGE)),
             connect_timeout: timeout,
+            reply_timeout: REPLY_TIMEOUT,
             ..own
         };
         blkfront::BlkfrontDevice::connect(&driver_options).map(XenDevice)

@@ -136,7 +136,7 @@ impl HostileController {
             false => control.pause(FULL),
         }
         // A command may fail or be aborted, but not be lost.
-        assert!(self.is_idle() || self.completed_at.elapsed() < TIMEOUT.time(), "commands do not end");
+        assert!(self.is_idle() || !TIMEOUT.is_exceeded_since(self.completed_at), "commands do not end");
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use mqblk_core::{ByteLen, Sector512};
 use mqblk_memory::{DomainId, GuestAddress};
 use mqblk_ring::blkif::{Abi, BlkifRequest, RequestBody, RwRequest, operation, status};
-use mqblk_test_bounds::Bound;
+use mqblk_test_bounds::{Bound, wait_for};
 use mqblk_xen::Xen;
 use mqblk_xen::vbd::XenbusState;
 use mqblk_xen_simulation::{Machine, connect};
@@ -376,11 +376,11 @@ fn invalid_responses_disable_only_their_queue() {
         };
         assert_eq!(error.to_string(), format!("the device broke the ring's protocol: {expected}"));
         assert_eq!(set.queues_mut()[1].flush(0), Err(SubmitError::Disabled));
-        // The other queue goes on.
+        // The other queue goes on, also after the backend has looked at the broken ring again (at its next tick).
+        std::thread::sleep(Duration::from_millis(60));
         submit(&mut set, 0);
-        while set.queues_mut()[0].poll().unwrap() == 0 {
-            std::thread::yield_now();
-        }
+        wait_for(Bound::seconds(20), || (set.queues_mut()[0].poll().unwrap() > 0).then_some(()))
+            .unwrap_or_else(|error| panic!("{fault:?}: {error}"));
         assert_eq!(set.queues_mut()[0].reap().unwrap().unwrap().status, BlkfrontStatus::Ok);
         device.stop(vec![set]).unwrap();
     }

@@ -218,10 +218,7 @@ impl ModelThread {
                 self.frontend_changed(XenbusState::parse(found.as_deref()));
             }
             for (index, ring) in self.rings.iter_mut().enumerate() {
-                if !ring.serve(&self.shared, index) {
-                    self.rings.clear();
-                    break;
-                }
+                ring.serve(&self.shared, index);
             }
             if let BlkbackFault::StateAfter(count, state) = self.shared.behaviour.fault
                 && self.state == XenbusState::Connected

@@ -25,6 +25,8 @@ pub(super) struct ModelRing {
     pages: u32,
     /// Requests that are never completed.
     stalled: Vec<RawRequest>,
+    /// Its indices violate the protocol.
+    is_broken: bool,
 }
 
 impl ModelRing {
@@ -35,18 +37,21 @@ impl ModelRing {
         grants.map(&arena, PageSlot(0), refs, true).expect("a ring that can be mapped");
         let ring = BlkifRing::resolve(arena.memory(), GuestAddress(0), pages, abi).expect("a ring");
         let port = xen.bind_interdomain(front, port).expect("an event channel");
-        ModelRing { back: BackRing::attach(ring), port, grants, arena, pages, stalled: vec![] }
+        ModelRing { back: BackRing::attach(ring), port, grants, arena, pages, stalled: vec![], is_broken: false }
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.port.descriptor.as_fd()
     }
 
-    /// Serves all available requests. Returns false if the frontend violates the protocol.
-    pub(super) fn serve(&mut self, shared: &ModelState, index: usize) -> bool {
+    /// Serves all available requests. A ring whose indices violate the protocol is not served any more; the others are.
+    pub(super) fn serve(&mut self, shared: &ModelState, index: usize) {
         self.port.channel.take();
-        loop {
-            let Ok(waiting) = self.back.waiting() else { return false };
+        while !self.is_broken {
+            let Ok(waiting) = self.back.waiting() else {
+                self.is_broken = true;
+                return;
+            };
             for _ in 0..waiting {
                 let raw = self.back.take();
                 let count = shared.requests.fetch_add(1, Ordering::Relaxed);
@@ -62,7 +67,7 @@ impl ModelRing {
             if self.back.arm() == ArmResult::Sleepable {
                 self.port.channel.unmask();
                 // An event that came while the channel was masked is delivered again.
-                return true;
+                return;
             }
         }
     }

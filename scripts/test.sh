@@ -58,6 +58,9 @@ for part in "$@"; do
     esac
 done
 
+# Seconds that one run of cargo may take, without the long tests: the longest takes 11 minutes on two quick cores, and three times that on slow ones.
+LIMIT=${MQBLK_TEST_LIMIT:-2700}
+
 logs=target/test-logs
 # Tests start the daemon that cargo builds with them: with assertions, as they are.
 export MQBLK=$PWD/target/checked/mqblk
@@ -132,11 +135,14 @@ count_tests() {
 
 # run NAME EACH COMMAND...: runs one "cargo test" and adds its counts to the totals.
 run() {
-    local name=$1 each=$2 log=$logs/$1.log code p f i
+    local name=$1 each=$2 log=$logs/$1.log code p f i limit=()
     shift 2
     count_tests "$@" >"$logs/$name.total"
-    "$@" </dev/null 2>&1 | tee "$log" | condense "$each" "$logs/$name.total"
+    # A test that hangs ends its part, which names it: else it would take the rest with it.
+    [ ${#long[@]} -gt 0 ] || limit=(timeout --kill-after=30 "$LIMIT")
+    "${limit[@]}" "$@" </dev/null 2>&1 | tee "$log" | condense "$each" "$logs/$name.total"
     code=${PIPESTATUS[0]}
+    [ "$code" -ne 124 ] || echo "  not done within $LIMIT s; tests that had run for over a minute: $(sed -n 's/^test \(.*\) has been running for.*/\1/p' "$log" | tail -n 5 | tr '\n' ' ')"
     list_failed "$log"
     read -r p f i < <(awk '/^test result: /{ p += $4; f += $6; i += $8 } END { print p + 0, f + 0, i + 0 }' "$log")
     if [ "$code" -ne 0 ]; then

@@ -103,20 +103,7 @@ impl BackRing {
     /// are unchanged, and are not decoded.
     #[inline]
     pub fn take_into(&mut self, raw: &mut RawRequest) {
-        self.peek_into(raw);
-        self.skip();
-    }
-
-    /// Copies the next of the requests that [`waiting`](Self::waiting) counted, as [`take_into`](Self::take_into),
-    /// without taking it.
-    #[inline]
-    pub fn peek_into(&self, raw: &mut RawRequest) {
         self.ring.read_request(self.req_cons, raw);
-    }
-
-    /// Takes the request that was [copied](Self::peek_into).
-    #[inline]
-    pub fn skip(&mut self) {
         self.req_cons = self.req_cons.wrapping_add(1);
     }
 

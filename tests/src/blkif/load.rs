@@ -1,8 +1,5 @@
 //! A correct guest: writes through the project's own frontend, and verifies all reads.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mqblk_core::{ByteLen, Sector512};
@@ -12,8 +9,9 @@ use mqblk_memory::GuestAddress;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
+use crate::hostile::TIMEOUT;
 use crate::hostile::load::{BLOCK, block, block_fault};
-use crate::hostile::{TIMEOUT, wait_for};
+use crate::hostile::neighbour::{NEIGHBOUR_BLOCKS, Neighbour, NeighbourClient};
 
 /// Requests in flight on each queue.
 const DEPTH: usize = 8;
@@ -167,60 +165,27 @@ impl BlkfrontLoad {
     }
 }
 
-/// A well-behaved guest beside the one under test: a thread that writes and verifies until it is stopped.
-pub struct BlkfrontNeighbour {
-    stop: Arc<AtomicBool>,
-    rounds: Arc<AtomicU64>,
-    thread: Option<JoinHandle<u64>>,
-}
-
-impl BlkfrontNeighbour {
-    /// Starts the thread.
-    pub fn start(options: BlkfrontOptions, seed: u64) -> BlkfrontNeighbour {
-        let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (stop2, rounds2) = (Arc::clone(&stop), Arc::clone(&rounds));
-        let thread = std::thread::spawn(move || {
-            let mut load = BlkfrontLoad::connect(&options, 200, seed);
-            while !stop2.load(Ordering::Relaxed) {
-                load.round();
-                rounds2.fetch_add(1, Ordering::Relaxed);
-                // Leaves CPU time to the tests.
-                std::thread::sleep(Duration::from_micros(300));
-            }
-            let verified = load.verified;
-            load.finish();
-            verified
-        });
-        let neighbour = BlkfrontNeighbour { stop, rounds, thread: Some(thread) };
-        neighbour.assert_progress("its start");
-        neighbour
+impl NeighbourClient for BlkfrontLoad {
+    fn round(&mut self) {
+        BlkfrontLoad::round(self);
     }
 
-    /// Waits for two more rounds, at least one of which began after the call.
-    ///
-    /// # Panics
-    /// When none ends.
-    pub fn assert_progress(&self, after: &str) {
-        let now = self.rounds.load(Ordering::Relaxed);
-        wait_for(&format!("a good guest's next round after {after}"), || {
-            let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
-            assert!(!ended, "after {after}: the good guest failed");
-            (self.rounds.load(Ordering::Relaxed) >= now + 2).then_some(())
-        });
+    fn verified(&self) -> u64 {
+        self.verified
     }
 
-    /// Stops the thread. Returns the number of verified blocks.
-    ///
-    /// # Panics
-    /// When it has failed.
-    pub fn finish(mut self) -> u64 {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().expect("a running neighbour").join().expect("a good guest")
+    fn end(self) -> Vec<u32> {
+        self.finish()
     }
 }
 
-impl Drop for BlkfrontNeighbour {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
+/// Starts a guest beside the one under test.
+///
+/// # Panics
+/// When it fails.
+pub fn start_neighbour(options: BlkfrontOptions, seed: u64) -> Neighbour {
+    let connect = move || BlkfrontLoad::connect(&options, NEIGHBOUR_BLOCKS, seed);
+    let neighbour = Neighbour::start(Duration::from_micros(300), connect);
+    neighbour.assert_progress("its start");
+    neighbour
 }

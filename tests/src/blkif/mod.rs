@@ -4,4 +4,4 @@ mod host;
 mod load;
 
 pub use host::{SimulatedHost, SimulatedHostResources};
-pub use load::{BlkfrontLoad, BlkfrontNeighbour};
+pub use load::{BlkfrontLoad, start_neighbour};

@@ -1,9 +1,6 @@
 //! A correct client: writes through the project's own driver, and verifies all reads.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mqblk_core::{ByteLen, Sector512};
@@ -12,6 +9,7 @@ use mqblk_memory::GuestAddress;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
+use super::neighbour::{NEIGHBOUR_BLOCKS, Neighbour, NeighbourClient};
 use super::{TIMEOUT, wait_for};
 
 /// Bytes of a block, written and verified as a whole.
@@ -231,75 +229,27 @@ impl VhostUserLoad {
     }
 }
 
-/// A well-behaved client beside the one under test: a thread that writes and verifies until it is stopped.
-#[derive(Debug)]
-pub struct VhostUserNeighbour {
-    stop: Arc<AtomicBool>,
-    rounds: Arc<AtomicU64>,
-    thread: Option<JoinHandle<(u64, Vec<u32>)>>,
-}
-
-impl VhostUserNeighbour {
-    /// Starts the thread.
-    pub fn start(socket: PathBuf, queues: u16, seed: u64) -> VhostUserNeighbour {
-        let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (stop2, rounds2) = (Arc::clone(&stop), Arc::clone(&rounds));
-        let thread = std::thread::spawn(move || {
-            let mut load = VhostUserLoad::connect(socket, queues, 200, seed);
-            while !stop2.load(Ordering::Relaxed) {
-                load.round();
-                rounds2.fetch_add(1, Ordering::Relaxed);
-                // Leaves CPU time to the tests, and lets the daemon go idle as with a real guest.
-                std::thread::sleep(Duration::from_micros(300));
-            }
-            (load.verified, load.generations)
-        });
-        let neighbour = VhostUserNeighbour { stop, rounds, thread: Some(thread) };
-        neighbour.assert_progress("its start");
-        neighbour
+impl NeighbourClient for VhostUserLoad {
+    fn round(&mut self) {
+        VhostUserLoad::round(self);
     }
 
-    /// Returns the number of completed rounds.
-    pub fn rounds(&self) -> u64 {
-        self.rounds.load(Ordering::Relaxed)
+    fn verified(&self) -> u64 {
+        self.verified
     }
 
-    /// Waits for two more rounds, at least one of which began after the call.
-    ///
-    /// # Panics
-    /// When none ends.
-    pub fn assert_progress(&self, after: &str) {
-        let now = self.rounds();
-        wait_for(&format!("a good disk's next round after {after}"), || {
-            let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
-            assert!(!ended, "after {after}: the good disk's client failed");
-            (self.rounds() >= now + 2).then_some(())
-        });
-    }
-
-    /// Stops the thread. Returns the number of verified blocks.
-    ///
-    /// # Panics
-    /// When it has failed.
-    pub fn finish(self) -> u64 {
-        self.finish_with_generations().0
-    }
-
-    /// As [`finish`](Self::finish). Also returns the generation of each block; 0: never written.
-    ///
-    /// # Panics
-    /// As [`finish`](Self::finish).
-    pub fn finish_with_generations(mut self) -> (u64, Vec<u32>) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().expect("a running neighbour").join().expect("a good disk's client")
+    fn end(self) -> Vec<u32> {
+        self.generations
     }
 }
 
-impl Drop for VhostUserNeighbour {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
+/// Starts a client of all `queues` of a disk beside the one under test.
+///
+/// # Panics
+/// When it fails.
+pub fn start_neighbour(socket: PathBuf, queues: u16, seed: u64) -> Neighbour {
+    let connect = move || VhostUserLoad::connect(socket, queues, NEIGHBOUR_BLOCKS, seed);
+    let neighbour = Neighbour::start(Duration::from_micros(300), connect);
+    neighbour.assert_progress("its start");
+    neighbour
 }

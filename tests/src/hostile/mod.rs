@@ -4,9 +4,10 @@
 //! same for vhost-user messages. `daemon` is the `mqblk` binary as a child process. `socket` sends any message on a
 //! vhost-user socket; `memory` and `ring` are guest memory and a split ring with every byte under control; `frontend`
 //! sets up queues from these; `request` builds virtio-blk requests. `load` is a well-behaved client that verifies all
-//! reads. `queue_load` does so on a raw queue, `timed_load` on any device with the latency of each request;
-//! `direct_file` is a device without a daemon. `attacks` go on until they are stopped. `usage` measures the host's
-//! resources that the daemon holds. `autogroup` makes the kernel schedule threads by their priorities.
+//! reads; `neighbour` runs one beside the client under test. `queue_load` does so on a raw queue, `timed_load` on any
+//! device with the latency of each request; `direct_file` is a device without a daemon. `attacks` go on until they are
+//! stopped. `usage` measures the host's resources that the daemon holds. `autogroup` makes the kernel schedule threads
+//! by their priorities.
 
 pub mod attacks;
 pub mod autogroup;
@@ -19,6 +20,7 @@ pub mod hung_device;
 pub mod load;
 pub mod loop_file_system;
 pub mod memory;
+pub mod neighbour;
 pub mod one_region;
 pub mod queue_load;
 pub mod request;

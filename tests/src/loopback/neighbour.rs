@@ -3,8 +3,6 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
@@ -15,19 +13,15 @@ use mqblk_xen::Xen;
 use super::{TIMEOUT, wait_for};
 use crate::blkif::BlkfrontLoad;
 use crate::hostile::load::BLOCK;
-
-/// Blocks that it uses.
-const BLOCKS: usize = 200;
+use crate::hostile::neighbour::{NEIGHBOUR_BLOCKS, Neighbour};
 
 /// Bytes of disk that it needs.
-pub const BYTES: u64 = (BLOCKS * BLOCK) as u64;
+pub const BYTES: u64 = (NEIGHBOUR_BLOCKS * BLOCK) as u64;
 
 /// The good disk and its client.
 pub struct LoopbackNeighbour {
     vbd: Vbd,
-    stop: Arc<AtomicBool>,
-    rounds: Arc<AtomicU64>,
-    thread: Option<JoinHandle<u64>>,
+    client: Option<Neighbour>,
 }
 
 impl LoopbackNeighbour {
@@ -41,28 +35,18 @@ impl LoopbackNeighbour {
         // A host may have only a thousand pages to grant.
         (options.ring_order, options.indirect_segments) = (Some(0), 0);
         (options.connect_timeout, options.reply_timeout) = (TIMEOUT.time(), TIMEOUT.time());
-        let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (stop2, rounds2) = (Arc::clone(&stop), Arc::clone(&rounds));
-        let thread = std::thread::spawn(move || {
-            let mut load = BlkfrontLoad::connect(&options, BLOCKS, 5);
-            while !stop2.load(Ordering::Relaxed) {
-                load.round();
-                rounds2.fetch_add(1, Ordering::Relaxed);
-                // Leaves CPU time to the others, and lets the worker go idle as with a real guest.
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            let verified = load.verified;
-            load.finish();
-            verified
-        });
-        let mut neighbour = LoopbackNeighbour { vbd, stop, rounds, thread: Some(thread) };
+        let connect = move || BlkfrontLoad::connect(&options, NEIGHBOUR_BLOCKS, 5);
+        let client = Neighbour::start(Duration::from_millis(1), connect);
+        let mut neighbour = LoopbackNeighbour { vbd, client: Some(client) };
         neighbour.must_progress()?;
         Ok(neighbour)
     }
 
     fn end(&mut self) -> Result<u64> {
-        let thread = self.thread.take().context("the good disk's client has ended before")?;
-        thread.join().map_err(|why| anyhow!("the good disk's client: {}", panic_message(&*why)))
+        let client = self.client.take().context("the good disk's client has ended before")?;
+        let (verified, _) =
+            client.try_finish().map_err(|why| anyhow!("the good disk's client: {}", panic_message(&*why)))?;
+        Ok(verified)
     }
 
     /// Waits for two more rounds, at least one of which began after the call.
@@ -70,12 +54,10 @@ impl LoopbackNeighbour {
     /// # Errors
     /// When a response was wrong, or none comes.
     pub fn must_progress(&mut self) -> Result<()> {
-        let now = self.rounds.load(Ordering::Relaxed);
-        wait_for("the good disk's next round", || {
-            if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
-                self.end()?;
-            }
-            Ok((self.rounds.load(Ordering::Relaxed) >= now + 2).then_some(()))
+        let begin = self.client.as_ref().map_or(0, Neighbour::rounds);
+        wait_for("the good disk's next round", || match &self.client {
+            Some(client) if !client.has_failed() => Ok((client.rounds() >= begin + 2).then_some(())),
+            _ => self.end().map(|_| None),
         })
     }
 
@@ -84,7 +66,6 @@ impl LoopbackNeighbour {
     /// # Errors
     /// The client's failure.
     pub fn finish(mut self, tool: &dyn Xen) -> Result<u64> {
-        self.stop.store(true, Ordering::Relaxed);
         let verified = self.end()?;
         let mut store = tool.store()?;
         self.vbd.detach(&mut store)?;
@@ -99,13 +80,4 @@ impl LoopbackNeighbour {
 fn panic_message(why: &(dyn Any + Send)) -> String {
     let text = why.downcast_ref::<String>().cloned();
     text.or_else(|| why.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_else(|| "a panic".to_owned())
-}
-
-impl Drop for LoopbackNeighbour {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mqblk_tests::ceph::CephCluster;
 use mqblk_tests::hostile::daemon::HostileDaemon;
-use mqblk_tests::hostile::load::VhostUserNeighbour;
+use mqblk_tests::hostile::load::start_neighbour;
 
 /// The OSDs are killed in mid-I/O and restarted, one after the other: each must get the missed writes from the other.
 /// Meanwhile the monitor is killed, without which no client learns of a change.
@@ -13,7 +13,7 @@ fn osds_and_the_monitor_are_killed_in_mid_io() {
     let cluster = CephCluster::start();
     let settings = format!("{},queues=2", cluster.image("a", 16));
     let daemon = HostileDaemon::start(2, &[("a", &settings)]);
-    let load = VhostUserNeighbour::start(daemon.socket("a"), 2, 1);
+    let load = start_neighbour(daemon.socket("a"), 2, 1);
     for name in ["osd.0", "osd.1", "mon.a"] {
         cluster.kill(name);
         load.assert_progress(&format!("{name} was killed"));
@@ -21,7 +21,7 @@ fn osds_and_the_monitor_are_killed_in_mid_io() {
         load.assert_progress(&format!("{name} was revived"));
         wait_until_clean(&cluster);
     }
-    let (verified, generations) = load.finish_with_generations();
+    let (verified, generations) = load.finish();
     assert!(verified > 0);
     assert_eq!(daemon.warnings("a"), [""; 0], "no request has failed");
     daemon.stop();
@@ -34,8 +34,8 @@ fn requests_wait_for_a_cluster_that_is_away() {
     let cluster = CephCluster::start();
     let settings = format!("{},queues=2", cluster.image("a", 16));
     let daemon = HostileDaemon::start(1, &[("a", &settings), ("other", "storage=ram,size=4M,queues=1")]);
-    let load = VhostUserNeighbour::start(daemon.socket("a"), 2, 1);
-    let other = VhostUserNeighbour::start(daemon.socket("other"), 1, 2);
+    let load = start_neighbour(daemon.socket("a"), 2, 1);
+    let other = start_neighbour(daemon.socket("other"), 1, 2);
     cluster.kill("osd.0");
     cluster.kill("osd.1");
     // Requests already sent have completed.
@@ -47,7 +47,7 @@ fn requests_wait_for_a_cluster_that_is_away() {
     other.assert_progress("requests wait");
     cluster.revive();
     load.assert_progress("the OSDs were revived");
-    let (_, generations) = load.finish_with_generations();
+    let (_, generations) = load.finish();
     other.finish();
     assert_eq!(daemon.warnings("a"), [""; 0], "no request has failed");
     daemon.stop();

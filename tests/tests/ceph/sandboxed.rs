@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use mqblk_admin::Client;
 use mqblk_tests::ceph::CephCluster;
 use mqblk_tests::hostile::daemon::{HostileDaemon, mqblk_binary};
-use mqblk_tests::hostile::load::VhostUserNeighbour;
+use mqblk_tests::hostile::load::start_neighbour;
 use mqblk_tests::hostile::wait_for;
 use tempfile::TempDir;
 
@@ -30,7 +30,7 @@ fn the_librarys_threads_are_restricted_and_connect_again() {
     let cluster = CephCluster::start();
     let settings = format!("{},queues=1", cluster.image("a", 16));
     let daemon = HostileDaemon::start(1, &[("a", &settings)]);
-    let load = VhostUserNeighbour::start(daemon.socket("a"), 1, 1);
+    let load = start_neighbour(daemon.socket("a"), 1, 1);
     cluster.kill("osd.0");
     cluster.kill("osd.1");
     cluster.revive();

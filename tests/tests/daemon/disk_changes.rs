@@ -7,7 +7,7 @@ use mqblk_admin::Client;
 use mqblk_admin::model::{DiskList, ListedDisk};
 use mqblk_tests::hostile::TIMEOUT;
 use mqblk_tests::hostile::daemon::HostileDaemon;
-use mqblk_tests::hostile::load::{BLOCK, VhostUserLoad, VhostUserNeighbour};
+use mqblk_tests::hostile::load::{BLOCK, VhostUserLoad, start_neighbour};
 use serde_json::{Value, json};
 
 const BLOCKS: usize = 64;
@@ -62,7 +62,7 @@ fn ids(daemon: &HostileDaemon) -> Vec<String> {
 fn disks_come_and_go_under_load() {
     let images = Images::new();
     let daemon = start(&images, &[("kept", "path=IMAGE,queues=2")], &[]);
-    let neighbour = VhostUserNeighbour::start(daemon.socket("kept"), 2, 1);
+    let neighbour = start_neighbour(daemon.socket("kept"), 2, 1);
     let path = images.image("one.img");
     let settings = format!("path={},queues=2", path.display());
     for round in 0..5 {
@@ -226,7 +226,7 @@ fn a_changed_configuration_is_applied() {
         let found: mqblk_admin::model::ConfigDifferences = serde_json::from_value(found).expect("differences");
         found.changes.into_iter().map(|change| (change.what, change.applied, change.error)).collect()
     };
-    let neighbour = VhostUserNeighbour::start(daemon.socket("kept"), 2, 1);
+    let neighbour = start_neighbour(daemon.socket("kept"), 2, 1);
     assert_eq!(changes("config.diff"), []);
     write(&disk("one", ""));
     assert_eq!(changes("config.diff"), [("disk \"one\": add".to_owned(), false, None)]);

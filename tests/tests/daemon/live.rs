@@ -7,7 +7,7 @@ use std::time::Instant;
 use mqblk_admin::Client;
 use mqblk_test_bounds::Bound;
 use mqblk_tests::hostile::daemon::HostileDaemon;
-use mqblk_tests::hostile::load::{VhostUserLoad, VhostUserNeighbour};
+use mqblk_tests::hostile::load::{VhostUserLoad, start_neighbour};
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
@@ -194,7 +194,7 @@ fn workers_controllers_and_settings_change_in_the_sandbox() {
     let mut call = |verb: &str, params: Value| {
         admin.call(verb, &params).unwrap_or_else(|error| panic!("{verb} {params}: {error}"))
     };
-    let neighbour = VhostUserNeighbour::start(daemon.socket("b"), 1, 5);
+    let neighbour = start_neighbour(daemon.socket("b"), 1, 5);
     let mut load = VhostUserLoad::connect(daemon.socket("a"), 2, 64, 9);
     let threads = daemon.thread_count("worker-1");
     for round in 0..3 {

@@ -15,7 +15,7 @@ use mqblk_driver::virtio_blk::BlkStatus;
 use mqblk_memory::DomainId;
 use mqblk_tests::documented::repository;
 use mqblk_tests::hostile::daemon::{HostileDaemon, mqblk_binary};
-use mqblk_tests::hostile::load::{VhostUserLoad, VhostUserNeighbour};
+use mqblk_tests::hostile::load::{VhostUserLoad, start_neighbour};
 use mqblk_tests::hostile::wait_for;
 use mqblk_tests::nbd_server::NbdServer;
 use mqblk_xen_simulation::Machine;
@@ -298,7 +298,7 @@ fn counters_only_grow_while_guests_come_and_go() {
 fn scrapers_that_misbehave_disturb_neither_guests_nor_others() {
     let mut daemon = start(&[]);
     let address = address(&daemon);
-    let neighbour = VhostUserNeighbour::start(daemon.socket("file"), 2, 7);
+    let neighbour = start_neighbour(daemon.socket("file"), 2, 7);
     let mut stuck: Vec<TcpStream> = Vec::new();
     for number in 0..60 {
         let mut stream = TcpStream::connect(address).expect("a connection");
@@ -521,7 +521,7 @@ fn prometheus_has_data_for_the_dashboard_and_the_alerts() {
         ]
         .concat(),
     );
-    let neighbour = VhostUserNeighbour::start(daemon.socket("file"), 2, 7);
+    let neighbour = start_neighbour(daemon.socket("file"), 2, 7);
     let prometheus = Prometheus::start(address(&daemon));
     prometheus.has_data("up{job=\"mqblk\"} == 1");
     for query in dashboard_queries() {

@@ -12,7 +12,7 @@ use mqblk_admin::Client;
 use mqblk_admin::model::{DiskList, OutDisk};
 use mqblk_tests::crash::daemon::RestartableDaemon;
 use mqblk_tests::hostile::daemon::{HostileDaemon, mqblk_binary};
-use mqblk_tests::hostile::load::{BLOCK, VhostUserLoad, VhostUserNeighbour};
+use mqblk_tests::hostile::load::{BLOCK, VhostUserLoad, start_neighbour};
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use mqblk_tests::nbd_server::NbdServer;
 use serde_json::{Value, json};
@@ -100,7 +100,7 @@ fn every_other_disk_is_served_and_what_was_out_comes() {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let daemon = HostileDaemon::start_with(1, &[("kept", "path=IMAGE,queues=1")], &arguments);
     let admin = daemon.folder().join("admin.sock");
-    let _neighbour = VhostUserNeighbour::start(daemon.socket("kept"), 1, 1);
+    let _neighbour = start_neighbour(daemon.socket("kept"), 1, 1);
     let found = out(&admin);
     assert_eq!(ids(&found), ["dead", "folder", "foreign", "gone", "liar", "locked", "missing", "odd", "silent"]);
     for (id, _, why) in &kept_out {
@@ -195,7 +195,7 @@ fn a_disk_that_a_successor_cannot_open_does_not_keep_the_others() {
     let mut server = nbdkit();
     daemon.spawn();
     let admin = daemon.folder().join("admin");
-    let _kept = VhostUserNeighbour::start(daemon.folder().join("a.sock"), 1, 1);
+    let _kept = start_neighbour(daemon.folder().join("a.sock"), 1, 1);
     let waits = VhostUserLoad::connect(daemon.folder().join("n.sock"), 1, BLOCKS, 3);
     server.kill();
     let _ = std::fs::remove_file(&socket);

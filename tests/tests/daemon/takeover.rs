@@ -20,7 +20,7 @@ use mqblk_tests::crash::scsi::{self, ScsiQueues};
 use mqblk_tests::crash::stats::print_uncaptured;
 use mqblk_tests::hostile::daemon::mqblk_binary;
 use mqblk_tests::hostile::frontend::HostileFrontend;
-use mqblk_tests::hostile::load::VhostUserNeighbour;
+use mqblk_tests::hostile::load::start_neighbour;
 use mqblk_tests::hostile::memory::START;
 use mqblk_tests::hostile::socket::{VERSION, VhostUserSocket, message, vring_state_payload};
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
@@ -316,7 +316,7 @@ fn a_frontend_that_cannot_be_handed_over_connects_again() {
     let folder = daemon.folder().to_owned();
     let socket = |name: &str| folder.join(format!("{name}.sock"));
     wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), TIMEOUT.time()).ok());
-    let good = VhostUserNeighbour::start(socket("good"), 1, 1);
+    let good = start_neighbour(socket("good"), 1, 1);
     let half = VhostUserSocket::connect(&socket("half"));
     half.send_bytes(&[5, 0, 0, 0, 1, 0, 0], &[]);
     let mut log = VhostUserSocket::connect(&socket("log"));

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use mqblk_admin::{Client, ClientError};
 use mqblk_tests::crash::daemon::RestartableDaemon;
-use mqblk_tests::hostile::load::VhostUserNeighbour;
+use mqblk_tests::hostile::load::start_neighbour;
+use mqblk_tests::hostile::neighbour::Neighbour;
 use mqblk_tests::hostile::wait_for;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
@@ -111,7 +112,7 @@ socket = "FOLDER/more.sock"
 struct Host {
     daemon: RestartableDaemon,
     folder: PathBuf,
-    neighbour: VhostUserNeighbour,
+    neighbour: Neighbour,
 }
 
 impl Host {
@@ -126,7 +127,7 @@ impl Host {
         write(folder.join("more.toml"), &format!("{BASE}{MORE}"));
         daemon.spawn();
         wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), HANG).ok());
-        let neighbour = VhostUserNeighbour::start(folder.join("blk.sock"), 2, 5);
+        let neighbour = start_neighbour(folder.join("blk.sock"), 2, 5);
         Host { daemon, folder, neighbour }
     }
 }

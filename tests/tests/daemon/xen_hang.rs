@@ -8,11 +8,12 @@ use mqblk_core::{ByteLen, Sector512};
 use mqblk_driver::DataSegment;
 use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_driver::blkfront::{BlkfrontDevice, BlkfrontOptions, BlkfrontQueueSet, BlkfrontStatus};
-use mqblk_tests::blkif::{BlkfrontLoad, BlkfrontNeighbour, SimulatedHost};
+use mqblk_tests::blkif::{BlkfrontLoad, SimulatedHost, start_neighbour};
 use mqblk_tests::guest::LoopDevice;
 use mqblk_tests::hostile::frontend::HostileFrontend;
 use mqblk_tests::hostile::fuse::HangingFile;
 use mqblk_tests::hostile::memory::START;
+use mqblk_tests::hostile::neighbour::Neighbour;
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use mqblk_xen::vbd::XenbusState;
 use rustix::process::{Pid, Signal, kill_process};
@@ -86,10 +87,10 @@ fn start(hung: &str, more: &[&str]) -> SimulatedHost {
     host
 }
 
-fn neighbour(host: &SimulatedHost) -> (Vbd, BlkfrontNeighbour) {
+fn neighbour(host: &SimulatedHost) -> (Vbd, Neighbour) {
     let device = host.create_device(2, "xvda", "mqblk:other");
     let options = BlkfrontOptions { queues: 2, ..host.frontend_options(&device) };
-    (device, BlkfrontNeighbour::start(options, 5))
+    (device, start_neighbour(options, 5))
 }
 
 fn fault(settings: &str) -> String {

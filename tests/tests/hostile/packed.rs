@@ -2,7 +2,7 @@
 
 use mqblk_tests::hostile::daemon::HostileDaemon;
 use mqblk_tests::hostile::frontend::HostileFrontend;
-use mqblk_tests::hostile::load::VhostUserNeighbour;
+use mqblk_tests::hostile::load::start_neighbour;
 use mqblk_tests::hostile::memory::START;
 use mqblk_tests::hostile::request::{header, request_type};
 use mqblk_tests::hostile::ring::{INDIRECT, NEXT, RingAddresses, WRITE};
@@ -75,11 +75,11 @@ fn with_daemon(test: impl FnOnce(&HostileDaemon)) {
         1,
         &[("bad", "storage=ram,size=1M,queues=2,queue-size=256"), ("good", "storage=ram,size=1M,queues=1")],
     );
-    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 1);
+    let neighbour = start_neighbour(daemon.socket("good"), 1, 1);
     test(&daemon);
     daemon.assert_alive("packed rings");
     neighbour.assert_progress("packed rings");
-    assert!(neighbour.finish() > 0);
+    neighbour.finish();
     daemon.stop();
 }
 

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use mqblk_tests::hostile::daemon::mqblk_binary;
 use mqblk_tests::hostile::frontend::{HostileFrontend, SEG_MAX, SIZE_MAX};
 use mqblk_tests::hostile::fuse::HangingFile;
-use mqblk_tests::hostile::load::VhostUserNeighbour;
+use mqblk_tests::hostile::load::start_neighbour;
 use mqblk_tests::hostile::memory::{FileRegion, mem_table_payload};
+use mqblk_tests::hostile::neighbour::Neighbour;
 use mqblk_tests::hostile::one_region::{DATA, ENTRIES, MEMORY, connect, memory, offer};
 use mqblk_tests::hostile::request::{readable, request_type, writable, write_direct};
 use mqblk_tests::hostile::ring::RingAddresses;
@@ -63,7 +64,7 @@ impl Server {
     }
 
     /// Observes the good disk for `time`. Returns the line to print.
-    fn watch(&mut self, neighbour: &VhostUserNeighbour, time: Duration) -> String {
+    fn watch(&mut self, neighbour: &Neighbour, time: Duration) -> String {
         let (begin, before) = (Instant::now(), neighbour.rounds());
         let (mut last, mut since, mut longest) = (before, begin, Duration::ZERO);
         while begin.elapsed() < time {
@@ -91,10 +92,10 @@ impl Drop for Server {
 const SERVERS: [&str; 2] = ["qemu-storage-daemon", "mqblk"];
 const TIME: Duration = Duration::from_secs(3);
 
-fn against_each(what: &str, attack: impl Fn(&mut Server, &VhostUserNeighbour) -> String) {
+fn against_each(what: &str, attack: impl Fn(&mut Server, &Neighbour) -> String) {
     for name in SERVERS {
         let mut server = Server::start(name);
-        let neighbour = VhostUserNeighbour::start(server.socket("good"), 1, 3);
+        let neighbour = start_neighbour(server.socket("good"), 1, 3);
         let quiet = server.watch(&neighbour, TIME);
         let attacked = attack(&mut server, &neighbour);
         eprintln!("{what}, {name}:\n  before: {quiet}\n  under attack: {attacked}");

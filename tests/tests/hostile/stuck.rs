@@ -10,7 +10,7 @@ use mqblk_engine::{Coalesce, PlugOptions, PollPolicy};
 use mqblk_tests::hostile::daemon::HostileDaemon;
 use mqblk_tests::hostile::frontend::HostileFrontend;
 use mqblk_tests::hostile::fuse::HangingFile;
-use mqblk_tests::hostile::load::VhostUserNeighbour;
+use mqblk_tests::hostile::load::start_neighbour;
 use mqblk_tests::hostile::memory::{FileRegion, START, SharedMemory};
 use mqblk_tests::hostile::request::{header, readable, request_type, writable, write_direct};
 use mqblk_tests::hostile::ring::RingAddresses;
@@ -53,7 +53,7 @@ fn a_worker_that_waits_in_a_page_fault_keeps_nobody_else_waiting() {
     let memory = SharedMemory { regions: vec![FileRegion::new(0, 0x7f00_0000_0000, 4 << 20, 0), slow] };
     let mut frontend = HostileFrontend::with_memory(&daemon.socket("bad"), 0, memory);
     frontend.add_queue(RingAddresses::pages(0), 64);
-    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 3);
+    let neighbour = start_neighbour(daemon.socket("good"), 1, 3);
     let hangs = hanging.hang();
     let queue = &mut frontend.queues[0];
     // The header of the request is in memory that does not answer.
@@ -100,7 +100,7 @@ fn a_reset_that_waits_for_storage_does_not_hold_up_the_stop() {
     let disks = [("bad", bad.as_str()), ("good", "storage=ram,size=1M,queues=1")];
     let mut daemon = HostileDaemon::start_with(1, &disks, &["--drain-timeout-s", "2"]);
     let mut frontend = HostileFrontend::start(&daemon.socket("bad"), 0, 1);
-    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 3);
+    let neighbour = start_neighbour(daemon.socket("good"), 1, 3);
     let hangs = hanging.hang();
     read_first_block(&mut frontend);
     wait_for("a read that hangs", || (hanging.waiting() > 0).then_some(()));

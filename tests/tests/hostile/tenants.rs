@@ -4,7 +4,7 @@ use mqblk_tests::hostile::daemon::HostileDaemon;
 use mqblk_tests::hostile::frontend::{FrontendQueue, HostileFrontend, SEG_MAX, SIZE_MAX};
 use mqblk_tests::hostile::fuse::HangingFile;
 use mqblk_tests::hostile::hung_device::HungFileSystem;
-use mqblk_tests::hostile::load::VhostUserNeighbour;
+use mqblk_tests::hostile::load::start_neighbour;
 use mqblk_tests::hostile::memory::{FileRegion, START, mem_table_payload};
 use mqblk_tests::hostile::one_region::{DATA, MEMORY, connect, offer, status, statuses};
 use mqblk_tests::hostile::request::{STATUS_IOERR, STATUS_OK, header, readable, request_type, writable, write_direct};
@@ -28,7 +28,7 @@ fn giant_requests_do_not_hold_up_other_disks() {
         let good = ("good", "storage=ram,size=1M,queues=1");
         let daemon = HostileDaemon::start(1, &[("bad", &format!("{storage},queues=1")), good]);
         let mut frontend = connect(&daemon.socket("bad"), SIZE_MAX | SEG_MAX);
-        let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 3);
+        let neighbour = start_neighbour(daemon.socket("good"), 1, 3);
         for index in 0..CHAINS {
             offer(&mut frontend, index, kind, 0, &[writable(DATA, 4 << 20); PIECES]);
         }
@@ -49,7 +49,7 @@ fn giant_requests_do_not_hold_up_other_disks() {
 #[test]
 fn memory_that_answers_no_page_fault_is_refused() {
     let daemon = HostileDaemon::start(1, &[("bad", "storage=ram,size=1M,queues=1"), ("good", "storage=ram,size=1M")]);
-    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 3);
+    let neighbour = start_neighbour(daemon.socket("good"), 1, 3);
     let hanging = HangingFile::mount(MEMORY as usize);
     let _hangs = hanging.hang();
     let file = std::fs::OpenOptions::new().read(true).write(true).open(hanging.path()).expect("the file");
@@ -83,7 +83,7 @@ fn an_image_that_hangs_does_not_hold_up_other_disks() {
     // The neighbour's requests go through the ring too, because they bypass the page cache.
     let daemon = HostileDaemon::start(1, &[("bad", &bad), ("good", "storage=file,path=IMAGE,queues=1")]);
     let mut frontend = connect(&daemon.socket("bad"), 0);
-    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 3);
+    let neighbour = start_neighbour(daemon.socket("good"), 1, 3);
     let hangs = hanging.hang();
     for index in 0..64 {
         offer(&mut frontend, index, request_type::IN, 0, &[writable(DATA, 4096)]);
@@ -163,7 +163,7 @@ fn memory_is_guarded_however_many_mappings_there_are() {
     let mut disks: Vec<(&str, &str)> = ids.iter().map(|id| (id.as_str(), "storage=ram,size=1M,queues=1")).collect();
     disks.push(("good", "storage=ram,size=1M,queues=1"));
     let daemon = HostileDaemon::start(1, &disks);
-    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 3);
+    let neighbour = start_neighbour(daemon.socket("good"), 1, 3);
     let whole = FileRegion::new(0, 0, 4096, 0);
     let region = |at: u64| {
         let file = whole.file.try_clone().expect("a descriptor");
@@ -233,7 +233,7 @@ fn log_lines_of_a_disk_are_limited() {
 #[test]
 fn a_log_that_nobody_reads_holds_up_nothing() {
     let daemon = HostileDaemon::start_unread(1, &TWO_DISKS);
-    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 3);
+    let neighbour = start_neighbour(daemon.socket("good"), 1, 3);
     // More than the 64 KiB of a pipe.
     complain(&daemon, 900);
     (0..5).for_each(|_| neighbour.assert_progress("a full pipe"));

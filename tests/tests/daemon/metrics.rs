@@ -369,7 +369,7 @@ impl Drop for Server {
 }
 
 fn monitoring() -> PathBuf {
-    repository().join("contrib/monitoring")
+    repository().join("packaging/monitoring")
 }
 
 fn promtool(arguments: &[&str], input: &str) -> Output {

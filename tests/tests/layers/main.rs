@@ -11,24 +11,29 @@ mod words;
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package, TargetKind};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// The components, and their allowed dependencies. A component is a folder of the workspace; `transport` has sides.
+/// The components, and their allowed dependencies. A component is a folder of `crates`, and a crate.
 const ROOMS: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("memory", &["core"]),
     ("uring", &["core", "memory"]),
     ("ring", &["core", "memory"]),
     ("engine", &["core", "uring"]),
-    ("guest", &["core", "memory", "ring", "guest"]),
     ("rbd", &["uring"]),
     ("storage", &["core", "memory", "uring", "rbd"]),
-    ("transport/server", &["core", "memory", "ring", "engine", "guest", "transport/client", "transport/simulation"]),
-    ("transport/devices", &["guest", "transport/server"]),
-    ("transport/client", &["core", "memory", "ring", "transport/nodes"]),
-    ("transport/nodes", &["core", "memory"]),
-    ("transport/simulation", &["core", "memory", "transport/client"]),
-    ("driver", &["core", "memory", "ring", "transport/client", "transport/simulation"]),
+    ("virtio", &["core", "memory", "ring"]),
+    ("virtio-blk", &["core", "memory", "ring", "virtio"]),
+    ("scsi", &["core"]),
+    ("virtio-scsi", &["core", "memory", "ring", "virtio", "scsi"]),
+    ("blkif", &["core", "memory", "ring"]),
+    ("vhost-user-server", &["core", "memory", "ring", "engine", "virtio"]),
+    ("vhost-user-devices", &["vhost-user-server", "virtio-blk", "virtio-scsi"]),
+    ("vhost-user-client", &["memory", "ring"]),
+    ("xen-nodes", &["core", "memory"]),
+    ("xen", &["core", "memory", "xen-nodes"]),
+    ("xen-simulation", &["core", "memory", "xen"]),
+    ("xen-server", &["core", "memory", "ring", "engine", "blkif", "xen", "xen-simulation"]),
+    ("driver", &["core", "memory", "ring", "vhost-user-client", "xen", "xen-simulation"]),
     ("admin", &["core"]),
-    ("bench", &["core", "memory", "driver", "transport/client", "transport/simulation", "admin", "daemon", "cli"]),
     ("metrics", &["core", "admin"]),
     (
         "daemon",
@@ -36,16 +41,22 @@ const ROOMS: &[(&str, &[&str])] = &[
             "core",
             "memory",
             "engine",
-            "guest",
             "storage",
-            "transport/server",
-            "transport/devices",
-            "transport/client",
+            "virtio",
+            "virtio-blk",
+            "scsi",
+            "virtio-scsi",
+            "blkif",
+            "vhost-user-server",
+            "vhost-user-devices",
+            "xen",
+            "xen-server",
             "admin",
             "metrics",
         ],
     ),
-    ("cli", &["core", "memory", "engine", "transport/server", "transport/client", "admin", "daemon"]),
+    ("cli", &["core", "memory", "engine", "xen", "xen-server", "admin", "daemon"]),
+    ("bench", &["core", "memory", "driver", "vhost-user-client", "xen", "xen-simulation", "admin", "daemon", "cli"]),
 ];
 
 /// Tests may use every component.
@@ -55,13 +66,13 @@ const TESTS: &str = "tests";
 const BOUNDS: &str = "mqblk-test-bounds";
 
 /// The components that may hold `unsafe`.
-const UNSAFE: [&str; 4] = ["memory", "uring", "transport/nodes", "rbd"];
+const UNSAFE: [&str; 4] = ["memory", "uring", "xen-nodes", "rbd"];
 /// Tests of a third-party client, whose interface returns uninitialised memory, and one that makes every system call.
 const UNSAFE_TESTS: [&str; 3] =
     ["tests/tests/daemon/client_blkio.rs", "tests/examples/blkio_load.rs", "tests/tests/daemon/system_calls.rs"];
 
 /// The only source that converts between sectors and bytes.
-const UNITS: &str = "core/src/units.rs";
+const UNITS: &str = "crates/core/src/units.rs";
 
 /// Most lines of a file.
 const LINES: usize = 700;
@@ -81,11 +92,8 @@ fn folder<'a>(metadata: &'a Metadata, package: &'a Package) -> &'a str {
 
 /// Returns the component of a folder of the workspace.
 fn room(folder: &str) -> String {
-    let mut parts = folder.split('/');
-    match (parts.next(), parts.next_back()) {
-        (Some("transport"), Some(side)) => format!("transport/{side}"),
-        (first, _) => first.unwrap_or_default().to_owned(),
-    }
+    let name = folder.strip_prefix("crates/").unwrap_or(folder);
+    name.split('/').next().unwrap_or_default().to_owned()
 }
 
 /// Returns the fault of an edge, if any.
@@ -126,17 +134,18 @@ fn a_wrong_edge_is_found() {
     for (from, to) in [
         ("engine", "storage"),
         ("engine", "memory"),
-        ("guest", "engine"),
+        ("virtio-blk", "engine"),
+        ("scsi", "virtio"),
         ("storage", "ring"),
         ("core", "memory"),
-        ("driver", "transport/server"),
+        ("driver", "vhost-user-server"),
         ("admin", "engine"),
         ("attic", "core"),
     ] {
         assert!(judge_edge(from, to).is_some(), "{from} -> {to}");
     }
-    assert_eq!(room("transport/vhost_user/server"), "transport/server");
-    assert_eq!(room("guest/virtio_blk"), "guest");
+    assert_eq!(room("crates/virtio-blk"), "virtio-blk");
+    assert_eq!(room("tests/budget"), "tests");
 }
 
 /// Returns the crates that a build of a crate without its tests needs, itself included.
@@ -168,7 +177,7 @@ fn the_daemon_links_neither_the_benchmark_nor_the_simulated_xen() {
 }
 
 /// The table of guest interfaces, and the implementation of each: the only part of the daemon that may name one.
-const INTERFACES: &str = "daemon/src/interfaces/";
+const INTERFACES: &str = "crates/daemon/src/interfaces/";
 
 /// Returns true if a source names a guest interface by its path.
 fn names_an_interface(text: &str) -> bool {
@@ -180,7 +189,7 @@ fn names_an_interface(text: &str) -> bool {
 #[test]
 fn only_its_folder_names_a_guest_interface() {
     let sources = sources();
-    let daemon = sources.iter().filter(|source| source.path.starts_with("daemon/src/"));
+    let daemon = sources.iter().filter(|source| source.path.starts_with("crates/daemon/src/"));
     let (inside, outside): (Vec<_>, Vec<_>) = daemon.partition(|source| source.path.starts_with(INTERFACES));
     assert!(inside.len() > 10 && outside.len() > 10, "{} and {} files", inside.len(), outside.len());
     let wrong: Vec<_> =
@@ -197,9 +206,9 @@ fn names_a_ring_format(text: &str) -> bool {
 
 #[test]
 fn devices_and_transports_name_no_ring_format() {
+    const SERVED: [&str; 6] = ["virtio", "virtio-blk", "virtio-scsi", "scsi", "blkif", "vhost-user-server"];
     let sources = sources();
-    let is_served = |path: &str| path.starts_with("guest/") || path.starts_with("transport/vhost_user/server/");
-    let served: Vec<_> = sources.iter().filter(|source| is_served(&source.path)).collect();
+    let served: Vec<_> = sources.iter().filter(|source| SERVED.contains(&source.room.as_str())).collect();
     assert!(served.len() > 30, "{} files", served.len());
     let wrong: Vec<_> =
         served.iter().filter(|source| names_a_ring_format(&source.text)).map(|source| &*source.path).collect();
@@ -499,13 +508,18 @@ fn an_empty_name_is_found() {
 }
 
 /// Folders where several threads lock control state: daemons, servers, verbs.
-const RANKED: [&str; 5] =
-    ["daemon/src/", "admin/src/", "metrics/src/", "transport/vhost_user/server/src/", "transport/xen/server/src/"];
+const RANKED: [&str; 5] = [
+    "crates/daemon/src/",
+    "crates/admin/src/",
+    "crates/metrics/src/",
+    "crates/vhost-user-server/src/",
+    "crates/xen-server/src/",
+];
 /// A session, which the crate `vhost` locks too: its rank is taken at the lock.
 const SESSION: [&str; 3] = [
-    "transport/vhost_user/server/src/control.rs",
-    "transport/vhost_user/server/src/session/migration.rs",
-    "transport/vhost_user/server/src/disks.rs",
+    "crates/vhost-user-server/src/control.rs",
+    "crates/vhost-user-server/src/session/migration.rs",
+    "crates/vhost-user-server/src/disks.rs",
 ];
 
 /// Returns true if a source, without its tests, has a lock without a rank.

@@ -10,8 +10,8 @@
 //! * nothing changes a sector after the last request for it has completed;
 //! * the number of successful COMPARE AND WRITEs of a counter is its value.
 //!
-//! `MQBLK_VIRTIO_CRASH_SEEDS=600` runs more seeds, `MQBLK_VIRTIO_CRASH_SEED=7` one. `ring/src/split/inflight/tests.rs`
-//! and the tests of `packed` beside it test kills between two stores of a table.
+//! `MQBLK_VIRTIO_CRASH_SEEDS=600` runs more seeds, `MQBLK_VIRTIO_CRASH_SEED=7` one. The tests of
+//! `crates/ring/src/split/inflight` and of `packed` beside it test kills between two stores of a table.
 
 use std::cell::RefCell;
 use std::ops::Range;

@@ -2,9 +2,9 @@
 //! engine. [`World`] holds the state that survives the backend, [`Host`] the backend's own.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-#[path = "../../../../guest/blkif/tests/rig/domain.rs"]
+#[path = "../../../../crates/blkif/tests/rig/domain.rs"]
 pub(crate) mod domain;
-#[path = "../../../../guest/blkif/tests/rig/front.rs"]
+#[path = "../../../../crates/blkif/tests/rig/front.rs"]
 pub(crate) mod front;
 
 use std::fs::File;

@@ -16,7 +16,7 @@ fn commands(text: &str) -> Vec<String> {
 fn every_printed_command_is_a_benchmark_that_can_be_planned() {
     let help = Cli::command().get_after_help().unwrap().to_string();
     for (page, text, least) in
-        [("--help", help.as_str(), 12), ("docs/bench.md", include_str!("../../../docs/bench.md"), 18)]
+        [("--help", help.as_str(), 12), ("docs/bench.md", include_str!("../../../../docs/bench.md"), 18)]
     {
         let all = commands(text);
         assert!(all.len() >= least, "{page}: {all:#?}");

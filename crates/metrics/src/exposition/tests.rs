@@ -136,7 +136,7 @@ fn the_text_is_well_formed() {
 /// docs/metrics.md lists each family.
 #[test]
 fn every_family_is_documented() {
-    let page = include_str!("../../../docs/metrics.md");
+    let page = include_str!("../../../../docs/metrics.md");
     let text = text(full(), TextFormat::OpenMetrics, QUEUES);
     for family in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let (family, kind) = family.split_once(' ').unwrap();

@@ -14,7 +14,7 @@ const DOCUMENTS: [&str; 2] = ["serve.md", "xen.md"];
 const BEGIN: &str = "<!-- keys: ";
 const END: &str = "<!-- end -->\n";
 
-/// Returns true for keys of [rate-limits.md](../../docs/rate-limits.md).
+/// Returns true for keys of [rate-limits.md](../../../docs/rate-limits.md).
 fn is_limit(key: &Key) -> bool {
     key.name.starts_with("iops") || key.name.starts_with("bandwidth")
 }
@@ -124,7 +124,7 @@ fn with_tables(document: &str, known: &mut BTreeSet<*const Key>) -> String {
 
 #[test]
 fn documents_have_the_tables_of_keys() {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
     let mut known = BTreeSet::new();
     for name in DOCUMENTS {
         let path = docs.join(name);

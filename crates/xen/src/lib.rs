@@ -1,6 +1,6 @@
 //! The Xen interfaces that a program in a domain uses: xenstore, grants, event channels. The trait [`Xen`] is a Xen
 //! host; [`connect_real`] is the machine's own, through xenstored and the kernel's device nodes.
-//! `transport/xen/simulation` is another one.
+//! `crates/xen-simulation` is another one.
 #![forbid(unsafe_code)]
 
 mod real;

@@ -477,8 +477,8 @@ fn a_printed_configuration_round_trips() {
 
 #[test]
 fn the_examples_are_valid() {
-    let whole = include_str!("../../../examples/mqblk.toml").replace("# workers", "workers").replace("# pin", "pin");
-    let handbook = include_str!("../../../docs/serve.md");
+    let whole = include_str!("../../../../examples/mqblk.toml").replace("# workers", "workers").replace("# pin", "pin");
+    let handbook = include_str!("../../../../docs/serve.md");
     let in_handbook =
         handbook.split("```toml\n").skip(1).filter_map(|rest| rest.split_once("```")).map(|(text, _)| text);
     let (mut disks, mut luns) = (0, 0);

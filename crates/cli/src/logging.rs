@@ -200,7 +200,7 @@ mod tests {
             let mut lines = String::new();
             child.stderr.take().unwrap().read_to_string(&mut lines).unwrap();
             let panic = lines.lines().find(|line| line.contains("panicked at")).unwrap_or_default();
-            for part in ["ERROR", "thread=\"first\"", "cli/src/logging.rs:", ": before two lines"] {
+            for part in ["ERROR", "thread=\"first\"", "crates/cli/src/logging.rs:", ": before two lines"] {
                 assert!(panic.contains(part), "{part}: {panic:?}");
             }
             assert!(!lines.contains("second"), "there was no room for it");

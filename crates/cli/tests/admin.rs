@@ -128,7 +128,7 @@ fn responses_match_the_handbook() {
             "help"
         ]
     );
-    let handbook = include_str!("../../docs/admin.md");
+    let handbook = include_str!("../../../docs/admin.md");
     for verb in &verbs {
         assert!(handbook.contains(&format!("### `{verb}`")), "{verb} is not in the handbook");
     }

@@ -5,7 +5,7 @@
 //! end (userspace drivers and tests). `packed/` is the packed virtqueue, with the same two ends, and `driver_ring` the
 //! driver's end of either. `blkif/` is the ring of Xen's block interface: `back` and `front`. `wakeup` is the
 //! notification protocol that all of them use: neither end sleeps while the other waits for it. The meaning of ring
-//! entries is defined elsewhere (`guest/`).
+//! entries is defined elsewhere (`virtio-blk`, `virtio-scsi`, `blkif`).
 #![forbid(unsafe_code)]
 
 pub mod blkif;

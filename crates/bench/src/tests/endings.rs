@@ -32,7 +32,7 @@ pub(super) fn is_sigint(result: &Result<u64, BenchError>) -> bool {
 #[test]
 fn a_signal_ends_the_run_and_keeps_what_it_measured() {
     for client in ["poll", "wait"] {
-        for line in ["--runtime 60 --warmup 0 --runs 3", "--runtime 60 --warmup 0 --runs 1 --queues 3 --iodepth 4"] {
+        for line in ["--runtime 600 --warmup 0 --runs 3", "--runtime 600 --warmup 0 --runs 1 --queues 3 --iodepth 4"] {
             let rig = Rig::new(BlkBehaviour::default());
             let file = rig.path("results.json");
             let result = interrupted(&rig, &format!("{line} --client {client} --json {file}"), 20_000, 1);
@@ -49,11 +49,11 @@ fn a_signal_before_the_measurement_leaves_older_results() {
     let rig = Rig::new(BlkBehaviour::default());
     let file = rig.path("results.json");
     std::fs::write(&file, "older").unwrap();
-    let result = interrupted(&rig, &format!("--runtime 60 --warmup 60 --json {file}"), 50, 1);
+    let result = interrupted(&rig, &format!("--runtime 600 --warmup 600 --json {file}"), 50, 1);
     assert!(is_sigint(&result), "{result:?}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "older");
     // The written blocks are not checked: the run does not count.
-    let verified = format!("--rw randwrite --verify crc32c --allow-write --runtime 60 --warmup 0 --json {file}");
+    let verified = format!("--rw randwrite --verify crc32c --allow-write --runtime 600 --warmup 0 --json {file}");
     assert!(is_sigint(&interrupted(&rig, &verified, 100, 1)));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "older");
 }
@@ -61,9 +61,9 @@ fn a_signal_before_the_measurement_leaves_older_results() {
 #[test]
 fn a_second_signal_does_not_wait_for_a_server_that_is_stuck() {
     let rig = Rig::new(BlkBehaviour { fault: BlkFault::StallAfter(100), ..BlkBehaviour::default() });
-    let plan = plan(&format!("--socket {} --runtime 60 --warmup 0", rig.path("s"))).unwrap();
+    let plan = plan(&format!("--socket {} --runtime 600 --warmup 0", rig.path("s"))).unwrap();
     assert!(plan.stuck_timeout >= Duration::from_secs(30));
-    assert!(is_sigint(&interrupted(&rig, "--runtime 60 --warmup 0 --iodepth 4", 90, 2)));
+    assert!(is_sigint(&interrupted(&rig, "--runtime 600 --warmup 0 --iodepth 4", 90, 2)));
 }
 
 /// Each run is 256 requests: the third one meets the end of the server.

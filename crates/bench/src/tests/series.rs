@@ -101,7 +101,7 @@ fn a_run_that_ends_early_has_its_series_until_then() {
     for client in ["poll", "wait"] {
         let rig = Rig::new(BlkBehaviour::default());
         let file = rig.path("out.json");
-        let line = "--runtime 60 --warmup 0 --runs 1 --iodepth 4 --interval 10ms";
+        let line = "--runtime 600 --warmup 0 --runs 1 --iodepth 4 --interval 10ms";
         let result = interrupted(&rig, &format!("{line} --client {client} --json {file}"), 20_000, 1);
         assert!(is_sigint(&result), "{result:?}");
         assert!(check(&json(&file)[0], "read") > 0);

@@ -66,7 +66,7 @@ pub struct ServeConfig {
     /// All guest interfaces, in the order of `interfaces`.
     pub table: Interfaces,
     /// The guest interfaces with their disks. Ids are unique among all disks, controllers and LUNs.
-    pub interfaces: Vec<Box<dyn ConfiguredInterface>>,
+    pub interfaces: Vec<ConfiguredInterface>,
     /// True if a disk that cannot be served keeps the daemon from starting.
     pub strict: bool,
     /// The disks that cannot be served now.

@@ -117,7 +117,7 @@ impl Daemon {
         };
         let engine = Arc::new(Engine::start(&options).map_err(StartError::Workers)?);
         let mut names = UniqueNames::default();
-        for (noun, id) in config.interfaces.iter().flat_map(|interface| interface.ids()) {
+        for (noun, id) in config.interfaces.iter().flat_map(|interface| &interface.ids) {
             names.insert(&("id", id.clone()), &format!("{noun} {id:?}"));
         }
         let watchdog = config.hang_warning.map(|age| engine.watch(age)).transpose().map_err(StartError::Workers)?;
@@ -151,7 +151,7 @@ impl Daemon {
             stands_by: Arc::clone(&stands_by),
         };
         let file = host.state.clone();
-        let interfaces = config.interfaces.into_iter().map(|interface| interface.start(&host));
+        let interfaces = config.interfaces.into_iter().map(|interface| (interface.start)(&host));
         let interfaces = interfaces.collect::<Result<Vec<_>, _>>()?;
         let placement = Arc::clone(&host.placement);
         drop(host);

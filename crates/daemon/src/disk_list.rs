@@ -1,36 +1,25 @@
 //! The disks of an interface whose devices have one disk each: the stages of [`interface`](crate::interface) that these
-//! interfaces share. Each supplies an [`Endpoint`] for the keys and a [`DiskExport`] for the served disk.
+//! interfaces share. Each supplies an [`Endpoint`] for the keys. A served disk keeps a [`DiskInfo`] for its reports.
 
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::Arc;
 
 use mqblk_admin::model::DiskStat;
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_core::{Geometry, Resize};
-use mqblk_engine::{
-    AnyDisk, Coalesce, DiskHealth, PlugOptions, PollPolicy, QueueId, QueueMove, QueuePlacement, QueueSettings,
-    QueueStats, WorkerStats,
-};
+use mqblk_engine::{AnyDisk, DiskHealth, QueueSettings, QueueStats};
 
-use mqblk_vhost_user_server::{Frontend, Server};
-
-use crate::change::ChangeError;
 use crate::change::ChangeSource;
 use crate::config_error::ConfigError;
 use crate::contract::DiskContract;
 use crate::interface::{
-    DeviceDescription, DeviceKeys, DeviceStat, DiskTable, Export, FIXED_QUEUES, INTERFACE, ListPosition,
-    ResolveContext, ServedDevice, StatDetail,
+    DeviceDescription, DiskTable, Export, INTERFACE, ListPosition, ResolveContext, StatDetail, UnassignedQueues,
 };
 use crate::limits::current_limit_pairs;
 use crate::limits::{LIMIT_GROUP, is_limit_key};
 use crate::names::{Claim, ID, rename_subject, take_id};
 use crate::out::OutDisk;
 use crate::pair::{Pair, Section};
-use crate::queues::queue_settings_pairs;
-use crate::report as wire;
-use crate::report::DiskInfo;
-use crate::resize::ResizeOutcome;
+use crate::queues::{QueueMap, queue_settings_pairs};
+use crate::report::{self, DiskInfo};
 use crate::storage::StorageConfig;
 use crate::storage::backend_pairs;
 use crate::storage::{STORAGE, StorageKeys, plug_pairs, storage_pairs, take_storage_kind};
@@ -50,30 +39,11 @@ pub trait Endpoint: Clone + Send + Sync + 'static {
     /// Returns the number of queues offered.
     fn queues(&self) -> u16;
 
-    /// Assigns the queues to workers.
-    ///
-    /// # Errors
-    /// If the queue map is invalid.
-    fn assign_queues(&mut self, settings: &Settings, placement: &mut QueuePlacement) -> Result<(), SettingError>;
-
-    /// Assigns all queues to one worker: the disk's storage has one channel.
-    ///
-    /// # Errors
-    /// If the queue map conflicts, or the interface cannot.
-    fn keep_on_one_worker(&mut self, settings: &Settings) -> Result<(), SettingError> {
-        let map = self.queue_map();
-        if map.windows(2).all(|pair| pair[0] == pair[1]) {
-            return Ok(());
-        }
-        let found = format!("{} of an interface that has no queue-map", self.queues());
-        Err(settings.error("queues", found, "1: this storage serves one connection at a time"))
-    }
-
-    /// Forgets the queue map.
-    fn forget_queue_map(&mut self) {}
-
     /// Returns the worker of each queue.
-    fn queue_map(&self) -> &[u16];
+    fn queue_map(&self) -> &QueueMap;
+
+    /// As [`queue_map`](Self::queue_map), to assign workers.
+    fn queue_map_mut(&mut self) -> &mut QueueMap;
 
     /// Returns the keys with their values.
     fn pairs(&self) -> Vec<Pair>;
@@ -130,9 +100,15 @@ impl<E: Endpoint> DiskKeys<E> {
         std::iter::once((ID.name, self.id.clone())).chain(self.endpoint.claims()).collect()
     }
 
-    /// Returns the device with its position.
-    pub fn device(&mut self) -> (ListPosition, &mut dyn DeviceKeys) {
-        (self.position, self)
+    /// Returns its queues.
+    pub fn queues(&mut self) -> UnassignedQueues<'_> {
+        UnassignedQueues {
+            position: self.position,
+            count: self.endpoint.queues(),
+            map: self.endpoint.queue_map_mut(),
+            settings: &self.settings,
+            is_added: matches!(self.position, ListPosition::Added(_)),
+        }
     }
 
     /// Returns the disk's name for messages.
@@ -172,24 +148,9 @@ impl<E: Endpoint> DiskKeys<E> {
         let subject = Settings::new(settings.subject());
         let storage = storage.open(settings, storages, endpoint.given())?;
         if storage.disk.max_channels() == Some(1) {
-            endpoint.keep_on_one_worker(&subject)?;
+            endpoint.queue_map_mut().keep_on_one_worker(&subject, None)?;
         }
         Ok(DiskConfig { position, given, id, endpoint, storage })
-    }
-}
-
-impl<E: Endpoint> DeviceKeys for DiskKeys<E> {
-    fn queues(&self) -> u16 {
-        self.endpoint.queues()
-    }
-
-    fn assign_queues(&mut self, placement: &mut QueuePlacement) -> Result<(), SettingError> {
-        self.endpoint.assign_queues(&self.settings, placement)
-    }
-
-    fn forget_queue_map(&mut self) -> bool {
-        self.endpoint.forget_queue_map();
-        matches!(self.position, ListPosition::Added(_))
     }
 }
 
@@ -239,7 +200,8 @@ impl<E: Endpoint> DiskConfig<E> {
             plug: self.storage.plug,
             health: Arc::clone(health),
             disk: Some(Arc::downgrade(&self.storage.disk)),
-            queue_map: self.endpoint.queue_map().to_vec(),
+            watch_size: self.storage.watch_size,
+            queue_map: self.endpoint.queue_map().workers().to_vec(),
             // Limits may be changed while it is served.
             settings: sections
                 .filter(|(key, _)| !own.contains(key) && !is_limit_key(key) && *key != LIMIT_GROUP.name)
@@ -248,176 +210,34 @@ impl<E: Endpoint> DiskConfig<E> {
     }
 }
 
-/// The guest side of a served disk.
-pub trait DiskExport: Send + Sync {
-    /// Returns the statistics of each queue, from those of the workers. `None` if a queue was attached or detached
-    /// meanwhile.
-    fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>>;
-
-    /// Returns the connected frontend: see [`ServedDevice::frontend`].
-    fn frontend(&self) -> Option<Frontend> {
-        None
-    }
-
-    /// Adds the members that only this interface has.
-    fn annotate(&self, _stat: &mut DiskStat) {}
-
-    /// Resizes the disk and notifies its guest.
-    ///
-    /// # Errors
-    /// If the disk cannot have that size.
-    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError>;
-
-    /// Returns true if a guest is connected to it.
-    fn is_connected(&self) -> bool;
-
-    /// Returns its disk, if the size of its storage is watched.
-    fn watched(&self) -> Option<Arc<AnyDisk>>;
-
-    /// Returns the settings of its queues: see [`ServedDevice::queue_settings`].
-    fn queue_settings(&self) -> Option<QueueSettings> {
-        None
-    }
-
-    /// Changes the polling of its queues: see [`ServedDevice::set_polling`].
-    ///
-    /// # Errors
-    /// If that cannot be changed, or a worker does not respond.
-    fn set_polling(&self, _poll: PollPolicy, _coalesce: Coalesce) -> Result<(), String> {
-        Err(FIXED_QUEUES.to_owned())
-    }
-
-    /// Returns its server: see [`ServedDevice::server`].
-    fn server(&self) -> Option<Arc<Server>> {
-        None
-    }
-
-    /// Moves a queue to another worker: see [`ServedDevice::move_queue`].
-    ///
-    /// # Errors
-    /// If queues of this interface cannot move, or the worker refuses the queue.
-    fn move_queue(&self, _queue: u16, _worker: usize, _timeout: Duration) -> Result<QueueMove, String> {
-        Err(FIXED_QUEUES.to_owned())
-    }
-
-    /// Returns the queues that its guest uses now: see [`ServedDevice::attached_queues`].
-    fn attached_queues(&self) -> Vec<(u16, QueueId)> {
-        Vec::new()
-    }
-}
-
-/// A served disk: its description for reports, and its guest side.
-pub struct ServedDisk<X: ?Sized> {
-    info: Arc<DiskInfo>,
-    export: Arc<X>,
-}
-
-impl<X: DiskExport + ?Sized + 'static> ServedDisk<X> {
-    /// Creates the served disk of an export.
-    pub fn new(info: DiskInfo, export: Arc<X>) -> Arc<ServedDisk<X>> {
-        Arc::new(ServedDisk { info: Arc::new(info), export })
-    }
-
-    /// Returns its id.
-    pub fn id(&self) -> &str {
-        &self.info.id
-    }
-
-    /// Returns its guest side.
-    pub fn export(&self) -> &Arc<X> {
-        &self.export
-    }
-}
-
-impl<X: ?Sized> Clone for ServedDisk<X> {
-    fn clone(&self) -> Self {
-        ServedDisk { info: Arc::clone(&self.info), export: Arc::clone(&self.export) }
-    }
-}
-
-impl<X: DiskExport + ?Sized + 'static> ServedDevice for ServedDisk<X> {
-    fn describe(&self) -> DeviceDescription {
-        let DiskInfo { id, interface, storage, mut settings, health, .. } = DiskInfo::clone(&self.info);
+impl DiskInfo {
+    /// Returns the disk as the verb `disks` reports it. `queues`: the settings of its queues, if they can be changed.
+    pub fn describe(&self, queues: Option<&QueueSettings>) -> DeviceDescription {
+        let DiskInfo { id, interface, storage, mut settings, health, .. } = self.clone();
         // These may have changed while it is served.
-        let mut current = plug_pairs(&self.info.current_plug());
-        current.extend(self.export.queue_settings().iter().flat_map(queue_settings_pairs));
+        let mut current = plug_pairs(&self.current_plug());
+        current.extend(queues.into_iter().flat_map(queue_settings_pairs));
         settings.retain(|(key, _)| !current.iter().any(|(other, _)| other == key));
         settings.extend(current);
         settings.extend(current_limit_pairs(health.limits()));
         DeviceDescription { id, interface, storage: Some(storage), settings }
     }
 
-    fn stat(&self, workers: &[WorkerStats], detail: StatDetail) -> Option<DeviceStat> {
-        let fixed = || self.info.queue_map.iter().map(|worker| usize::from(*worker)).collect();
-        let map = self.export.queue_settings().map_or_else(fixed, |queues| queues.map);
-        let mut stat = wire::disk(&self.info, &map, &self.export.queue_stats(workers)?, detail);
-        self.export.annotate(&mut stat);
-        Some(DeviceStat::Disk(Box::new(stat)))
+    /// Returns the disk's statistics, from those of its queues in order. `queues`: as of [`describe`](Self::describe).
+    pub fn stat(&self, queues: Option<QueueSettings>, stats: &[QueueStats], detail: StatDetail) -> DiskStat {
+        let fixed = || self.queue_map.iter().map(|worker| usize::from(*worker)).collect();
+        report::disk(self, &queues.map_or_else(fixed, |queues| queues.map), stats, detail)
     }
 
-    fn exports(&self) -> Vec<Arc<dyn Export>> {
-        vec![Arc::new(self.clone())]
-    }
-
-    fn id(&self) -> String {
-        self.info.id.clone()
-    }
-
-    fn frontend(&self) -> Option<Frontend> {
-        self.export.frontend()
-    }
-
-    fn is_connected(&self) -> bool {
-        self.export.is_connected()
-    }
-
-    fn server(&self) -> Option<Arc<Server>> {
-        self.export.server()
-    }
-
-    fn queue_settings(&self) -> Option<QueueSettings> {
-        self.export.queue_settings()
-    }
-
-    fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), String> {
-        self.export.set_polling(poll, coalesce)
-    }
-
-    fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
-        self.export.move_queue(queue, worker, timeout)
-    }
-
-    fn attached_queues(&self) -> Vec<(u16, QueueId)> {
-        self.export.attached_queues()
-    }
-}
-
-impl<X: DiskExport + ?Sized + 'static> Export for ServedDisk<X> {
-    fn id(&self) -> &str {
-        &self.info.id
-    }
-
-    fn health(&self) -> Option<Arc<DiskHealth>> {
-        Some(Arc::clone(&self.info.health))
-    }
-
-    fn plug(&self) -> Option<PlugOptions> {
-        Some(self.info.current_plug())
-    }
-
-    fn has_one_channel(&self) -> bool {
-        self.info.disk.as_ref().and_then(Weak::upgrade).is_some_and(|disk| disk.max_channels() == Some(1))
-    }
-
-    fn geometry(&self) -> Option<Geometry> {
-        self.info.disk.as_ref()?.upgrade().map(|disk| disk.geometry())
-    }
-
-    fn watched(&self) -> Option<Arc<AnyDisk>> {
-        self.export.watched()
-    }
-
-    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {
-        self.export.resize(request)
+    /// Returns the storage that its guest reaches.
+    pub fn export(&self) -> Export {
+        Export {
+            id: self.id.clone(),
+            storage: None,
+            health: Some(Arc::clone(&self.health)),
+            configured_plug: self.plug,
+            disk: self.disk.clone(),
+            is_watched: self.watch_size,
+        }
     }
 }

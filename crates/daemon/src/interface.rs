@@ -1,13 +1,14 @@
 //! The traits between the daemon and the guest interfaces.
 //!
-//! An interface has four stages, each with a trait. [`GuestInterface`] is a row of the table of interfaces and lists
-//! its keys. [`InterfaceKeys`] takes these keys from the configuration. [`ConfiguredInterface`] has all defaults filled
-//! in and its storage open. [`ServedInterface`] is served to guests. The rest of the daemon knows no interface by name.
+//! An interface has four stages. [`GuestInterface`] is a row of the table of interfaces and lists its keys.
+//! [`InterfaceKeys`] takes these keys from the configuration. [`ConfiguredInterface`] has all defaults filled in and
+//! its storage open. [`ServedInterface`] is served to guests, with a [`ServedDevice`] for each device. The rest of the
+//! daemon knows no interface by name.
 
 use std::error::Error;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mqblk_admin::Verb;
@@ -30,6 +31,7 @@ use crate::key_values::RawTable;
 use crate::names::UniqueNames;
 use crate::out::{Admission, OutDisk, OutDisks};
 use crate::pair::{Pair, Section};
+use crate::queues::QueueMap;
 use crate::resize::ResizeOutcome;
 use crate::saved_changes::KeptChanges;
 use crate::sockets::PlannedSocket;
@@ -168,8 +170,8 @@ pub trait InterfaceKeys {
         0
     }
 
-    /// Returns the devices, each with its position.
-    fn devices(&mut self) -> Vec<(ListPosition, &mut dyn DeviceKeys)>;
+    /// Returns the queues of each device.
+    fn queues(&mut self) -> Vec<UnassignedQueues<'_>>;
 
     /// Returns the sockets that VMMs of guests will connect to.
     fn sockets(&self) -> Vec<PlannedSocket> {
@@ -185,63 +187,75 @@ pub trait InterfaceKeys {
         self: Box<Self>,
         storages: &dyn StorageBackends,
         admission: &mut Admission,
-    ) -> Result<Box<dyn ConfiguredInterface>, ConfigError>;
+    ) -> Result<ConfiguredInterface, ConfigError>;
 }
 
-/// The keys of a device, before its queues are assigned to workers.
-pub trait DeviceKeys {
-    /// Returns the number of its request queues.
-    fn queues(&self) -> u16;
+/// The request queues of a device, before they are assigned to workers.
+pub struct UnassignedQueues<'a> {
+    /// The device's position.
+    pub position: ListPosition,
+    /// Their number.
+    pub count: u16,
+    /// Their workers, once they are assigned.
+    pub map: &'a mut QueueMap,
+    /// The device's keys, which errors name.
+    pub settings: &'a Settings,
+    /// True if the device is not of the configuration.
+    pub is_added: bool,
+}
 
-    /// Assigns its queues to workers.
+impl UnassignedQueues<'_> {
+    /// Assigns them to workers.
     ///
     /// # Errors
-    /// If its queue map is invalid.
-    fn assign_queues(&mut self, placement: &mut QueuePlacement) -> Result<(), SettingError>;
-
-    /// Forgets its queue map. Returns true if the map is not of the configuration: the device was added at run time.
-    fn forget_queue_map(&mut self) -> bool {
-        false
+    /// If the queue map is invalid.
+    pub fn assign(&mut self, placement: &mut QueuePlacement) -> Result<(), SettingError> {
+        self.map.assign(self.settings, self.count, placement)
     }
 }
+
+/// A check that creates nothing.
+pub type Check = Box<dyn Fn() -> Result<(), ConfigError> + Send>;
+
+/// The start of an interface. Everything is undone when it fails.
+pub type Start = Box<dyn FnOnce(&HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> + Send>;
 
 /// An interface with all defaults filled in, and its storage open.
-pub trait ConfiguredInterface: Send {
-    /// Returns its top-level keys with their values.
-    fn process_pairs(&self) -> Vec<Pair> {
-        Vec::new()
-    }
-
-    /// Returns its disks and tables with their keys and values.
-    fn sections(&self) -> Vec<(ListPosition, Vec<Section>)>;
-
-    /// Returns the ids of its disks and controllers, each with the noun for messages.
-    fn ids(&self) -> Vec<(&'static str, String)>;
-
-    /// Returns the number of its request queues.
-    fn queues(&self) -> usize;
-
-    /// Returns true if it will serve disks outside the configuration.
-    fn expects_more(&self) -> bool {
-        false
-    }
-
-    /// Checks as far as possible that it can be started. Creates nothing.
-    ///
-    /// # Errors
-    /// Names the value that prevents it.
-    fn check(&self) -> Result<(), ConfigError> {
-        Ok(())
-    }
-
-    /// Returns the files that it opens by path while it serves. The sandbox allows no others.
-    fn files(&self) -> Vec<FileUse>;
-
+pub struct ConfiguredInterface {
+    /// Its top-level keys with their values.
+    pub process_pairs: Vec<Pair>,
+    /// Its disks and tables with their keys and values.
+    pub sections: Vec<(ListPosition, Vec<Section>)>,
+    /// The ids of its disks and controllers, each with the noun for messages.
+    pub ids: Vec<(&'static str, String)>,
+    /// The number of its request queues.
+    pub queues: usize,
+    /// True if it will serve disks outside the configuration.
+    pub expects_more: bool,
+    /// The files that it opens by path while it serves. The sandbox allows no others.
+    pub files: Vec<FileUse>,
+    /// Checks as far as possible that it can be started.
+    pub check: Check,
     /// Starts to serve.
-    ///
-    /// # Errors
-    /// If the host refuses a resource. Everything is undone then.
-    fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure>;
+    pub start: Start,
+}
+
+impl ConfiguredInterface {
+    /// Returns an interface without disks.
+    pub fn new(
+        start: impl FnOnce(&HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> + Send + 'static,
+    ) -> ConfiguredInterface {
+        ConfiguredInterface {
+            process_pairs: Vec::new(),
+            sections: Vec::new(),
+            ids: Vec::new(),
+            queues: 0,
+            expects_more: false,
+            files: Vec::new(),
+            check: Box::new(|| Ok(())),
+            start: Box::new(start),
+        }
+    }
 }
 
 /// The context in which an interface serves.
@@ -291,9 +305,8 @@ pub trait ServedInterface: Send + Sync {
 
     /// Returns true if a device, disk or LUN of this interface has this id.
     fn has_id(&self, id: &str) -> bool {
-        let has = |device: &Arc<dyn ServedDevice>| {
-            device.id() == id || device.exports().iter().any(|export| export.id() == id)
-        };
+        let has =
+            |device: &Arc<dyn ServedDevice>| device.id() == id || device.exports().iter().any(|export| export.id == id);
         self.devices().iter().any(|(_, device)| has(device))
     }
 
@@ -392,7 +405,13 @@ pub trait ServedDevice: Send + Sync {
     fn stat(&self, workers: &[WorkerStats], detail: StatDetail) -> Option<DeviceStat>;
 
     /// Returns the storage that guests reach through it.
-    fn exports(&self) -> Vec<Arc<dyn Export>>;
+    fn exports(&self) -> Vec<Export>;
+
+    /// Resizes the storage of the [export](Self::exports) `id` and notifies the guests.
+    ///
+    /// # Errors
+    /// If the storage cannot have that size.
+    fn resize(&self, id: &str, request: Resize) -> Result<ResizeOutcome, ChangeError>;
 
     /// Returns its id.
     fn id(&self) -> String {
@@ -441,38 +460,47 @@ pub trait ServedDevice: Send + Sync {
     }
 }
 
-/// Storage that guests reach under an id: a disk or a LUN.
-pub trait Export: Send + Sync {
-    /// Returns its id.
-    fn id(&self) -> &str;
+/// Storage that guests reach under an id, at the time of the listing: a disk or a LUN.
+#[derive(Clone)]
+pub struct Export {
+    /// Its id.
+    pub id: String,
+    /// The storage backend, if it differs from the device's.
+    pub storage: Option<String>,
+    /// The health of its storage; `None` while the storage is being opened.
+    pub health: Option<Arc<DiskHealth>>,
+    /// The configured plugging of its requests.
+    pub configured_plug: PlugOptions,
+    /// Its storage, which a listing does not keep open. `None` while it is not open.
+    pub disk: Option<Weak<AnyDisk>>,
+    /// True if the size of its storage is watched.
+    pub is_watched: bool,
+}
 
-    /// Returns the health of its storage; `None` while the storage is being opened.
-    fn health(&self) -> Option<Arc<DiskHealth>>;
-
-    /// Returns the plugging of its requests; `None` while the storage is being opened.
-    fn plug(&self) -> Option<PlugOptions>;
-
-    /// Returns true if its storage can be open on one worker only.
-    fn has_one_channel(&self) -> bool {
-        false
+impl Export {
+    fn open_disk(&self) -> Option<Arc<AnyDisk>> {
+        self.disk.as_ref().and_then(Weak::upgrade)
     }
 
-    /// Returns the storage backend, if it differs from the device's.
-    fn storage(&self) -> Option<String> {
-        None
+    /// Returns the present plugging of its requests; `None` while the storage is being opened.
+    pub fn plug(&self) -> Option<PlugOptions> {
+        self.health.as_ref().map(|health| health.plug().unwrap_or(self.configured_plug))
+    }
+
+    /// Returns true if its storage can be open on one worker only.
+    pub fn has_one_channel(&self) -> bool {
+        self.open_disk().is_some_and(|disk| disk.max_channels() == Some(1))
     }
 
     /// Returns the geometry of the disk; `None` while its storage is not open.
-    fn geometry(&self) -> Option<Geometry>;
+    pub fn geometry(&self) -> Option<Geometry> {
+        self.open_disk().map(|disk| disk.geometry())
+    }
 
     /// Returns the disk, if the size of its storage is watched.
-    fn watched(&self) -> Option<Arc<AnyDisk>>;
-
-    /// Resizes the storage and notifies the guests.
-    ///
-    /// # Errors
-    /// If the storage cannot have that size.
-    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError>;
+    pub fn watched(&self) -> Option<Arc<AnyDisk>> {
+        self.open_disk().filter(|_| self.is_watched)
+    }
 }
 
 /// A device, as the verb `disks` reports it.

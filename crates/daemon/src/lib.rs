@@ -123,7 +123,7 @@ pub fn configure(
         mqblk_vhost_user_server::probe_socket(path).map_err(ConfigError::Metrics)?;
     }
     for interface in &config.interfaces {
-        interface.check()?;
+        (interface.check)()?;
     }
     Ok(config)
 }

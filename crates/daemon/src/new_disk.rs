@@ -55,7 +55,7 @@ impl<E: Endpoint> NewDisk<E> {
         }
         // On a copy: the real one counts the disk once it is served.
         let mut placement: QueuePlacement = host.placement.lock().clone();
-        keys.device().1.assign_queues(&mut placement)?;
+        keys.queues().assign(&mut placement)?;
         let config = keys.open(host.storages.as_ref())?;
         Ok(NewDisk { config, reservation })
     }

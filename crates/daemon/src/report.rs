@@ -34,6 +34,8 @@ pub struct DiskInfo {
     pub health: Arc<DiskHealth>,
     /// Its storage, which reports do not keep open. `None` without storage.
     pub disk: Option<Weak<AnyDisk>>,
+    /// True if the size of its storage is watched.
+    pub watch_size: bool,
     /// The worker of each queue, if the interface does not move queues.
     pub queue_map: Vec<u16>,
     /// Its settings, without id, interface, storage and limits.

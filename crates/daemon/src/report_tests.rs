@@ -11,6 +11,7 @@ use super::*;
 
 fn about() -> DiskInfo {
     DiskInfo {
+        watch_size: true,
         id: "vm1".to_owned(),
         interface: "virtio-blk",
         storage: "file".to_owned(),

@@ -442,7 +442,7 @@ impl DaemonState {
     }
 
     /// Returns all disks and LUNs, sorted by their devices' positions.
-    pub fn exports(&self) -> Vec<Arc<dyn Export>> {
+    pub fn exports(&self) -> Vec<Export> {
         self.devices().iter().flat_map(|device| device.exports()).collect()
     }
 
@@ -453,8 +453,9 @@ impl DaemonState {
     pub fn resize(&self, id: &str, request: Resize) -> Result<ResizeOutcome, ChangeError> {
         // The size watch calls this too.
         let _change = self.begin_change().map_err(ChangeError::Failed)?;
-        match self.exports().iter().find(|export| export.id() == id) {
-            Some(export) => export.resize(request),
+        let exports = |device: &Arc<dyn ServedDevice>| device.exports().iter().any(|export| export.id == id);
+        match self.devices().iter().find(|device| exports(device)) {
+            Some(device) => device.resize(id, request),
             None => Err(ChangeError::Setting(self.no_such("id", id))),
         }
     }
@@ -479,7 +480,7 @@ impl DaemonState {
                     Entry::Occupied(place) => watched[*place.get()].in_use |= in_use,
                     Entry::Vacant(place) => {
                         place.insert(watched.len());
-                        watched.push(WatchedDisk { id: export.id().to_owned(), disk, in_use });
+                        watched.push(WatchedDisk { id: export.id, disk, in_use });
                     }
                 }
             }
@@ -613,7 +614,7 @@ impl DaemonState {
     /// Returns the error that no disk or LUN has this id.
     pub(crate) fn no_such(&self, key: &str, id: &str) -> SettingError {
         let exports = self.exports();
-        let ids: Vec<_> = exports.iter().map(|export| export.id()).collect();
+        let ids: Vec<_> = exports.iter().map(|export| export.id.as_str()).collect();
         let expected = match ids.len() {
             0 => "the id of a disk or LUN, of which there is none".to_owned(),
             1..=LISTED => format!("one of {}", ids.join(", ")),
@@ -625,7 +626,7 @@ impl DaemonState {
     /// Logs the number of requests that failed since the last such line, for each disk for which that is due; with
     /// `all` for all disks. Returns true if there is more to log later.
     pub fn log_failures(&self, all: bool) -> bool {
-        let healths = self.exports().into_iter().filter_map(|export| export.health());
+        let healths = self.exports().into_iter().filter_map(|export| export.health);
         // No short circuit: each logs its own.
         healths.map(|health| health.log_failures(all)).fold(false, |any, one| any | one)
     }

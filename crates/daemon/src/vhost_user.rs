@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_core::{BudgetLimits, ByteLen, TenantBudget};
-use mqblk_engine::{Coalesce, FixedBufferUse, PollPolicy, QueueDisk, QueuePlacement};
+use mqblk_engine::{Coalesce, FixedBufferUse, PollPolicy, QueueDisk};
 use mqblk_memory::SharedFileRules;
 use mqblk_vhost_user_server::{ServerOptions, SharePolicy, is_passed};
 use toml::Value;
@@ -15,7 +15,7 @@ use toml::Value;
 use crate::config_error::ConfigError;
 use crate::contract::{ContractRecorder, DeviceContract, DiskContract, device_key};
 use crate::file_use::FileUse;
-use crate::interface::{HostContext, ResolveContext};
+use crate::interface::{Check, HostContext, ResolveContext};
 use crate::key_values::{take_u16, with_similar_key};
 use crate::names::{Claim, file_claim};
 use crate::pair::{Pair, number, string};
@@ -111,22 +111,6 @@ impl VhostUserEndpoint {
         })
     }
 
-    /// Assigns the queues to workers.
-    ///
-    /// # Errors
-    /// If the queue map is invalid.
-    pub fn assign_queues(&mut self, settings: &Settings, placement: &mut QueuePlacement) -> Result<(), SettingError> {
-        self.queue_map.assign(settings, self.queues, placement)
-    }
-
-    /// Assigns all queues to one worker.
-    ///
-    /// # Errors
-    /// If the queue map conflicts.
-    pub fn keep_on_one_worker(&mut self, settings: &Settings, worker: Option<u16>) -> Result<(), SettingError> {
-        self.queue_map.keep_on_one_worker(settings, worker)
-    }
-
     /// Returns the keys with their values.
     pub fn pairs(&self) -> Vec<Pair> {
         let mut pairs = vec![(SOCKET.name, string(&self.socket.to_string_lossy()))];
@@ -149,13 +133,13 @@ impl VhostUserEndpoint {
         pairs
     }
 
-    /// Checks that the socket of the device `subject` can be created.
-    ///
-    /// # Errors
-    /// If it cannot be created.
-    pub fn check(&self, subject: String) -> Result<(), ConfigError> {
-        let probed = mqblk_vhost_user_server::probe_socket(&self.socket);
-        probed.map(drop).map_err(|source| ConfigError::Socket { subject, source })
+    /// Returns the check that the socket of the device `subject` can be created.
+    pub fn check(&self, subject: String) -> Check {
+        let socket = self.socket.clone();
+        Box::new(move || {
+            let probed = mqblk_vhost_user_server::probe_socket(&socket);
+            probed.map(drop).map_err(|source| ConfigError::Socket { subject: subject.clone(), source })
+        })
     }
 
     /// Records what guests of the device are given, from now on. `disks`: by address.

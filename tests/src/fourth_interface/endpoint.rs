@@ -7,7 +7,6 @@ use mqblk_daemon::disk_list::Endpoint;
 use mqblk_daemon::interface::ResolveContext;
 use mqblk_daemon::pair::{Pair, number, string};
 use mqblk_daemon::queues::{QUEUE_MAP, QueueMap};
-use mqblk_engine::QueuePlacement;
 
 static SOCKET: Key = Key::text("socket", "PATH", "a path").required().about("the socket to make", "");
 static QUEUES: Key = Key::number("queues", 1, 16).default("2").about("connections at a time", "");
@@ -42,12 +41,12 @@ impl Endpoint for LineEndpoint {
         self.queues
     }
 
-    fn assign_queues(&mut self, settings: &Settings, placement: &mut QueuePlacement) -> Result<(), SettingError> {
-        self.queue_map.assign(settings, self.queues, placement)
+    fn queue_map(&self) -> &QueueMap {
+        &self.queue_map
     }
 
-    fn queue_map(&self) -> &[u16] {
-        self.queue_map.workers()
+    fn queue_map_mut(&mut self) -> &mut QueueMap {
+        &mut self.queue_map
     }
 
     fn pairs(&self) -> Vec<Pair> {

@@ -15,14 +15,14 @@ use mqblk_admin::Verb;
 use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_daemon::change::ChangeSource;
 use mqblk_daemon::config_error::ConfigError;
-use mqblk_daemon::disk_list::{DiskConfig, DiskKeys, ServedDisk};
+use mqblk_daemon::disk_list::{DiskConfig, DiskKeys};
 use mqblk_daemon::file_use::FileUse;
 use mqblk_daemon::interface::{
-    ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition,
-    ResolveContext, ServedDevice, ServedInterface, StartFailure,
+    ConfiguredInterface, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition, ResolveContext,
+    ServedDevice, ServedInterface, StartFailure, UnassignedQueues,
 };
 use mqblk_daemon::out::Admission;
-use mqblk_daemon::pair::{Pair, Section, number};
+use mqblk_daemon::pair::number;
 use mqblk_daemon::storage_backends::StorageBackends;
 use mqblk_engine::AnyDisk;
 use serde_json::json;
@@ -76,64 +76,47 @@ impl InterfaceKeys for LineKeys {
         Ok(())
     }
 
-    fn devices(&mut self) -> Vec<(ListPosition, &mut dyn DeviceKeys)> {
-        self.disks.iter_mut().map(DiskKeys::device).collect()
+    fn queues(&mut self) -> Vec<UnassignedQueues<'_>> {
+        self.disks.iter_mut().map(DiskKeys::queues).collect()
     }
 
     fn open(
         self: Box<Self>,
         storages: &dyn StorageBackends,
         admission: &mut Admission,
-    ) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {
+    ) -> Result<ConfiguredInterface, ConfigError> {
         let origin = ChangeSource::Configuration;
         let mut disks = Vec::new();
         for keys in self.disks {
             disks.extend(admission.admit(keys.open(storages), origin, |why| keys.out(WORD, origin, why))?);
         }
-        Ok(Box::new(LineConfig { disks, max_bytes: self.max_bytes }))
+        let max_bytes = self.max_bytes;
+        Ok(ConfiguredInterface {
+            process_pairs: vec![(MAX_BYTES_KEY.name, number(max_bytes as i64))],
+            sections: disks.iter().map(|disk| disk.section(Some(WORD))).collect(),
+            ids: disks.iter().map(DiskConfig::named).collect(),
+            queues: disks.iter().map(|disk| usize::from(disk.endpoint.queues)).sum(),
+            files: disks.iter().map(|disk| FileUse::Socket(disk.endpoint.socket.clone())).collect(),
+            ..ConfiguredInterface::new(move |host| start(disks, max_bytes, host))
+        })
     }
 }
 
-struct LineConfig {
+fn start(
     disks: Vec<DiskConfig<LineEndpoint>>,
     max_bytes: u64,
-}
-
-impl ConfiguredInterface for LineConfig {
-    fn process_pairs(&self) -> Vec<Pair> {
-        vec![(MAX_BYTES_KEY.name, number(self.max_bytes as i64))]
+    host: &HostContext,
+) -> Result<Arc<dyn ServedInterface>, StartFailure> {
+    let mut served = Vec::new();
+    for disk in disks {
+        let (position, target) = (disk.position, disk.flush_target());
+        served.push((position, target, Arc::new(LineServer::start(disk, max_bytes, &host.engine)?)));
     }
-
-    fn sections(&self) -> Vec<(ListPosition, Vec<Section>)> {
-        self.disks.iter().map(|disk| disk.section(Some(WORD))).collect()
-    }
-
-    fn ids(&self) -> Vec<(&'static str, String)> {
-        self.disks.iter().map(DiskConfig::named).collect()
-    }
-
-    fn queues(&self) -> usize {
-        self.disks.iter().map(|disk| usize::from(disk.endpoint.queues)).sum()
-    }
-
-    fn files(&self) -> Vec<FileUse> {
-        self.disks.iter().map(|disk| FileUse::Socket(disk.endpoint.socket.clone())).collect()
-    }
-
-    fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {
-        let mut served = Vec::new();
-        for disk in self.disks {
-            let health = disk.storage.new_health(&disk.id);
-            let (position, target, info) = (disk.position, disk.flush_target(), disk.info(WORD, &health));
-            let server = LineServer::start(disk, health, self.max_bytes, &host.engine)?;
-            served.push((position, target, ServedDisk::new(info, Arc::new(server))));
-        }
-        Ok(Arc::new(ServedLines { disks: served, max_bytes: self.max_bytes }))
-    }
+    Ok(Arc::new(ServedLines { disks: served, max_bytes }))
 }
 
 /// A served disk: its position, its id and the device to flush at the end, and its server.
-type ListedDisk = (ListPosition, (String, Arc<AnyDisk>), Arc<ServedDisk<LineServer>>);
+type ListedDisk = (ListPosition, (String, Arc<AnyDisk>), Arc<LineServer>);
 
 struct ServedLines {
     disks: Vec<ListedDisk>,
@@ -153,7 +136,7 @@ impl ServedInterface for ServedLines {
     }
 
     fn begin_stop(&self) {
-        self.disks.iter().for_each(|(_, _, disk)| disk.export().begin_stop());
+        self.disks.iter().for_each(|(_, _, disk)| disk.begin_stop());
     }
 
     fn stop(&self, _deadline: Instant) {}

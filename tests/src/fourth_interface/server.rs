@@ -8,16 +8,15 @@ use std::time::Duration;
 
 use mqblk_core::{ByteLen, DiskSlot, Op, Resize, SizeUsers};
 use mqblk_daemon::change::ChangeError;
-use mqblk_daemon::disk_list::{DiskConfig, DiskExport};
-use mqblk_daemon::interface::StartFailure;
+use mqblk_daemon::disk_list::DiskConfig;
+use mqblk_daemon::interface::{DeviceDescription, DeviceStat, Export, ServedDevice, StartFailure, StatDetail};
+use mqblk_daemon::report::DiskInfo;
 use mqblk_daemon::resize::{GuestNotice, ResizeOutcome, resize_error};
 use mqblk_daemon::storage::StorageConfig;
-use mqblk_engine::{
-    AnyDisk, DiskHealth, Engine, PollPolicy, QueueDisk, QueueHandle, QueueOptions, QueueStats, StatsRegistry,
-    WorkerStats,
-};
+use mqblk_engine::{Engine, PollPolicy, QueueDisk, QueueHandle, QueueOptions, StatsRegistry, WorkerStats};
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
 
+use super::WORD;
 use super::endpoint::LineEndpoint;
 use super::queue::{LineQueue, LineRequest, LineRing};
 
@@ -26,7 +25,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A served disk.
 pub(super) struct LineServer {
-    id: String,
+    info: DiskInfo,
     storage: StorageConfig,
     rings: Arc<Vec<LineRing>>,
     handles: Mutex<Vec<QueueHandle<LineQueue>>>,
@@ -38,11 +37,12 @@ impl LineServer {
     /// Attaches the queues and listens.
     pub(super) fn start(
         disk: DiskConfig<LineEndpoint>,
-        health: Arc<DiskHealth>,
         max_bytes: u64,
         engine: &Engine,
     ) -> Result<LineServer, StartFailure> {
-        let DiskConfig { id, endpoint, storage, .. } = disk;
+        let health = disk.storage.new_health(&disk.id);
+        let info = disk.info(WORD, &health);
+        let DiskConfig { endpoint, storage, .. } = disk;
         let stats = StatsRegistry::new(endpoint.queues.into());
         let (mut rings, mut handles) = (Vec::new(), Vec::new());
         for (index, worker) in (0..).zip(endpoint.queue_map.workers()) {
@@ -85,7 +85,7 @@ impl LineServer {
                 });
             }
         })?;
-        Ok(LineServer { id, storage, rings, handles: Mutex::new(handles), stats, socket: endpoint.socket })
+        Ok(LineServer { info, storage, rings, handles: Mutex::new(handles), stats, socket: endpoint.socket })
     }
 
     /// Drains the queues.
@@ -152,14 +152,23 @@ impl SizeUsers for Users<'_> {
     }
 }
 
-impl DiskExport for LineServer {
-    fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
-        self.stats.report(workers)
+impl ServedDevice for LineServer {
+    fn describe(&self) -> DeviceDescription {
+        self.info.describe(None)
     }
 
-    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {
+    fn stat(&self, workers: &[WorkerStats], detail: StatDetail) -> Option<DeviceStat> {
+        let stat = self.info.stat(None, &self.stats.report(workers)?, detail);
+        Some(DeviceStat::Disk(Box::new(stat)))
+    }
+
+    fn exports(&self) -> Vec<Export> {
+        vec![self.info.export()]
+    }
+
+    fn resize(&self, _id: &str, request: Resize) -> Result<ResizeOutcome, ChangeError> {
         let resized = request.carry_out(self.storage.disk.as_ref(), &mut Users(self));
-        let resized = resized.map_err(|error| resize_error(&format!("disk {:?}", self.id), request, error))?;
+        let resized = resized.map_err(|error| resize_error(&format!("disk {:?}", self.info.id), request, error))?;
         let guest = if resized.is_change() { GuestNotice::AtReconnect } else { GuestNotice::Unchanged };
         Ok(ResizeOutcome { resized, guest })
     }
@@ -167,9 +176,5 @@ impl DiskExport for LineServer {
     /// Clients connect for each command.
     fn is_connected(&self) -> bool {
         false
-    }
-
-    fn watched(&self) -> Option<Arc<AnyDisk>> {
-        self.storage.watch_size.then(|| Arc::clone(&self.storage.disk))
     }
 }

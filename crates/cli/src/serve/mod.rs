@@ -129,7 +129,7 @@ fn run_raw(
 
 /// Reports the disks of a configuration that can be served.
 fn check(config: &ServeConfig) -> ExitCode {
-    let served = config.interfaces.iter().flat_map(|interface| interface.ids());
+    let served = config.interfaces.iter().flat_map(|interface| &interface.ids);
     let served = served.map(|(noun, id)| format!("{noun} {id}: can be served\n"));
     let out = config.out.iter().map(|disk| format!("{} is out: {}\n", disk.id, disk.why));
     match show(&served.chain(out).collect::<String>()) {
@@ -141,8 +141,8 @@ fn check(config: &ServeConfig) -> ExitCode {
 fn serve(config: ServeConfig) -> Result<(), Box<dyn std::error::Error>> {
     logging::log_panics();
     let mut signals = StopSignals::install()?;
-    let queues: usize = config.interfaces.iter().map(|interface| interface.queues()).sum();
-    let more_to_come = config.interfaces.iter().any(|interface| interface.expects_more());
+    let queues: usize = config.interfaces.iter().map(|interface| interface.queues).sum();
+    let more_to_come = config.interfaces.iter().any(|interface| interface.expects_more);
     if usize::from(config.workers) > queues && queues > 0 && !more_to_come {
         tracing::warn!(workers = config.workers, queues, "some workers have no queue to serve");
     }

@@ -70,7 +70,7 @@ fn listed(device: &dyn ServedDevice) -> ListedController {
     ListedController {
         id: about.id,
         interface: about.interface.to_owned(),
-        luns: device.exports().iter().map(|export| export.id().to_owned()).collect(),
+        luns: device.exports().iter().map(|export| export.id.clone()).collect(),
         frontend: device.frontend().map(frontend_info),
         settings: settings_json(about.settings),
     }

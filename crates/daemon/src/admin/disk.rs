@@ -70,7 +70,7 @@ fn list(state: &DaemonState) -> DiskList {
     let devices = state.devices();
     let of_device = |device: &Arc<dyn ServedDevice>| {
         let exports = device.exports();
-        exports.iter().map(|export| listed(device.as_ref(), export.as_ref())).collect::<Vec<_>>()
+        exports.iter().map(|export| listed(device.as_ref(), export)).collect::<Vec<_>>()
     };
     DiskList { disks: devices.iter().flat_map(of_device).collect(), out: out(state.out()) }
 }
@@ -101,19 +101,19 @@ pub(super) fn frontend_info(frontend: Frontend) -> FrontendInfo {
     }
 }
 
-fn listed(device: &dyn ServedDevice, export: &dyn Export) -> ListedDisk {
+fn listed(device: &dyn ServedDevice, export: &Export) -> ListedDisk {
     let about = device.describe();
     let frontend = device.frontend().map(frontend_info);
     let geometry = export.geometry();
     ListedDisk {
-        id: export.id().to_owned(),
+        id: export.id.clone(),
         controller: about.storage.is_none().then(|| about.id.clone()),
         interface: about.interface.to_owned(),
-        storage: export.storage().or(about.storage),
+        storage: export.storage.clone().or(about.storage),
         size_bytes: geometry.map(|geometry| geometry.size.0),
         block_bytes: geometry.map(|geometry| geometry.logical_block.bytes()),
         read_only: geometry.map(|geometry| geometry.read_only),
-        health: export.health().map(|of| health(&of)),
+        health: export.health.clone().map(|of| health(&of)),
         frontend,
     }
 }

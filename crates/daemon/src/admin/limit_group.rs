@@ -53,10 +53,10 @@ fn group_stat(state: &DaemonState, group: &Arc<LimitGroup>) -> LimitGroupStat {
     let is_member = |health: Arc<mqblk_engine::DiskHealth>| {
         health.limits().group().is_some_and(|of_disk| Arc::ptr_eq(&of_disk, group))
     };
-    let members = exports.iter().filter(|export| export.health().is_some_and(is_member));
+    let members = exports.iter().filter(|export| export.health.clone().is_some_and(is_member));
     LimitGroupStat {
         name: group.name().to_owned(),
         limits: settings_json(limit_pairs(&group.limits())),
-        disks: members.map(|export| export.id().to_owned()).collect(),
+        disks: members.map(|export| export.id.clone()).collect(),
     }
 }

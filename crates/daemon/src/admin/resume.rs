@@ -27,11 +27,12 @@ pub(super) fn verb(state: &Arc<DaemonState>) -> Verb {
 
 fn resume(state: &DaemonState, params: &Params) -> Result<Resumed, VerbError> {
     let exports = state.exports();
-    let expected = || format!("one of {}", exports.iter().map(|export| export.id()).collect::<Vec<_>>().join(", "));
+    let expected =
+        || format!("one of {}", exports.iter().map(|export| export.id.as_str()).collect::<Vec<_>>().join(", "));
     let Some(id) = params.text("id") else {
         return Err(VerbError::params("params.id", "nothing", expected()));
     };
-    let health = exports.iter().find(|export| export.id() == id).and_then(|export| export.health());
+    let health = exports.iter().find(|export| export.id == id).and_then(|export| export.health.clone());
     let Some(health) = health else {
         return Err(VerbError::params("params.id", found(&id.into()), expected()));
     };

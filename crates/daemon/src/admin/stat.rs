@@ -48,10 +48,10 @@ fn read(state: &DaemonState, params: &Params) -> Result<Stat, VerbError> {
     let (workers, mut stats) = state.snapshot(detail)?;
     if let Some(id) = params.text("disk") {
         let luns = state.exports();
-        let is_lun = luns.iter().any(|export| export.id() == id);
+        let is_lun = luns.iter().any(|export| export.id == id);
         let ids: Vec<_> = stats.iter().map(DeviceStat::id).collect();
         if !ids.contains(&id) && !is_lun {
-            let has_luns = luns.iter().any(|export| !ids.contains(&export.id()));
+            let has_luns = luns.iter().any(|export| !ids.contains(&export.id.as_str()));
             let or_lun = if has_luns { ", or a LUN's" } else { "" };
             let expected = format!("one of {}{or_lun}", ids.join(", "));
             return Err(VerbError::params("params.disk", found(&id.into()), expected));

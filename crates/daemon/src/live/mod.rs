@@ -29,7 +29,7 @@ pub struct LiveTarget {
     id: String,
     device: Arc<dyn ServedDevice>,
     /// Its storage; `None` for a controller.
-    export: Option<Arc<dyn Export>>,
+    export: Option<Export>,
 }
 
 impl LiveTarget {
@@ -54,7 +54,7 @@ impl LiveTarget {
 
     /// Returns the ids of its LUNs, or of its disk.
     pub fn luns(&self) -> Vec<String> {
-        self.device.exports().iter().map(|export| export.id().to_owned()).collect()
+        self.device.exports().iter().map(|export| export.id.clone()).collect()
     }
 
     /// Returns the keys that can be changed, with their present values.
@@ -120,7 +120,7 @@ impl DaemonState {
     /// An error of the key `id` if there is none.
     pub fn live_disk(&self, id: &str) -> Result<LiveTarget, SettingError> {
         let found = self.devices().into_iter().find_map(|device| {
-            let export = device.exports().into_iter().find(|export| export.id() == id)?;
+            let export = device.exports().into_iter().find(|export| export.id == id)?;
             Some(LiveTarget { id: id.to_owned(), device, export: Some(export) })
         });
         found.ok_or_else(|| self.no_such("id", id))

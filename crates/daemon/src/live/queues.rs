@@ -67,7 +67,7 @@ pub(super) fn prepare_map(
     if !moves.is_empty()
         && let Some(export) = target.device.exports().iter().find(|export| export.has_one_channel())
     {
-        return Err(one_channel(settings, &text, export.id()).into());
+        return Err(one_channel(settings, &text, &export.id).into());
     }
     let (device, subject) = (Arc::clone(&target.device), target.subject());
     Ok(Some(Box::new(move |state| {
@@ -149,7 +149,7 @@ impl DaemonState {
         if let Some(export) = device.exports().iter().find(|export| export.has_one_channel() && others) {
             return Err(SettingError {
                 key: "worker".to_owned(),
-                ..one_channel(&settings, &worker.to_string(), export.id())
+                ..one_channel(&settings, &worker.to_string(), &export.id)
             }
             .into());
         }

@@ -20,7 +20,7 @@ pub(super) fn prepare_limits(
     settings: &mut Settings,
 ) -> Result<Option<Apply>, ChangeError> {
     let Some(export) = &target.export else { return Ok(None) };
-    let health = export.health().ok_or_else(|| not_open(settings))?;
+    let health = export.health.clone().ok_or_else(|| not_open(settings))?;
     let before = health.limits().own();
     let given = settings.keys_left().any(|key| is_limit_key(key) || key == LIMIT_GROUP.name);
     let limits = take_limits(settings, before)?;
@@ -41,7 +41,7 @@ pub(super) fn prepare_limits(
 }
 
 pub(super) fn current_limits(target: &LiveTarget) -> Vec<Pair> {
-    let health = target.export.as_ref().and_then(|export| export.health());
+    let health = target.export.as_ref().and_then(|export| export.health.clone());
     health.map(|health| current_limit_pairs(health.limits())).unwrap_or_default()
 }
 
@@ -51,7 +51,7 @@ pub(super) fn prepare_plug(
     settings: &mut Settings,
 ) -> Result<Option<Apply>, ChangeError> {
     let Some(export) = &target.export else { return Ok(None) };
-    let (health, before) = export.health().zip(export.plug()).ok_or_else(|| not_open(settings))?;
+    let (health, before) = export.health.clone().zip(export.plug()).ok_or_else(|| not_open(settings))?;
     let plug = take_plug(settings, before)?;
     if plug == before {
         return Ok(None);

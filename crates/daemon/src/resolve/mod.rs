@@ -12,7 +12,7 @@ use crate::config_error::ConfigError;
 use crate::contract::SavedContracts;
 use crate::cpus::Cpus;
 use crate::file::RawConfig;
-use crate::interface::{DeviceKeys, DiskTable, InterfaceKeys, Interfaces, ListPosition, ResolveContext};
+use crate::interface::{DiskTable, InterfaceKeys, Interfaces, ListPosition, ResolveContext};
 use crate::key_values::{RawTable, finish};
 use crate::limits::LimitGroups;
 use crate::names::UniqueNames;
@@ -103,7 +103,7 @@ impl ClosedConfig {
         let mut admission = Admission { strict: strict || opens_all, ..Admission::default() };
         let open = |keys: Box<dyn InterfaceKeys>| keys.open(storages.as_ref(), &mut admission);
         let interfaces: Vec<_> = self.interfaces.into_iter().map(open).collect::<Result<_, _>>()?;
-        let serves = interfaces.iter().any(|interface| interface.queues() > 0 || interface.expects_more());
+        let serves = interfaces.iter().any(|interface| interface.queues > 0 || interface.expects_more);
         if let (Some(error), false, None) = (admission.first, serves, &admin) {
             return Err(error);
         }
@@ -180,10 +180,9 @@ pub fn resolve_handed(
         keys.take_process(&mut raw.process, &mut context)?;
     }
     let expected: u64 = taken.iter().map(|keys| keys.expected_queues(cpus)).sum();
-    let mut devices: Vec<(ListPosition, &mut dyn DeviceKeys)> =
-        taken.iter_mut().flat_map(|keys| keys.devices()).collect();
-    devices.sort_by_key(|(position, _)| *position);
-    let queues: u64 = devices.iter().map(|(_, device)| u64::from(device.queues())).sum();
+    let mut devices: Vec<_> = taken.iter_mut().flat_map(|keys| keys.queues()).collect();
+    devices.sort_by_key(|queues| queues.position);
+    let queues: u64 = devices.iter().map(|queues| u64::from(queues.count)).sum();
     let expected = match queues.max(expected) {
         // The queues of disks that are added later.
         0 => cpus.count.into(),
@@ -202,16 +201,16 @@ pub fn resolve_handed(
     let strict = raw.process.switch_or_default(&process::STRICT)?;
     finish(raw.process)?;
     let mut placement = QueuePlacement::new(workers);
-    for (_, device) in &mut devices {
-        if let Err(error) = device.assign_queues(&mut placement) {
-            if !device.forget_queue_map() {
+    for mut queues in devices {
+        if let Err(error) = queues.assign(&mut placement) {
+            if !queues.is_added {
                 return Err(error.into());
             }
             tracing::warn!("{error}; it was added at run time: its queue-map is ignored");
-            device.assign_queues(&mut placement)?;
+            queues.map.forget_request();
+            queues.assign(&mut placement)?;
         }
     }
-    drop(devices);
     Ok(ClosedConfig {
         workers,
         pin,

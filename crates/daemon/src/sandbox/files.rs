@@ -32,7 +32,7 @@ pub(crate) fn file_uses(config: &ServeConfig) -> Vec<FileUse> {
         .chain(metrics)
         .chain(state)
         .chain(read_again)
-        .chain(config.interfaces.iter().flat_map(|interface| interface.files()))
+        .chain(config.interfaces.iter().flat_map(|interface| interface.files.iter().cloned()))
         .chain(config.out.iter().flat_map(|disk| disk.files.iter().cloned()))
         .collect()
 }

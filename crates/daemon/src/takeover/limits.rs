@@ -49,6 +49,6 @@ impl UsedLimits {
 fn limited_disks(state: &DaemonState) -> Vec<(String, Arc<DiskHealth>)> {
     let mut seen = HashSet::new();
     let exports = state.exports();
-    let disks = exports.iter().filter_map(|export| Some((export.id().to_owned(), export.health()?)));
+    let disks = exports.iter().filter_map(|export| Some((export.id.clone(), export.health.clone()?)));
     disks.filter(|(_, health)| seen.insert(Arc::as_ptr(health))).collect()
 }

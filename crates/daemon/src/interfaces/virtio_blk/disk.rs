@@ -3,17 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqblk_admin::model::DiskStat;
 use mqblk_core::lock::{LockRank, RankedMutex};
 use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
-use mqblk_engine::{AnyDisk, Coalesce, PollPolicy, QueueId, QueueMove, QueueSettings, QueueStats, WorkerStats};
+use mqblk_engine::{Coalesce, PollPolicy, QueueId, QueueMove, QueueSettings, WorkerStats};
 use mqblk_vhost_user_server::{Frontend, Server};
 use mqblk_virtio_blk::VirtioBlk;
 
 use crate::change::ChangeError;
 use crate::contract::{ContractRecorder, ONLY_DISK};
-use crate::disk_list::DiskExport;
-use crate::report::tenant_budget;
+use crate::interface::{DeviceDescription, DeviceStat, Export, ServedDevice, StatDetail};
+use crate::report::{DiskInfo, tenant_budget};
 use crate::resize::{self, GuestNotice, ResizeOutcome};
 use crate::storage::StorageConfig;
 
@@ -22,7 +21,7 @@ const CONFIG_ACK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A virtio-blk disk: the device, its server and its storage.
 pub(super) struct BlkDisk {
-    id: String,
+    info: DiskInfo,
     device: Arc<VirtioBlk>,
     storage: StorageConfig,
     server: Arc<Server>,
@@ -32,16 +31,21 @@ pub(super) struct BlkDisk {
 }
 
 impl BlkDisk {
-    /// Creates the disk `id`, which `server` serves as `device`. `guests` records its guests.
+    /// Creates a disk, which `server` serves as `device`. `guests` records its guests.
     pub(super) fn new(
-        id: String,
+        info: DiskInfo,
         device: Arc<VirtioBlk>,
         storage: StorageConfig,
         server: Server,
         guests: Arc<ContractRecorder>,
     ) -> BlkDisk {
         let resize_lock = RankedMutex::new(LockRank::Resize, ());
-        BlkDisk { id, device, storage, server: Arc::new(server), guests, resize_lock }
+        BlkDisk { info, device, storage, server: Arc::new(server), guests, resize_lock }
+    }
+
+    /// Returns its id.
+    pub(super) fn id(&self) -> &str {
+        &self.info.id
     }
 
     /// Forgets what its guest was given: the disk is removed.
@@ -73,26 +77,32 @@ impl SizeUsers for Users<'_> {
     }
 }
 
-impl DiskExport for BlkDisk {
-    fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
-        self.server.stats(workers)
+impl ServedDevice for BlkDisk {
+    fn describe(&self) -> DeviceDescription {
+        self.info.describe(self.queue_settings().as_ref())
+    }
+
+    fn stat(&self, workers: &[WorkerStats], detail: StatDetail) -> Option<DeviceStat> {
+        let mut stat = self.info.stat(self.queue_settings(), &self.server.stats(workers)?, detail);
+        stat.in_flight_region = self.server.has_inflight_region();
+        stat.budget = Some(tenant_budget(&self.server.budget()));
+        Some(DeviceStat::Disk(Box::new(stat)))
+    }
+
+    fn exports(&self) -> Vec<Export> {
+        vec![self.info.export()]
+    }
+
+    fn id(&self) -> String {
+        self.info.id.clone()
     }
 
     fn frontend(&self) -> Option<Frontend> {
         self.server.frontend()
     }
 
-    fn annotate(&self, stat: &mut DiskStat) {
-        stat.in_flight_region = self.server.has_inflight_region();
-        stat.budget = Some(tenant_budget(&self.server.budget()));
-    }
-
     fn is_connected(&self) -> bool {
         self.server.is_connected()
-    }
-
-    fn watched(&self) -> Option<Arc<AnyDisk>> {
-        self.storage.watch_size.then(|| Arc::clone(&self.storage.disk))
     }
 
     fn server(&self) -> Option<Arc<Server>> {
@@ -115,17 +125,18 @@ impl DiskExport for BlkDisk {
         self.server.attached_queues()
     }
 
-    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {
+    fn resize(&self, _id: &str, request: Resize) -> Result<ResizeOutcome, ChangeError> {
         let _alone = self.resize_lock.lock();
         let result = request.carry_out(self.storage.disk.as_ref(), &mut Users(self));
-        let resized = result.map_err(|error| resize::resize_error(&format!("disk {:?}", self.id), request, error))?;
+        let resized =
+            result.map_err(|error| resize::resize_error(&format!("disk {:?}", self.info.id), request, error))?;
         let guest = match resized.is_change() {
             true => GuestNotice::from(self.server.config_changed(CONFIG_ACK_TIMEOUT)),
             false => GuestNotice::Unchanged,
         };
         if resized.is_change() {
             self.guests.set_disk(ONLY_DISK, Some(self.storage.contract(&[])));
-            tracing::info!(disk = self.id, before = %resized.before, size = %resized.size, guest = guest.word(), "resized");
+            tracing::info!(disk = self.info.id, before = %resized.before, size = %resized.size, guest = guest.word(), "resized");
         }
         Ok(ResizeOutcome { resized, guest })
     }

@@ -17,7 +17,7 @@ use super::saved::{AddedDisk, SavedDisks};
 use super::{BlkEndpoint, BlkStartError, ConfiguredDisk, WORD, serve};
 use crate::change::ChangeError;
 use crate::change::ChangeSource;
-use crate::disk_list::{DiskConfig, DiskExport as _, Endpoint as _, ServedDisk};
+use crate::disk_list::{DiskConfig, Endpoint as _};
 use crate::flush::flush_all;
 use crate::interface::{HostContext, IsTaken, ListPosition, ServedDevice, ServedInterface};
 use crate::names::Claim;
@@ -32,7 +32,7 @@ struct ListedDisk {
     origin: ChangeSource,
     claims: Vec<Claim>,
     flush_target: (String, Arc<AnyDisk>),
-    served: Arc<ServedDisk<BlkDisk>>,
+    served: Arc<BlkDisk>,
     /// True while it is being removed.
     removing: bool,
 }
@@ -105,7 +105,7 @@ impl ServedDisks {
             NewDisk::<BlkEndpoint>::open(settings, self.next_position(), &self.host, is_taken)?;
         let disk = listed(config, source, &self.host);
         let disk = disk.map_err(|error| ChangeError::Failed(error.to_string()))?;
-        self.host.placement.lock().place(&current_map(disk.served.export()));
+        self.host.placement.lock().place(&current_map(&disk.served));
         let id = disk.served.id().to_owned();
         // Recorded before the disk can be found, so that its removal is recorded later.
         if source == ChangeSource::RunTime {
@@ -126,7 +126,7 @@ impl ServedDisks {
         if disk.removing {
             return refused("it is being removed");
         }
-        if !force && disk.served.export().is_connected() {
+        if !force && disk.served.is_connected() {
             return refused("a guest is connected, which would lose the disk: detach it there, or say so (--force)");
         }
         disk.removing = true;
@@ -140,13 +140,12 @@ impl ServedDisks {
     }
 
     fn remove(&self, disk: ListedDisk) -> Result<(), ChangeError> {
-        let export = disk.served.export();
-        export.begin_stop();
-        export.stop();
-        export.forget_guest();
+        disk.served.begin_stop();
+        disk.served.stop();
+        disk.served.forget_guest();
         self.table().retain(|other| other.served.id() != disk.served.id());
         self.changes.fetch_add(1, Ordering::SeqCst);
-        let queue_map = current_map(export);
+        let queue_map = current_map(&disk.served);
         let ListedDisk { claims, flush_target, served, .. } = disk;
         let id = served.id().to_owned();
         drop(served);
@@ -199,12 +198,12 @@ impl ServedInterface for ServedDisks {
 
     fn begin_stop(&self) {
         let disks = self.table().clone();
-        disks.iter().for_each(|disk| disk.served.export().begin_stop());
+        disks.iter().for_each(|disk| disk.served.begin_stop());
     }
 
     fn stop(&self, _deadline: Instant) {
         let disks = self.table().clone();
-        disks.iter().for_each(|disk| disk.served.export().stop());
+        disks.iter().for_each(|disk| disk.served.stop());
     }
 
     fn flush_targets(&self) -> Vec<(String, Arc<AnyDisk>)> {

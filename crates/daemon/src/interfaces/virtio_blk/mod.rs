@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::{Key, SettingError, Settings};
-use mqblk_engine::{QueueDisk, QueuePlacement};
+use mqblk_engine::QueueDisk;
 use mqblk_vhost_user_devices::serve_blk;
 use mqblk_vhost_user_server::SocketError;
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
@@ -20,17 +20,14 @@ use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 use crate::change::ChangeSource;
 use crate::config_error::ConfigError;
 use crate::contract::{DiskContract, ONLY_DISK};
-use crate::disk_list::{DiskConfig, DiskKeys, Endpoint, ServedDisk};
-use crate::file_use::FileUse;
+use crate::disk_list::{DiskConfig, DiskKeys, Endpoint};
 use crate::interface::{
-    ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition,
-    ResolveContext, ServedInterface, StartFailure,
+    Check, ConfiguredInterface, DiskTable, GuestInterface, HostContext, InterfaceKeys, ResolveContext, UnassignedQueues,
 };
 use crate::names::Claim;
 use crate::out::{Admission, OutDisk};
-use crate::pair::{Pair, Section};
-use crate::queues::QUEUES;
-use crate::queues::{self, MAX_QUEUES};
+use crate::pair::Pair;
+use crate::queues::{self, MAX_QUEUES, QUEUES, QueueMap};
 use crate::sockets::PlannedSocket;
 use crate::storage::CacheMode;
 use crate::storage_backends::{StorageBackends, open_by_origin};
@@ -78,20 +75,12 @@ impl Endpoint for BlkEndpoint {
         self.0.queues
     }
 
-    fn assign_queues(&mut self, settings: &Settings, placement: &mut QueuePlacement) -> Result<(), SettingError> {
-        self.0.assign_queues(settings, placement)
+    fn queue_map(&self) -> &QueueMap {
+        &self.0.queue_map
     }
 
-    fn keep_on_one_worker(&mut self, settings: &Settings) -> Result<(), SettingError> {
-        self.0.keep_on_one_worker(settings, None)
-    }
-
-    fn forget_queue_map(&mut self) {
-        self.0.queue_map.forget_request();
-    }
-
-    fn queue_map(&self) -> &[u16] {
-        self.0.queue_map.workers()
+    fn queue_map_mut(&mut self) -> &mut QueueMap {
+        &mut self.0.queue_map
     }
 
     fn pairs(&self) -> Vec<Pair> {
@@ -134,8 +123,8 @@ impl InterfaceKeys for BlkKeys {
         Ok(())
     }
 
-    fn devices(&mut self) -> Vec<(ListPosition, &mut dyn DeviceKeys)> {
-        self.disks.iter_mut().map(|disk| disk.keys.device()).collect()
+    fn queues(&mut self) -> Vec<UnassignedQueues<'_>> {
+        self.disks.iter_mut().map(|disk| disk.keys.queues()).collect()
     }
 
     fn sockets(&self) -> Vec<PlannedSocket> {
@@ -147,7 +136,7 @@ impl InterfaceKeys for BlkKeys {
         self: Box<Self>,
         storages: &dyn StorageBackends,
         admission: &mut Admission,
-    ) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {
+    ) -> Result<ConfiguredInterface, ConfigError> {
         let open = |DiskToOpen { keys, origin }: DiskToOpen, storages: &dyn StorageBackends| {
             (keys.open(storages), keys, origin)
         };
@@ -158,10 +147,10 @@ impl InterfaceKeys for BlkKeys {
             let files = || keys.endpoint().0.files().into_iter().filter(|_| configured).collect();
             match admission.admit(opened, origin, |why| OutDisk { files: files(), ..keys.out(WORD, origin, why) })? {
                 Some(config) => disks.push(ConfiguredDisk { config, origin }),
-                None => admission.freed_queues.extend(keys.endpoint().queue_map()),
+                None => admission.freed_queues.extend(keys.endpoint().queue_map().workers()),
             }
         }
-        Ok(Box::new(BlkConfig { disks, saved: self.saved }))
+        Ok(configured(disks, self.saved))
     }
 }
 
@@ -171,46 +160,19 @@ struct ConfiguredDisk {
     origin: ChangeSource,
 }
 
-/// All disks of the configuration, and those added at run time before.
-struct BlkConfig {
-    disks: Vec<ConfiguredDisk>,
-    saved: SavedDisks,
-}
-
-impl BlkConfig {
-    fn configs(&self) -> impl Iterator<Item = &DiskConfig<BlkEndpoint>> {
-        self.disks.iter().map(|disk| &disk.config)
-    }
-
-    /// Returns those of the configuration alone.
-    fn configured(&self) -> impl Iterator<Item = &DiskConfig<BlkEndpoint>> {
-        self.disks.iter().filter(|disk| disk.origin == ChangeSource::Configuration).map(|disk| &disk.config)
-    }
-}
-
-impl ConfiguredInterface for BlkConfig {
-    fn sections(&self) -> Vec<(ListPosition, Vec<Section>)> {
-        self.configs().map(|disk| disk.section(None)).collect()
-    }
-
-    fn ids(&self) -> Vec<(&'static str, String)> {
-        self.configs().map(DiskConfig::named).collect()
-    }
-
-    fn queues(&self) -> usize {
-        self.configs().map(|disk| usize::from(disk.endpoint.queues())).sum()
-    }
-
-    fn check(&self) -> Result<(), ConfigError> {
-        self.configured().try_for_each(|disk| disk.endpoint.0.check(format!("disk {:?}", disk.id)))
-    }
-
-    fn files(&self) -> Vec<FileUse> {
-        self.configured().flat_map(|disk| disk.endpoint.0.files()).collect()
-    }
-
-    fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {
-        Ok(Arc::new(ServedDisks::start(self.disks, self.saved, host)?))
+/// Returns the interface with all disks of the configuration, and those added at run time before.
+fn configured(disks: Vec<ConfiguredDisk>, saved: SavedDisks) -> ConfiguredInterface {
+    let configs = || disks.iter().map(|disk| &disk.config);
+    // Those of the configuration alone.
+    let own = || disks.iter().filter(|disk| disk.origin == ChangeSource::Configuration).map(|disk| &disk.config);
+    let checks: Vec<Check> = own().map(|disk| disk.endpoint.0.check(format!("disk {:?}", disk.id))).collect();
+    ConfiguredInterface {
+        sections: configs().map(|disk| disk.section(None)).collect(),
+        ids: configs().map(DiskConfig::named).collect(),
+        queues: configs().map(|disk| usize::from(disk.endpoint.queues())).sum(),
+        files: own().flat_map(|disk| disk.endpoint.0.files()).collect(),
+        check: Box::new(move || checks.iter().try_for_each(|check| check())),
+        ..ConfiguredInterface::new(|host| Ok(Arc::new(ServedDisks::start(disks, saved, host)?)))
     }
 }
 
@@ -222,7 +184,7 @@ struct BlkStartError {
     source: SocketError,
 }
 
-fn serve(disk: DiskConfig<BlkEndpoint>, host: &HostContext) -> Result<Arc<ServedDisk<BlkDisk>>, BlkStartError> {
+fn serve(disk: DiskConfig<BlkEndpoint>, host: &HostContext) -> Result<Arc<BlkDisk>, BlkStartError> {
     let health = disk.storage.new_health(&disk.id);
     let info = disk.info(WORD, &health);
     let DiskConfig { id, endpoint: BlkEndpoint(endpoint), storage, .. } = disk;
@@ -250,6 +212,6 @@ fn serve(disk: DiskConfig<BlkEndpoint>, host: &HostContext) -> Result<Arc<Served
     let disks = BTreeMap::from([(ONLY_DISK.to_owned(), storage.contract(&[]))]);
     let guests = endpoint.record_guests(WORD, disks, host);
     let options = endpoint.server_options(&id, vec![queue_disk], &guests, host);
-    let server = serve_blk(Arc::clone(&device), options).map_err(|source| BlkStartError { id: id.clone(), source })?;
-    Ok(ServedDisk::new(info, Arc::new(BlkDisk::new(id, device, storage, server, guests))))
+    let server = serve_blk(Arc::clone(&device), options).map_err(|source| BlkStartError { id, source })?;
+    Ok(Arc::new(BlkDisk::new(info, device, storage, server, guests)))
 }

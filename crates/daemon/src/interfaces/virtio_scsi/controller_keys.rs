@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use mqblk_core::settings::{Key, SettingError, Settings};
-use mqblk_engine::QueuePlacement;
 
 use super::WORD;
 use super::config::{ControllerConfig, LunConfig};
@@ -12,7 +11,7 @@ use super::luns::IncomingLimits;
 use crate::change::ChangeSource;
 use crate::config_error::ConfigError;
 use crate::contract::DeviceContract;
-use crate::interface::{DeviceKeys, ResolveContext};
+use crate::interface::{ListPosition, ResolveContext, UnassignedQueues};
 use crate::key_values::finish;
 use crate::names::{Claim, ID, rename_subject, take_id};
 use crate::pair::{Pair, number, string};
@@ -141,6 +140,17 @@ impl ControllerKeys {
         self.endpoint.planned_socket(self.settings.subject().to_owned())
     }
 
+    /// Returns its request queues. `index`: its number.
+    pub(super) fn queues(&mut self, index: usize) -> UnassignedQueues<'_> {
+        UnassignedQueues {
+            position: ListPosition::Controller(index),
+            count: self.endpoint.queues,
+            map: &mut self.endpoint.queue_map,
+            settings: &self.settings,
+            is_added: self.origin == ChangeSource::RunTime,
+        }
+    }
+
     /// Returns the controller with its LUNs.
     ///
     /// # Errors
@@ -148,25 +158,10 @@ impl ControllerKeys {
     pub(super) fn finish(self, luns: Vec<LunConfig>) -> Result<ControllerConfig, ConfigError> {
         let ControllerKeys { settings, id, mut endpoint, cmd_per_lun, incoming_luns, origin } = self;
         if luns.iter().any(LunConfig::has_one_channel) {
-            endpoint.keep_on_one_worker(&settings, Some(FIXED_WORKER))?;
+            endpoint.queue_map.keep_on_one_worker(&settings, Some(FIXED_WORKER))?;
         }
         finish(settings)?;
         Ok(ControllerConfig { id, endpoint, cmd_per_lun, incoming_luns, luns, origin })
-    }
-}
-
-impl DeviceKeys for ControllerKeys {
-    fn queues(&self) -> u16 {
-        self.endpoint.queues
-    }
-
-    fn assign_queues(&mut self, placement: &mut QueuePlacement) -> Result<(), SettingError> {
-        self.endpoint.assign_queues(&self.settings, placement)
-    }
-
-    fn forget_queue_map(&mut self) -> bool {
-        self.endpoint.queue_map.forget_request();
-        self.origin == ChangeSource::RunTime
     }
 }
 

@@ -31,16 +31,15 @@ use crate::change::ChangeSource;
 use crate::config_error::ConfigError;
 use crate::file_use::FileUse;
 use crate::interface::{
-    ConfigTable, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, IsTaken,
-    ListPosition, ResolveContext, ServedDevice, ServedInterface, StartFailure,
+    Check, ConfigTable, ConfiguredInterface, DiskTable, GuestInterface, HostContext, InterfaceKeys, IsTaken,
+    ListPosition, ResolveContext, ServedDevice, ServedInterface, StartFailure, UnassignedQueues,
 };
 use crate::key_values::RawTable;
 use crate::out::{Admission, OutDisk};
-use crate::pair::Section;
 use crate::sockets::PlannedSocket;
 use crate::storage_backends::StorageBackends;
 use crate::{queues, vhost_user};
-use config::{ControllerConfig, LunOrigin, LunUnit};
+use config::{ControllerConfig, LunConfig, LunOrigin, LunUnit};
 use controller::Controller;
 use controller_keys::ControllerKeys;
 use luns::{LunSelector, Luns};
@@ -139,9 +138,8 @@ impl InterfaceKeys for ScsiKeys {
         Ok(())
     }
 
-    fn devices(&mut self) -> Vec<(ListPosition, &mut dyn DeviceKeys)> {
-        let controllers = self.controllers.iter_mut().enumerate();
-        controllers.map(|(index, keys)| (ListPosition::Controller(index), keys as _)).collect()
+    fn queues(&mut self) -> Vec<UnassignedQueues<'_>> {
+        self.controllers.iter_mut().enumerate().map(|(index, keys)| keys.queues(index)).collect()
     }
 
     fn sockets(&self) -> Vec<PlannedSocket> {
@@ -150,16 +148,21 @@ impl InterfaceKeys for ScsiKeys {
     }
 
     fn open(
-        self: Box<Self>,
+        mut self: Box<Self>,
         storages: &dyn StorageBackends,
         admission: &mut Admission,
-    ) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {
-        Ok(Box::new(self.into_config(storages, admission)?))
+    ) -> Result<ConfiguredInterface, ConfigError> {
+        let saved = self.saved.take();
+        Ok(configured(self.open_controllers(storages, admission)?, saved))
     }
 }
 
 impl ScsiKeys {
-    fn into_config(self, storages: &dyn StorageBackends, admission: &mut Admission) -> Result<ScsiConfig, ConfigError> {
+    fn open_controllers(
+        self,
+        storages: &dyn StorageBackends,
+        admission: &mut Admission,
+    ) -> Result<Vec<ControllerConfig>, ConfigError> {
         let given: Vec<_> = self.controllers.iter().map(|controller| controller.given().cloned()).collect();
         let luns = saved_luns::open(self.luns, &given, storages, admission)?;
         let controllers = self.controllers.into_iter().zip(luns);
@@ -172,7 +175,7 @@ impl ScsiKeys {
                 Err(error) => return Err(error),
             }
         }
-        Ok(ScsiConfig { controllers: configs, saved: self.saved })
+        Ok(configs)
     }
 }
 
@@ -181,68 +184,68 @@ fn not_served(error: &dyn std::error::Error) {
     tracing::error!("not served: {error}; the state file keeps it for the next start");
 }
 
-/// All controllers and LUNs of the configuration, and those added at run time before.
-struct ScsiConfig {
-    controllers: Vec<ControllerConfig>,
-    saved: Option<SavedLuns>,
-}
-
-impl ScsiConfig {
-    /// Returns the controllers of the configuration alone.
-    fn configured(&self) -> impl Iterator<Item = &ControllerConfig> {
-        self.controllers.iter().filter(|controller| controller.origin == ChangeSource::Configuration)
+/// Returns the interface with all controllers and LUNs of the configuration, and those added at run time before.
+fn configured(controllers: Vec<ControllerConfig>, saved: Option<SavedLuns>) -> ConfiguredInterface {
+    // Those of the configuration alone.
+    let own = || controllers.iter().filter(|controller| controller.origin == ChangeSource::Configuration);
+    let section = |(index, controller)| (ListPosition::Controller(index), print::sections(controller));
+    ConfiguredInterface {
+        sections: own().enumerate().map(section).collect(),
+        ids: controllers.iter().map(|controller| ("controller", controller.id.clone())).collect(),
+        queues: controllers.iter().map(|controller| usize::from(controller.endpoint.queues)).sum(),
+        files: files(&controllers),
+        check: check(&controllers),
+        ..ConfiguredInterface::new(move |host| start(&controllers, saved, host))
     }
 }
 
-impl ConfiguredInterface for ScsiConfig {
-    fn sections(&self) -> Vec<(ListPosition, Vec<Section>)> {
-        let controllers = self.configured().enumerate();
-        controllers.map(|(index, controller)| (ListPosition::Controller(index), print::sections(controller))).collect()
-    }
-
-    fn ids(&self) -> Vec<(&'static str, String)> {
-        self.controllers.iter().map(|controller| ("controller", controller.id.clone())).collect()
-    }
-
-    fn queues(&self) -> usize {
-        self.controllers.iter().map(|controller| usize::from(controller.endpoint.queues)).sum()
-    }
-
-    fn check(&self) -> Result<(), ConfigError> {
-        for lun in self.controllers.iter().flat_map(|controller| &controller.luns) {
-            if let LunUnit::Own(unit) = &lun.unit
-                && let Some(path) = &unit.reservations
-            {
-                controller::open_reservations(path).map_err(|why| {
-                    let expected = "a file that reservations were kept in, or a new one";
-                    ConfigError::Invalid(format!("lun {:?}: reservations: found {why}, expected {expected}", lun.id))
-                })?;
-            }
+/// Returns the check of the files of reservations, and of the sockets of the configuration.
+fn check(controllers: &[ControllerConfig]) -> Check {
+    let luns = controllers.iter().flat_map(|controller| &controller.luns);
+    let reservations = |lun: &LunConfig| match &lun.unit {
+        LunUnit::Own(unit) => unit.reservations.clone().map(|path| (lun.id.clone(), path)),
+        LunUnit::Shared(_) => None,
+    };
+    let reservations: Vec<_> = luns.filter_map(reservations).collect();
+    let configured = controllers.iter().filter(|controller| controller.origin == ChangeSource::Configuration);
+    let sockets: Vec<Check> =
+        configured.map(|controller| controller.endpoint.check(format!("controller {:?}", controller.id))).collect();
+    Box::new(move || {
+        for (id, path) in &reservations {
+            controller::open_reservations(path).map_err(|why| {
+                let expected = "a file that reservations were kept in, or a new one";
+                ConfigError::Invalid(format!("lun {id:?}: reservations: found {why}, expected {expected}"))
+            })?;
         }
-        self.configured()
-            .try_for_each(|controller| controller.endpoint.check(format!("controller {:?}", controller.id)))
-    }
+        sockets.iter().try_for_each(|check| check())
+    })
+}
 
-    fn files(&self) -> Vec<FileUse> {
-        let controllers = self.configured().flat_map(|controller| {
-            let incoming = controller.incoming_luns.iter().map(|incoming| FileUse::Images(incoming.folder.clone()));
-            controller.endpoint.files().into_iter().chain(incoming)
-        });
-        let luns = self.controllers.iter().flat_map(|controller| &controller.luns);
-        let configured = luns.filter(|lun| lun.origin == LunOrigin::Configuration);
-        let luns = configured.flat_map(|lun| match &lun.unit {
-            LunUnit::Own(unit) => unit.reservations.clone().map(FileUse::Replaced),
-            LunUnit::Shared(_) => None,
-        });
-        controllers.chain(luns).collect()
-    }
+/// Returns the files that are opened by path.
+fn files(controllers: &[ControllerConfig]) -> Vec<FileUse> {
+    let configured = controllers.iter().filter(|controller| controller.origin == ChangeSource::Configuration);
+    let sockets = configured.flat_map(|controller| {
+        let incoming = controller.incoming_luns.iter().map(|incoming| FileUse::Images(incoming.folder.clone()));
+        controller.endpoint.files().into_iter().chain(incoming)
+    });
+    let luns = controllers.iter().flat_map(|controller| &controller.luns);
+    let configured = luns.filter(|lun| lun.origin == LunOrigin::Configuration);
+    let luns = configured.flat_map(|lun| match &lun.unit {
+        LunUnit::Own(unit) => unit.reservations.clone().map(FileUse::Replaced),
+        LunUnit::Shared(_) => None,
+    });
+    sockets.chain(luns).collect()
+}
 
-    fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {
-        let luns = Arc::new(Luns::start(&self.controllers, host, self.saved.unwrap_or_default())?);
-        // Now, not as the last step: a VMM may bring a guest as soon as it can connect.
-        luns.set_migratable(true);
-        Ok(Arc::new(ServedControllers { luns, engine: Arc::clone(&host.engine) }))
-    }
+fn start(
+    controllers: &[ControllerConfig],
+    saved: Option<SavedLuns>,
+    host: &HostContext,
+) -> Result<Arc<dyn ServedInterface>, StartFailure> {
+    let luns = Arc::new(Luns::start(controllers, host, saved.unwrap_or_default())?);
+    // Now, not as the last step: a VMM may bring a guest as soon as it can connect.
+    luns.set_migratable(true);
+    Ok(Arc::new(ServedControllers { luns, engine: Arc::clone(&host.engine) }))
 }
 
 /// All controllers, served.

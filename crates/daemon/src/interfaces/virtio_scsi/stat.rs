@@ -4,11 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_admin::model::{ControllerStat, LunCounters, LunStat, QueueStat};
-use mqblk_core::{Geometry, Resize};
-use mqblk_engine::{
-    AnyDisk, Coalesce, DiskCounters, DiskHealth, PlugOptions, PollPolicy, QueueId, QueueMove, QueueSettings,
-    QueueStats, WorkerStats,
-};
+use mqblk_core::Resize;
+use mqblk_engine::{Coalesce, DiskCounters, PollPolicy, QueueId, QueueMove, QueueSettings, QueueStats, WorkerStats};
 use mqblk_vhost_user_server::{Frontend, Server};
 
 use super::WORD;
@@ -86,51 +83,25 @@ impl ServedDevice for ServedController {
         self.controller.is_connected()
     }
 
-    fn exports(&self) -> Vec<Arc<dyn Export>> {
-        let export = |lun| Arc::new(ServedLun { luns: Arc::clone(&self.luns), lun }) as _;
+    fn exports(&self) -> Vec<Export> {
         self.own_luns().into_iter().map(export).collect()
     }
+
+    fn resize(&self, id: &str, request: Resize) -> Result<ResizeOutcome, ChangeError> {
+        self.luns.resize(&LunSelector::Id(id.to_owned()), request).map(|(_, outcome)| outcome)
+    }
 }
 
-/// A LUN in its state at the time of the listing.
-struct ServedLun {
-    luns: Arc<Luns>,
-    lun: LunEntry,
-}
-
-impl Export for ServedLun {
-    fn id(&self) -> &str {
-        &self.lun.id
-    }
-
-    fn health(&self) -> Option<Arc<DiskHealth>> {
-        self.lun.unit.as_ref().map(|unit| Arc::clone(unit.health()))
-    }
-
-    fn plug(&self) -> Option<PlugOptions> {
-        self.lun.unit.as_ref().map(|unit| unit.plug())
-    }
-
-    fn has_one_channel(&self) -> bool {
-        self.lun.unit.as_ref().is_some_and(|unit| unit.disk().max_channels() == Some(1))
-    }
-
-    fn storage(&self) -> Option<String> {
-        self.lun.unit.as_ref().map(|unit| unit.config().storage.kind.clone())
-    }
-
-    fn geometry(&self) -> Option<Geometry> {
-        self.lun.unit.as_ref().map(|unit| unit.disk().geometry())
-    }
-
-    fn watched(&self) -> Option<Arc<AnyDisk>> {
-        let unit = self.lun.unit.as_ref().filter(|unit| self.lun.is_ready() && unit.config().storage.watch_size)?;
-        Some(Arc::clone(unit.disk()))
-    }
-
-    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {
-        let which = LunSelector::Id(self.lun.id.clone());
-        self.luns.resize(&which, request).map(|(_, outcome)| outcome)
+/// Returns a LUN in its state at the time of the listing.
+fn export(lun: LunEntry) -> Export {
+    let storage = lun.unit.as_ref().map(|unit| &unit.config().storage);
+    Export {
+        storage: storage.map(|storage| storage.kind.clone()),
+        health: lun.unit.as_ref().map(|unit| Arc::clone(unit.health())),
+        configured_plug: storage.map(|storage| storage.plug).unwrap_or_default(),
+        disk: lun.unit.as_ref().map(|unit| Arc::downgrade(unit.disk())),
+        is_watched: lun.is_ready() && storage.is_some_and(|storage| storage.watch_size),
+        id: lun.id,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tables of valid and invalid controllers and LUNs, with the storage backend of [`super::tests`].
 
-use super::config::{TargetLun, UnitConfig};
+use super::config::{ControllerConfig, TargetLun, UnitConfig};
 use super::*;
 use crate::config::ServeConfig;
 use crate::file::{self, RawConfig};
@@ -30,7 +30,7 @@ fn given(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<RawConfi
 }
 
 /// Resolves the interface alone, with four CPUs and as many workers.
-fn configured(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<ScsiConfig, ConfigError> {
+fn configured(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<Vec<ControllerConfig>, ConfigError> {
     let given = given(disks, controllers, luns)?;
     let (cpus, mut names) = (cpus(), UniqueNames::default());
     let (kinds, recorded) = (&["file", "null"], &crate::contract::NO_CONTRACTS);
@@ -44,11 +44,11 @@ fn configured(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<Scs
     }
     keys.take_process(&mut Settings::new("serve"), &mut context)?;
     let mut placement = QueuePlacement::new(4);
-    for (_, device) in keys.devices() {
-        device.assign_queues(&mut placement)?;
+    for mut queues in keys.queues() {
+        queues.assign(&mut placement)?;
     }
     let mut all = Admission { strict: true, ..Admission::default() };
-    keys.into_config(&FakeBackends, &mut all)
+    keys.open_controllers(&FakeBackends, &mut all)
 }
 
 fn all(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<ServeConfig, ConfigError> {
@@ -68,8 +68,8 @@ fn target_lun(target: u8, lun: u16) -> TargetLun {
 #[test]
 fn defaults() {
     let config = configured(&[], &["socket=/tmp/vm1.sock"], &["controller=vm1,path=/a"]).unwrap();
-    assert_eq!(config.queues(), 32);
-    let [controller] = config.controllers.as_slice() else { panic!("one controller") };
+    let [controller] = config.as_slice() else { panic!("one controller") };
+    assert_eq!(controller.endpoint.queues, 32);
     assert_eq!((controller.id.as_str(), controller.endpoint.queues, controller.cmd_per_lun), ("vm1", 32, 128));
     assert_eq!(controller.endpoint.queue_map.workers(), [0, 1, 2, 3].repeat(8));
     let [lun] = controller.luns.as_slice() else { panic!("one LUN") };
@@ -92,13 +92,13 @@ fn default_targets_are_the_lowest_free_ones() {
         "controller=c,path=/g,target=0,lun=1",
     ];
     let config = configured(&[], &["id=c,socket=/tmp/c", "id=d,socket=/tmp/d"], &luns).unwrap();
-    let places = |at: usize| config.controllers[at].luns.iter().map(|lun| lun.id.clone()).collect::<Vec<_>>();
+    let places = |at: usize| config[at].luns.iter().map(|lun| lun.id.clone()).collect::<Vec<_>>();
     assert_eq!(places(0), ["c:1:0", "c:0:0", "c:3:3", "c:2:16383", "c:4:0", "c:0:1"]);
     assert_eq!(places(1), ["d:0:0"]);
     let many: Vec<String> = (0..256).map(|at| format!("controller=c,path=/{at}")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     let config = configured(&[], &["id=c,socket=/tmp/c"], &many).unwrap();
-    assert_eq!(config.controllers[0].luns.last().map(|lun| lun.address), Some(target_lun(255, 0)));
+    assert_eq!(config[0].luns.last().map(|lun| lun.address), Some(target_lun(255, 0)));
     let error = error_of(all(&[], &["id=c,socket=/tmp/c"], &[&many[..], &["controller=c,path=/x"]].concat()));
     let want = "--lun #257: target: found nothing, and all 256 in use, expected the target that gets another LUN";
     assert_eq!(error, want);
@@ -114,7 +114,7 @@ fn a_disk_over_virtio_scsi_is_a_controller_with_one_lun() {
     let both = printed(&both);
     assert_eq!(tables(&both, "disk").iter().map(|disk| text(disk, "id")).collect::<Vec<_>>(), ["b"]);
     let config = configured(&[words], &[], &[]).unwrap();
-    let [controller] = config.controllers.as_slice() else { panic!("one controller") };
+    let [controller] = config.as_slice() else { panic!("one controller") };
     assert_eq!((controller.id.as_str(), controller.endpoint.queues, controller.cmd_per_lun), ("vm1", 2, 8));
     let [lun] = controller.luns.as_slice() else { panic!("one LUN") };
     assert_eq!((lun.id.as_str(), lun.address), ("vm1:0:0", target_lun(0, 0)));

@@ -3,18 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqblk_admin::model::DiskStat;
 use mqblk_core::{ByteLen, Resize, Resized, SizeUsers};
 use mqblk_engine::{
-    AnyDisk, Coalesce, Engine, PollPolicy, QueueId, QueueMove, QueueSettings, QueueStats, SharedQueueSettings,
-    WorkerStats,
+    Coalesce, Engine, PollPolicy, QueueId, QueueMove, QueueSettings, QueueStats, SharedQueueSettings, WorkerStats,
 };
 use mqblk_xen::Xen;
 use mqblk_xen_server::toolstack::{self, ToolstackError};
 use mqblk_xen_server::{Backend, DeviceStats};
 
 use crate::change::ChangeError;
-use crate::disk_list::{DiskExport, ServedDisk};
+use crate::interface::{DeviceDescription, DeviceStat, Export, ServedDevice, StatDetail};
 use crate::report::DiskInfo;
 use crate::resize::{self, GuestNotice, ResizeOutcome};
 use crate::storage::StorageConfig;
@@ -78,31 +76,57 @@ impl SizeUsers for NoUsers {
 /// A served disk of the configuration.
 pub(super) struct XenDisk {
     devices: XenDevices,
-    id: String,
+    info: DiskInfo,
     queues: Arc<SharedQueueSettings>,
     storage: StorageConfig,
 }
 
 impl XenDisk {
-    /// Creates the disk `id`. `queues`: the settings of its rings, with the worker of each offered one.
+    /// Creates a disk. `queues`: the settings of its rings, with the worker of each offered one.
     pub(super) fn new(
         devices: XenDevices,
-        id: String,
+        info: DiskInfo,
         queues: Arc<SharedQueueSettings>,
         storage: StorageConfig,
     ) -> XenDisk {
-        XenDisk { devices, id, queues, storage }
+        XenDisk { devices, info, queues, storage }
     }
 
     /// Returns the device that the disk is attached as. A previous device may still be in removal: one with rings is
     /// preferred.
     fn device(&self) -> Option<Arc<DeviceStats>> {
-        let devices = self.devices.list().into_iter().filter(|device| device.id == self.id);
+        let devices = self.devices.list().into_iter().filter(|device| device.id == self.info.id);
         devices.max_by_key(|device| device.rings() > 0)
+    }
+
+    /// Returns the statistics of each ring. Zero while the disk is not attached.
+    fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
+        match self.device() {
+            Some(device) => device.queue_stats(workers),
+            None => Some(vec![QueueStats::default(); self.queues.get().map.len()]),
+        }
     }
 }
 
-impl DiskExport for XenDisk {
+impl ServedDevice for XenDisk {
+    fn describe(&self) -> DeviceDescription {
+        self.info.describe(self.queue_settings().as_ref())
+    }
+
+    fn stat(&self, workers: &[WorkerStats], detail: StatDetail) -> Option<DeviceStat> {
+        let mut stat = self.info.stat(self.queue_settings(), &self.queue_stats(workers)?, detail);
+        stat.grants = Some(self.device().map(|device| device.grant_counters()).unwrap_or_default());
+        Some(DeviceStat::Disk(Box::new(stat)))
+    }
+
+    fn exports(&self) -> Vec<Export> {
+        vec![self.info.export()]
+    }
+
+    fn id(&self) -> String {
+        self.info.id.clone()
+    }
+
     fn queue_settings(&self) -> Option<QueueSettings> {
         Some(self.queues.get())
     }
@@ -131,34 +155,18 @@ impl DiskExport for XenDisk {
         self.device().map(|device| device.attached_rings()).unwrap_or_default()
     }
 
-    /// Zero while the disk is not attached.
-    fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
-        match self.device() {
-            Some(device) => device.queue_stats(workers),
-            None => Some(vec![QueueStats::default(); self.queues.get().map.len()]),
-        }
-    }
-
-    fn annotate(&self, stat: &mut DiskStat) {
-        let counters = self.device().map(|device| device.grant_counters()).unwrap_or_default();
-        stat.grants = Some(counters);
-    }
-
     fn is_connected(&self) -> bool {
         self.device().is_some_and(|device| device.rings() > 0)
     }
 
-    fn watched(&self) -> Option<Arc<AnyDisk>> {
-        self.storage.watch_size.then(|| Arc::clone(&self.storage.disk))
-    }
-
     /// Resizes the disk, attached or not.
-    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {
+    fn resize(&self, _id: &str, request: Resize) -> Result<ResizeOutcome, ChangeError> {
         if let Some(device) = self.device().filter(|device| device.disk().is_some()) {
             return self.devices.resize(&device, request);
         }
         let result = request.carry_out(self.storage.disk.as_ref(), &mut NoUsers);
-        let resized = result.map_err(|error| resize::resize_error(&format!("disk {:?}", self.id), request, error))?;
+        let resized =
+            result.map_err(|error| resize::resize_error(&format!("disk {:?}", self.info.id), request, error))?;
         Ok(ResizeOutcome {
             resized,
             guest: if resized.is_change() { GuestNotice::NoGuest } else { GuestNotice::Unchanged },
@@ -169,16 +177,13 @@ impl DiskExport for XenDisk {
 /// A device outside the configuration, made by a toolstack.
 pub(super) struct ToolstackDevice {
     devices: XenDevices,
+    info: DiskInfo,
     device: Arc<DeviceStats>,
 }
 
 impl ToolstackDevice {
-    /// Returns the device, served.
-    pub(super) fn served(
-        devices: XenDevices,
-        device: Arc<DeviceStats>,
-        interface: &'static str,
-    ) -> Arc<ServedDisk<Self>> {
+    /// Creates a handle to a device.
+    pub(super) fn new(devices: XenDevices, device: Arc<DeviceStats>, interface: &'static str) -> ToolstackDevice {
         let info = DiskInfo {
             id: device.id.clone(),
             interface,
@@ -187,13 +192,32 @@ impl ToolstackDevice {
             health: Arc::clone(&device.health),
             queue_map: Vec::new(),
             disk: device.disk().as_ref().map(Arc::downgrade),
+            watch_size: true,
             settings: Vec::new(),
         };
-        ServedDisk::new(info, Arc::new(ToolstackDevice { devices, device }))
+        ToolstackDevice { devices, info, device }
     }
 }
 
-impl DiskExport for ToolstackDevice {
+impl ServedDevice for ToolstackDevice {
+    fn describe(&self) -> DeviceDescription {
+        self.info.describe(self.queue_settings().as_ref())
+    }
+
+    fn stat(&self, workers: &[WorkerStats], detail: StatDetail) -> Option<DeviceStat> {
+        let mut stat = self.info.stat(self.queue_settings(), &self.device.queue_stats(workers)?, detail);
+        stat.grants = Some(self.device.grant_counters());
+        Some(DeviceStat::Disk(Box::new(stat)))
+    }
+
+    fn exports(&self) -> Vec<Export> {
+        vec![self.info.export()]
+    }
+
+    fn id(&self) -> String {
+        self.info.id.clone()
+    }
+
     fn queue_settings(&self) -> Option<QueueSettings> {
         Some(self.device.queue_settings())
     }
@@ -210,23 +234,11 @@ impl DiskExport for ToolstackDevice {
         self.device.attached_rings()
     }
 
-    fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
-        self.device.queue_stats(workers)
-    }
-
-    fn annotate(&self, stat: &mut DiskStat) {
-        stat.grants = Some(self.device.grant_counters());
-    }
-
     fn is_connected(&self) -> bool {
         self.device.rings() > 0
     }
 
-    fn watched(&self) -> Option<Arc<AnyDisk>> {
-        self.device.disk()
-    }
-
-    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {
+    fn resize(&self, _id: &str, request: Resize) -> Result<ResizeOutcome, ChangeError> {
         self.devices.resize(&self.device, request)
     }
 }
@@ -235,9 +247,7 @@ impl DiskExport for ToolstackDevice {
 mod tests {
     use std::collections::BTreeSet;
 
-    use mqblk_admin::model::GrantCounters;
-
-    use super::*;
+    use mqblk_admin::model::{DiskStat, GrantCounters};
 
     #[test]
     fn grant_counters_are_not_mixed_up() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mqblk_blkif::{GrantMode, MAX_INDIRECT_SEGMENTS, PoolScope};
 use mqblk_core::settings::{Key, SettingError, Settings};
-use mqblk_engine::{Coalesce, PollPolicy, QueuePlacement};
+use mqblk_engine::{Coalesce, PollPolicy};
 use mqblk_xen::vbd;
 use mqblk_xen_server::DeviceName;
 
@@ -103,16 +103,12 @@ impl Endpoint for XenEndpoint {
         self.queues
     }
 
-    fn assign_queues(&mut self, settings: &Settings, placement: &mut QueuePlacement) -> Result<(), SettingError> {
-        self.queue_map.assign(settings, self.queues, placement)
+    fn queue_map(&self) -> &QueueMap {
+        &self.queue_map
     }
 
-    fn keep_on_one_worker(&mut self, settings: &Settings) -> Result<(), SettingError> {
-        self.queue_map.keep_on_one_worker(settings, None)
-    }
-
-    fn queue_map(&self) -> &[u16] {
-        self.queue_map.workers()
+    fn queue_map_mut(&mut self) -> &mut QueueMap {
+        &mut self.queue_map
     }
 
     fn claims(&self) -> Vec<Claim> {

@@ -23,15 +23,14 @@ use crate::change::ChangeError;
 use crate::change::ChangeSource;
 use crate::config_error::ConfigError;
 use crate::cpus::Cpus;
-use crate::disk_list::{DiskConfig, DiskKeys, Endpoint as _, ServedDisk};
+use crate::disk_list::{DiskConfig, DiskKeys, Endpoint as _};
 use crate::file_use::FileUse;
 use crate::interface::{
-    ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, IsTaken, ListPosition,
-    ResolveContext, ServedDevice, ServedInterface, StartFailure,
+    ConfiguredInterface, DiskTable, GuestInterface, HostContext, InterfaceKeys, IsTaken, ListPosition, ResolveContext,
+    ServedDevice, ServedInterface, StartFailure, UnassignedQueues,
 };
 use crate::new_disk::NewDisk;
 use crate::out::{Admission, open_all};
-use crate::pair::{Pair, Section};
 use crate::queues::{self, workers_of};
 use crate::storage_backends::StorageBackends;
 use config::{XenConfig, XenEndpoint};
@@ -96,79 +95,68 @@ impl InterfaceKeys for XenKeys {
         }
     }
 
-    fn devices(&mut self) -> Vec<(ListPosition, &mut dyn DeviceKeys)> {
-        self.disks.iter_mut().map(DiskKeys::device).collect()
+    fn queues(&mut self) -> Vec<UnassignedQueues<'_>> {
+        self.disks.iter_mut().map(DiskKeys::queues).collect()
     }
 
     fn open(
         self: Box<Self>,
         storages: &dyn StorageBackends,
         admission: &mut Admission,
-    ) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {
+    ) -> Result<ConfiguredInterface, ConfigError> {
         let mut disks = Vec::new();
         for (opened, keys) in open_all(self.disks, |keys| (keys.open(storages), keys)) {
             let origin = ChangeSource::Configuration;
             match admission.admit(opened, origin, |why| keys.out(WORD, origin, why))? {
                 Some(config) => disks.push(config),
-                None => admission.freed_queues.extend(keys.endpoint().queue_map()),
+                None => admission.freed_queues.extend(keys.endpoint().queue_map().workers()),
             }
         }
-        Ok(Box::new(XenInterfaceConfig { disks, host: self.host }))
+        Ok(configured(disks, self.host))
     }
-}
-
-/// All disks of the configuration, and the host if there is one.
-struct XenInterfaceConfig {
-    disks: Vec<DiskConfig<XenEndpoint>>,
-    host: Option<XenConfig>,
 }
 
 /// Paths of grants, event channels and xenstore, which are opened for each device, and of this domain's description.
 const XEN_DEVICES: [&str; 4] = ["/dev/xen", "/proc/xen", "/sys/hypervisor", "/run/xenstored"];
 
-impl ConfiguredInterface for XenInterfaceConfig {
-    fn process_pairs(&self) -> Vec<Pair> {
-        self.host.as_ref().map(keys::host_pairs).unwrap_or_default()
+/// Returns the interface with all disks of the configuration, and the host if there is one.
+fn configured(disks: Vec<DiskConfig<XenEndpoint>>, host: Option<XenConfig>) -> ConfiguredInterface {
+    ConfiguredInterface {
+        process_pairs: host.as_ref().map(keys::host_pairs).unwrap_or_default(),
+        sections: disks.iter().map(|disk| disk.section(Some(WORD))).collect(),
+        ids: disks.iter().map(DiskConfig::named).collect(),
+        queues: disks.iter().map(|disk| usize::from(disk.endpoint.queues)).sum(),
+        expects_more: host.as_ref().is_some_and(|host| host.watch),
+        files: host.as_ref().map(files).unwrap_or_default(),
+        ..ConfiguredInterface::new(|context| start(disks, host, context))
     }
+}
 
-    fn sections(&self) -> Vec<(ListPosition, Vec<Section>)> {
-        self.disks.iter().map(|disk| disk.section(Some(WORD))).collect()
-    }
+/// Returns the files that a host's backend opens by path.
+fn files(host: &XenConfig) -> Vec<FileUse> {
+    let journals = host.state.iter().map(|folder| FileUse::Folder(folder.clone()));
+    let devices = XEN_DEVICES.iter().map(PathBuf::from).filter(|path| path.exists()).map(FileUse::Device);
+    journals.chain(devices).collect()
+}
 
-    fn ids(&self) -> Vec<(&'static str, String)> {
-        self.disks.iter().map(DiskConfig::named).collect()
+fn start(
+    disks: Vec<DiskConfig<XenEndpoint>>,
+    host: Option<XenConfig>,
+    context: &HostContext,
+) -> Result<Arc<dyn ServedInterface>, StartFailure> {
+    // A configuration with disks has a host.
+    let Some(host) = host else {
+        return Ok(Arc::new(ServedXen::new(Vec::new(), context)));
+    };
+    let disks = disks.into_iter().map(|config| Arc::new(XenDiskConfig::new(config))).collect();
+    let served = ServedXen::new(disks, context);
+    if context.stands_by.load(Ordering::SeqCst) {
+        // Xenstore has the devices that the other process still serves: a backend would take them over.
+        *served.pending.lock() = Some(host);
+    } else {
+        served.start(&host)?;
     }
-
-    fn queues(&self) -> usize {
-        self.disks.iter().map(|disk| usize::from(disk.endpoint.queues)).sum()
-    }
-
-    fn expects_more(&self) -> bool {
-        self.host.as_ref().is_some_and(|host| host.watch)
-    }
-
-    fn files(&self) -> Vec<FileUse> {
-        let Some(host) = &self.host else { return Vec::new() };
-        let journals = host.state.iter().map(|folder| FileUse::Folder(folder.clone()));
-        let devices = XEN_DEVICES.iter().map(PathBuf::from).filter(|path| path.exists()).map(FileUse::Device);
-        journals.chain(devices).collect()
-    }
-
-    fn start(self: Box<Self>, context: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {
-        // A configuration with disks has a host.
-        let Some(host) = self.host else {
-            return Ok(Arc::new(ServedXen::new(Vec::new(), context)));
-        };
-        let disks = self.disks.into_iter().map(|config| Arc::new(XenDiskConfig::new(config))).collect();
-        let served = ServedXen::new(disks, context);
-        if context.stands_by.load(Ordering::SeqCst) {
-            // Xenstore has the devices that the other process still serves: a backend would take them over.
-            *served.pending.lock() = Some(host);
-        } else {
-            served.start(&host)?;
-        }
-        Ok(Arc::new(served))
-    }
+    Ok(Arc::new(served))
 }
 
 /// The disks of the configuration, and the backend, if there is one.
@@ -183,14 +171,15 @@ struct ServedXen {
 /// The backend, and the disks of the configuration in its form.
 struct StartedXen {
     host: XenHost,
-    served: RankedMutex<Vec<(ListPosition, Arc<ServedDisk<XenDisk>>)>>,
+    served: RankedMutex<Vec<(ListPosition, Arc<XenDisk>)>>,
 }
 
 impl StartedXen {
     fn list(&self, disk: &XenDiskConfig) {
         let XenDiskConfig { config: disk, health, queues } = disk;
-        let export = XenDisk::new(self.host.devices(), disk.id.clone(), Arc::clone(queues), disk.storage.clone());
-        self.served.lock().push((disk.position, ServedDisk::new(disk.info(WORD, health), Arc::new(export))));
+        let (info, queues, storage) = (disk.info(WORD, health), Arc::clone(queues), disk.storage.clone());
+        let served = XenDisk::new(self.host.devices(), info, queues, storage);
+        self.served.lock().push((disk.position, Arc::new(served)));
     }
 }
 
@@ -253,7 +242,7 @@ impl ServedInterface for ServedXen {
         let is_configured = |id: &str| disks.iter().any(|disk| disk.config.id == id);
         let others = host.devices().list().into_iter().filter(|device| !is_configured(&device.id)).enumerate();
         let others = others.map(|(index, device)| {
-            (ListPosition::Added(index), ToolstackDevice::served(host.devices(), device, WORD) as _)
+            (ListPosition::Added(index), Arc::new(ToolstackDevice::new(host.devices(), device, WORD)) as _)
         });
         configured.chain(others).collect()
     }

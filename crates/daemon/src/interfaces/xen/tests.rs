@@ -34,8 +34,8 @@ fn resolve(process: &[(&str, &str)], disks: &[&str]) -> XenKeys {
     let mut settings = Settings::new("serve");
     process.iter().for_each(|(key, value)| settings.insert(key, value).unwrap());
     keys.take_process(&mut settings, &mut context).unwrap();
-    for (_, device) in keys.devices() {
-        device.assign_queues(&mut QueuePlacement::new(4)).unwrap();
+    for mut queues in keys.queues() {
+        queues.assign(&mut QueuePlacement::new(4)).unwrap();
     }
     keys
 }
@@ -117,7 +117,7 @@ fn only_xen_disks_need_a_xen_host() {
     let process = [("xen-watch", "qdisk"), ("xen-state", "off"), ("xen-mapped-pages", "9")];
     let watching = from_words(&process, &[]).unwrap();
     assert_eq!(watching.workers, 4, "toolstack devices have as many rings as there are CPUs");
-    assert!(watching.interfaces.iter().any(|interface| interface.expects_more()));
+    assert!(watching.interfaces.iter().any(|interface| interface.expects_more));
     let xen = host(&process, &[]).unwrap();
     assert_eq!((xen.watch, xen.type_name.as_str(), xen.state, xen.mapped_pages), (true, "qdisk", None, Some(9)));
 }

@@ -16,7 +16,7 @@ use crate::change::ChangeError;
 use crate::change::ChangeSource;
 use crate::cpus::Cpus;
 use crate::flush::flush_all;
-use crate::interface::{DeviceKeys as _, IsTaken, ResolveContext};
+use crate::interface::{IsTaken, ResolveContext};
 use crate::names::{Claim, claimed_error};
 use crate::queues::workers_of;
 
@@ -63,7 +63,7 @@ impl Luns {
         };
         // On a copy: the real one counts the controller once it is served.
         let mut placement: QueuePlacement = self.host.placement.lock().clone();
-        keys.assign_queues(&mut placement).map_err(|error| release(error.into()))?;
+        keys.queues(0).assign(&mut placement).map_err(|error| release(error.into()))?;
         let config = keys.finish(Vec::new()).map_err(|error| release(error.into()))?;
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let controller = Controller::start(&config, number, &[], &self.host);

@@ -73,7 +73,7 @@ pub static SOCKET: Key = Key::text("socket", "PATH", "a path of at most 107 byte
 );
 /// The permissions of a vhost-user socket.
 pub static SOCKET_MODE: Key =
-    mode("socket-mode").about("the socket's permissions, octal", "Whoever can connect can read and write the disk.");
+    mode("socket-mode").about("the socket's permissions, octal", "A user who can connect can read and write the disk.");
 /// The owner of a vhost-user socket.
 pub static SOCKET_OWNER: Key =
     owner("socket-owner").about("the socket's owner", "[systemd.md](systemd.md#sockets-for-vmms).");

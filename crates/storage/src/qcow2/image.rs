@@ -256,29 +256,44 @@ impl Image {
             }
             let freed = call(loaded);
             // Also after an error, which may be halfway.
-            self.make_durable(&loaded.format)?;
+            self.write_tables_after_data(loaded)?;
+            self.sync_files()?;
             freed
         })
     }
 
-    /// Calls `free` for the parts of a range with one table each: the next part may reuse clusters that the first one
-    /// freed.
-    fn by_table(
+    /// Calls `free` for the parts of a range. Each lies between multiples of `most` bytes, a table's at most: the next
+    /// part may reuse clusters that the first one freed. A part of a cluster is apart: it may allocate a cluster, whose
+    /// data comes before its entry.
+    fn by_part(
         &self,
-        format: &mut FormatAccess<ImageFile>,
+        loaded: &mut Loaded,
         (start, end): (u64, u64),
+        most: u64,
         free: impl Fn(&mut FormatAccess<ImageFile>, u64, u64) -> io::Result<()>,
     ) -> io::Result<()> {
+        let cluster = self.cluster();
         let mut at = start;
         while at < end {
-            let next = (at + 1).next_multiple_of(self.header().l2_coverage()).min(end);
-            free(format, at, next - at)?;
+            let next = match at % cluster {
+                0 if end - at < cluster => end,
+                0 => (at + 1).next_multiple_of(most).min(end & !(cluster - 1)),
+                _ => at.next_multiple_of(cluster).min(end),
+            };
+            free(&mut loaded.format, at, next - at)?;
             if next < end {
-                format.flush()?;
+                self.write_tables_after_data(loaded)?;
             }
             at = next;
         }
         Ok(())
+    }
+
+    /// Writes all tables to the file, after the data of new clusters is on the disk where required. Called with
+    /// exclusive access.
+    fn write_tables_after_data(&self, loaded: &Loaded) -> io::Result<()> {
+        loaded.order.data_first(false, || self.sync_data())?;
+        loaded.format.flush()
     }
 
     /// Returns the effect of a write to a range on tables. A write with an effect can free a cluster, in an image where
@@ -322,7 +337,8 @@ impl Image {
             let alone = self.alone();
             let Some(loaded) = alone.loaded.as_ref() else { return Ok(()) };
             if loaded.is_marked.load(Ordering::Relaxed) {
-                self.make_durable(&loaded.format)?;
+                loaded.format.flush()?;
+                self.sync_files()?;
                 self.header().write_dirty(self.file(), false)?;
                 loaded.is_marked.store(false, Ordering::Relaxed);
                 self.dirty.store(false, Ordering::Release);
@@ -378,24 +394,17 @@ impl Image {
         loaded.order.punch_range(&loaded.format, self.data().unwrap_or(self.file()), range, keeps_space)
     }
 
-    /// Writes to a range whose old clusters may be freed. The new data is durable before its entries, and freed
-    /// clusters are not holes.
+    /// Writes to a range whose old clusters may be freed, which are not holes. Cluster by cluster: the library writes
+    /// its tables before it allocates a cluster after it has freed one.
     fn write_freeing(
         &self,
         (at, len): (u64, u64),
-        write: impl FnOnce(&FormatAccess<ImageFile>) -> io::Result<()>,
+        write: impl Fn(&FormatAccess<ImageFile>, u64, u64) -> io::Result<()>,
     ) -> io::Result<()> {
         self.free_alone((at, at + len), |loaded| {
             loaded.order.frees_others();
-            write(&loaded.format)?;
-            self.sync_files()
+            self.by_part(loaded, (at, at + len), self.cluster(), |format, at, len| write(format, at, len))
         })
-    }
-
-    /// Writes all tables and makes everything durable.
-    fn make_durable(&self, format: &FormatAccess<ImageFile>) -> io::Result<()> {
-        format.flush()?;
-        self.sync_files()
     }
 
     /// Makes the files' data durable.
@@ -493,7 +502,10 @@ impl BlockingStorage for Arc<Image> {
             Ok(loaded.writes_free && Image::effect(&loaded.format, at.0, len) != WriteEffect::Nothing)
         };
         if self.with(frees)? {
-            return self.write_freeing((at.0, len), |format| format.write(bytes, at.0));
+            return self.write_freeing((at.0, len), |format, from, len| {
+                let skip = (from - at.0) as usize;
+                format.write(&bytes[skip..skip + len as usize], from)
+            });
         }
         self.write_shared((at.0, len), |format| format.write(bytes, at.0))
     }
@@ -515,7 +527,8 @@ impl BlockingStorage for Arc<Image> {
                 return Ok(());
             }
             self.punch(loaded, (start, end), false)?;
-            self.by_table(&mut loaded.format, (start, end), |format, at, len| match self.header().version {
+            let table = self.header().l2_coverage();
+            self.by_part(loaded, (start, end), table, |format, at, len| match self.header().version {
                 2 => format.discard_to_backing(at, len),
                 _ => format.discard_to_any(at, len),
             })
@@ -524,17 +537,18 @@ impl BlockingStorage for Arc<Image> {
 
     fn write_zeroes(&self, at: ByteOffset, len: ByteLen, may_unmap: bool) -> io::Result<()> {
         if self.header().version < 3 {
-            let zero = |format: &FormatAccess<ImageFile>| Image::write_plain_zeroes(format, at.0, len.0);
             if self.with(|loaded| Ok(loaded.writes_free))? {
-                return self.write_freeing((at.0, len.0), zero);
+                return self.write_freeing((at.0, len.0), Image::write_plain_zeroes);
             }
+            let zero = |format: &FormatAccess<ImageFile>| Image::write_plain_zeroes(format, at.0, len.0);
             return self.write_shared((at.0, len.0), zero);
         }
         // Exclusive: the library turns a cluster whose other parts are zero into a zero cluster, and a concurrent write
         // may change those.
         self.free_alone((at.0, at.0 + len.0), |loaded| {
             self.punch(loaded, (at.0, at.0 + len.0), !may_unmap)?;
-            self.by_table(&mut loaded.format, (at.0, at.0 + len.0), |format, at, len| match may_unmap {
+            let table = self.header().l2_coverage();
+            self.by_part(loaded, (at.0, at.0 + len.0), table, |format, at, len| match may_unmap {
                 true => format.discard_to_zero(at, len),
                 false => format.write_zeroes(at, len),
             })

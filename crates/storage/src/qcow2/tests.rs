@@ -472,6 +472,38 @@ fn entry(path: &Path, cluster: u64) -> u64 {
     }
 }
 
+/// Zeroes for a part of a cluster copy the rest of it from the backing file. A power cut may keep the entry and lose
+/// the copy.
+#[test]
+fn zeroes_for_a_part_of_a_cluster_are_durable_before_its_entry() {
+    const CLUSTER: u64 = 1 << 16;
+    let (_dir, path) = overlay(2 * MIB);
+    let image = Arc::new(load(&path));
+    image.write_at(&[1; 512], ByteOffset(0)).unwrap();
+    // Within a cluster, and with whole ones between.
+    for (start, end) in [(5 * CLUSTER + 512, 5 * CLUSTER + 1024), (10 * CLUSTER + 512, 13 * CLUSTER + 512)] {
+        let (first, last) = (start / CLUSTER, end / CLUSTER);
+        let kept = image.data_syncs.lock().unwrap();
+        std::thread::scope(|scope| {
+            let (image, len) = (&image, ByteLen(end - start));
+            let zeroing = scope.spawn(move || image.write_zeroes(ByteOffset(start), len, true).unwrap());
+            for _ in 0..50 {
+                let entries = [first, last].map(|cluster| entry(&path, cluster));
+                assert_eq!(entries, [0; 2], "the data is in the host's memory only");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            assert!(!zeroing.is_finished(), "it waits for its data");
+            drop(kept);
+        });
+        assert!(entry(&path, first) != 0 && entry(&path, last) != 0);
+        let mut bytes = [0; 1024];
+        image.read_at(&mut bytes, ByteOffset(start - 512)).unwrap();
+        assert_eq!((bytes[0], bytes[511], bytes[512], bytes[1023]), (0xb5, 0xb5, 0, 0));
+        image.read_at(&mut bytes, ByteOffset(end - 512)).unwrap();
+        assert_eq!((bytes[0], bytes[511], bytes[512], bytes[1023]), (0, 0, 0xb5, 0xb5));
+    }
+}
+
 /// A power cut may keep the entry and lose the data copied from the backing file, also if another thread wrote the
 /// entry.
 #[test]

@@ -8,8 +8,8 @@ use mqblk_core::disk::DiskError;
 use mqblk_core::settings::Settings;
 use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice, BlkQueueSet};
 use mqblk_engine::{
-    AnyDisk, Coalesce, DiskHealth, Engine, EngineOptions, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk,
-    QueueStats, UringContext, UringOptions, WorkerStats,
+    AnyDisk, DiskHealth, Engine, EngineOptions, FixedBufferUse, PlugOptions, QueueDisk, QueuePolicy, QueueStats,
+    UringContext, UringOptions, WorkerStats,
 };
 use mqblk_vhost_user_server::{Server, ServerOptions, SocketAccess};
 use mqblk_virtio::VirtioDevice;
@@ -21,12 +21,10 @@ pub struct Plan {
     pub disk: Arc<AnyDisk>,
     /// Number of workers.
     pub workers: usize,
-    /// Its poll policy.
-    pub poll: PollPolicy,
+    /// The polling of its queues, and the coalescing of their calls.
+    pub policy: QueuePolicy,
     /// Its merge options.
     pub plug: PlugOptions,
-    /// Its call coalescing.
-    pub coalesce: Coalesce,
     /// Its error policy and its limits.
     pub health: Arc<DiskHealth>,
 }
@@ -93,8 +91,7 @@ pub fn serve_device<D: VirtioDevice<UringContext>>(
         socket: options.socket.clone(),
         socket_access: SocketAccess::with_mode(0o600),
         queue_map: vec![],
-        poll: plan.poll,
-        coalesce: plan.coalesce,
+        policy: plan.policy,
         sharing: mqblk_vhost_user_server::SharePolicy::default(),
         fixed_buffers: FixedBufferUse::Off,
         drain_timeout: Duration::from_secs(30),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mqblk_engine::{Coalesce, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringOptions};
+use mqblk_engine::{PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringOptions};
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
 
 /// Starts workers that the caller steps.
@@ -20,8 +20,7 @@ pub fn polled_queue(disks: Vec<QueueDisk>) -> QueueOptions {
     QueueOptions {
         disks,
         kick: None,
-        poll: PollPolicy::Busy,
-        coalesce: Coalesce::default(),
+        policy: PollPolicy::Busy.into(),
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),
     }

@@ -176,9 +176,8 @@ fn allocations_with(disk: &Arc<AnyDisk>, health: &Arc<DiskHealth>, packed: bool,
         let plan = Plan {
             disk: Arc::clone(disk),
             workers: 2,
-            poll: PollPolicy::default(),
+            policy: PollPolicy::default().into(),
             plug,
-            coalesce: Default::default(),
             health: Arc::clone(health),
         };
         let choose = |options: &mut BlkConnectOptions| {
@@ -391,8 +390,7 @@ fn many_disks(requests: u64) -> usize {
     let options = QueueOptions {
         disks,
         kick: None,
-        poll: PollPolicy::Busy,
-        coalesce: Default::default(),
+        policy: PollPolicy::Busy.into(),
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),
     };

@@ -49,7 +49,7 @@ impl Opener for Ram {
                 write_through: false,
             },
             queues: Arc::new(SharedQueueSettings::new(QueueSettings {
-                poll: PollPolicy::Off,
+                policy: PollPolicy::Off.into(),
                 ..QueueSettings::default()
             })),
             guests: None,

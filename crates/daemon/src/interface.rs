@@ -17,7 +17,7 @@ use mqblk_core::lock::RankedMutex;
 use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_core::{Geometry, Resize};
 use mqblk_engine::{
-    AnyDisk, Coalesce, DiskHealth, Engine, PlugOptions, PollPolicy, QueueId, QueueMove, QueuePlacement, QueueSettings,
+    AnyDisk, DiskHealth, Engine, PlugOptions, QueueId, QueueMove, QueuePlacement, QueuePolicy, QueueSettings,
     WorkerStats,
 };
 use mqblk_vhost_user_server::{Frontend, Server};
@@ -441,7 +441,7 @@ pub trait ServedDevice: Send + Sync {
     ///
     /// # Errors
     /// If that cannot be changed, or a worker does not respond.
-    fn set_polling(&self, _poll: PollPolicy, _coalesce: Coalesce) -> Result<(), String> {
+    fn set_policy(&self, _policy: QueuePolicy) -> Result<(), String> {
         Err(FIXED_QUEUES.to_owned())
     }
 

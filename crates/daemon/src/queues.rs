@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mqblk_core::settings::{Key, SettingError, Settings};
-use mqblk_engine::{Coalesce, PollPolicy, QueuePlacement, QueueSettings};
+use mqblk_engine::{Coalesce, PollPolicy, QueuePlacement, QueuePolicy, QueueSettings};
 use toml::Value;
 
 use crate::pair::{Pair, string};
@@ -144,11 +144,16 @@ impl From<Vec<u16>> for QueueMap {
     }
 }
 
-/// Takes the policy. Without a key it is that of `current`.
+/// Takes a device's polling and the coalescing of its calls. Keys that are not given keep the value of `current`.
 ///
 /// # Errors
-/// If the value is invalid.
-pub fn take_poll(settings: &mut Settings, current: PollPolicy) -> Result<PollPolicy, SettingError> {
+/// If a value is invalid.
+pub fn take_policy(settings: &mut Settings, current: QueuePolicy) -> Result<QueuePolicy, SettingError> {
+    let (poll, coalesce) = (take_poll(settings, current.poll)?, take_coalesce(settings, current.coalesce)?);
+    Ok(QueuePolicy { poll, coalesce })
+}
+
+fn take_poll(settings: &mut Settings, current: PollPolicy) -> Result<PollPolicy, SettingError> {
     let switch = settings.switch(&POLL_QUEUE)?;
     let Some(text) = settings.text(&POLL) else {
         return Ok(match switch {
@@ -164,12 +169,8 @@ pub fn take_poll(settings: &mut Settings, current: PollPolicy) -> Result<PollPol
     text.parse().map_err(|expected: String| settings.error(&POLL, format!("{text:?}"), expected))
 }
 
-/// Takes the coalescing of calls. Keys that are not given keep the value of `current`; without a time there is no
-/// number.
-///
-/// # Errors
-/// If a value is invalid.
-pub fn take_coalesce(settings: &mut Settings, current: Coalesce) -> Result<Coalesce, SettingError> {
+/// Takes the coalescing of calls. Without a time there is no number.
+fn take_coalesce(settings: &mut Settings, current: Coalesce) -> Result<Coalesce, SettingError> {
     let us = settings.number(&COALESCE_US)?;
     let delay = us.map_or(current.delay, Duration::from_micros);
     let answers = settings.number(&COALESCE_MAX)?;
@@ -185,8 +186,9 @@ pub fn take_coalesce(settings: &mut Settings, current: Coalesce) -> Result<Coale
     Ok(Coalesce { delay, answers: if delay.is_zero() { 0 } else { answers } })
 }
 
-/// Returns the keys of polling with their values.
-pub fn polling_pairs(poll: PollPolicy, coalesce: Coalesce) -> Vec<Pair> {
+/// Returns the keys of polling and of coalescing with their values.
+pub fn policy_pairs(policy: QueuePolicy) -> Vec<Pair> {
+    let QueuePolicy { poll, coalesce } = policy;
     vec![
         (POLL.name, string(&poll.to_string())),
         (COALESCE_US.name, Value::Integer(coalesce.delay.as_micros() as i64)),
@@ -196,7 +198,7 @@ pub fn polling_pairs(poll: PollPolicy, coalesce: Coalesce) -> Vec<Pair> {
 
 /// Returns the keys of queues that are served, with their values.
 pub fn queue_settings_pairs(queues: &QueueSettings) -> Vec<Pair> {
-    std::iter::once(current_map_pair(queues)).chain(polling_pairs(queues.poll, queues.coalesce)).collect()
+    std::iter::once(current_map_pair(queues)).chain(policy_pairs(queues.policy)).collect()
 }
 
 /// Returns `queue-map` of queues that are served, with its value.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_core::{BudgetLimits, ByteLen, TenantBudget};
-use mqblk_engine::{Coalesce, FixedBufferUse, PollPolicy, QueueDisk};
+use mqblk_engine::{FixedBufferUse, QueueDisk, QueuePolicy};
 use mqblk_memory::SharedFileRules;
 use mqblk_vhost_user_server::{ServerOptions, SharePolicy, is_passed};
 use toml::Value;
@@ -19,7 +19,7 @@ use crate::interface::{Check, HostContext, ResolveContext};
 use crate::key_values::{take_u16, with_similar_key};
 use crate::names::{Claim, file_claim};
 use crate::pair::{Pair, number, string};
-use crate::queues::{QUEUE_SIZE, QUEUES, QueueMap, polling_pairs, take_coalesce, take_poll};
+use crate::queues::{QUEUE_SIZE, QUEUES, QueueMap, policy_pairs, take_policy};
 use crate::sockets::{
     PlannedSocket, SOCKET, SOCKET_GROUP, SOCKET_MODE, SOCKET_OWNER, SocketPermissions, VHOST_USER_KEYS, file_of_socket,
 };
@@ -37,10 +37,8 @@ pub struct VhostUserEndpoint {
     pub queue_size: u16,
     /// The worker of each request queue.
     pub queue_map: QueueMap,
-    /// The polling of a worker.
-    pub poll: PollPolicy,
-    /// The coalescing of calls to the guest.
-    pub coalesce: Coalesce,
+    /// The queues' polling, and the coalescing of their calls.
+    pub policy: QueuePolicy,
     /// The files that a frontend may share as memory.
     pub shared_files: SharedFileRules,
     /// The limits of memory that a frontend may share.
@@ -101,8 +99,7 @@ impl VhostUserEndpoint {
             permissions: VHOST_USER_KEYS.take_permissions(settings)?,
             queues: take_u16(settings, queues_key)?.unwrap_or(queues),
             queue_size: take_queue_size(settings)?,
-            poll: take_poll(settings, PollPolicy::default())?,
-            coalesce: take_coalesce(settings, Coalesce::default())?,
+            policy: take_policy(settings, QueuePolicy::default())?,
             shared_files: take_shared_files(settings)?,
             budget: take_budget(settings)?,
             fixed_buffers: settings.word(&FIXED_BUFFERS)?.map_or(FixedBufferUse::Auto, FixedBufferUse::from_word),
@@ -120,7 +117,7 @@ impl VhostUserEndpoint {
         pairs.push((QUEUES.name, Value::Integer(self.queues.into())));
         pairs.push((QUEUE_SIZE.name, Value::Integer(self.queue_size.into())));
         pairs.extend(self.queue_map.pair());
-        pairs.extend(polling_pairs(self.poll, self.coalesce));
+        pairs.extend(policy_pairs(self.policy));
         pairs.push((FIXED_BUFFERS.name, string(self.fixed_buffers.word())));
         let SharedFileRules { any_file_system, require_seals } = self.shared_files;
         pairs.push((GUEST_MEMORY.name, string(GUEST_MEMORY_WORDS[usize::from(any_file_system)])));
@@ -168,8 +165,7 @@ impl VhostUserEndpoint {
             socket: self.socket.clone(),
             socket_access: self.permissions.access(),
             queue_map: self.queue_map.to_engine(),
-            poll: self.poll,
-            coalesce: self.coalesce,
+            policy: self.policy,
             sharing: SharePolicy { files: self.shared_files, budget: TenantBudget::new(self.budget) },
             fixed_buffers: self.fixed_buffers,
             drain_timeout: host.drain_timeout,

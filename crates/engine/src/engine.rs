@@ -11,8 +11,7 @@ use crate::attach_error::{AttachError, WorkerError};
 use crate::counters::{QueueId, WorkerStats};
 use crate::draining::{ClosingDisk, Draining};
 use crate::mailbox::Mailbox;
-use crate::options::Coalesce;
-use crate::poll::PollPolicy;
+use crate::options::QueuePolicy;
 use crate::queue_options::{QueueDisk, QueueOptions};
 use crate::runner::QueueRunner;
 use crate::worker::{LeftQueue, Worker};
@@ -197,9 +196,9 @@ where
     ///
     /// # Errors
     /// When the worker has ended, or does not respond: it uses the new ones when it does.
-    pub fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), WorkerError> {
+    pub fn set_policy(&self, policy: QueuePolicy) -> Result<(), WorkerError> {
         let (slot, generation) = (self.slot, self.generation);
-        self.mailbox.send_and_wait(move |worker| worker.set_polling(slot, generation, poll, coalesce))
+        self.mailbox.send_and_wait(move |worker| worker.set_policy(slot, generation, policy))
     }
 
     /// Replaces the queue's kick descriptor.

@@ -71,7 +71,7 @@ pub use moving::{MoveResult, QueueState};
 pub use mqblk_uring::{
     EventFd, FixedBufferUse, Kick, Notifier, UringContext, UringOptions, make_rings_on_a_thread, redirect,
 };
-pub use options::{Coalesce, MergeMode, PlugOptions};
+pub use options::{Coalesce, MergeMode, PlugOptions, QueuePolicy};
 pub use placement::QueuePlacement;
 pub use poll::{PollPolicy, PollReason};
 pub use queue_options::{QueueDisk, QueueOptions};

@@ -1,8 +1,10 @@
-//! Options of a disk's requests: merging, queue depth, call coalescing.
+//! Options of a disk's requests: merging and queue depth. Options of a queue: polling and call coalescing.
 
 use std::time::Duration;
 
 use mqblk_core::ByteLen;
+
+use crate::poll::PollPolicy;
 
 /// Merging of requests whose ranges touch, before they are submitted to the storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +59,22 @@ pub struct PlugOptions {
 impl Default for PlugOptions {
     fn default() -> Self {
         PlugOptions { merge: MergeMode::Auto, merge_bytes: ByteLen(1 << 20), merge_segments: 1024, depth: 0 }
+    }
+}
+
+/// A queue's polling, and the coalescing of its calls: what an operator may change while its guest uses it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueuePolicy {
+    /// Its polling.
+    pub poll: PollPolicy,
+    /// Coalescing of calls to its guest.
+    pub coalesce: Coalesce,
+}
+
+/// A polling whose calls are not deferred.
+impl From<PollPolicy> for QueuePolicy {
+    fn from(poll: PollPolicy) -> QueuePolicy {
+        QueuePolicy { poll, coalesce: Coalesce::default() }
     }
 }
 

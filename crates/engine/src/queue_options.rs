@@ -7,8 +7,7 @@ use mqblk_uring::Kick;
 
 use crate::AnyDisk;
 use crate::errors::DiskHealth;
-use crate::options::{Coalesce, PlugOptions};
-use crate::poll::PollPolicy;
+use crate::options::{PlugOptions, QueuePolicy};
 
 /// A disk for a queue: its slot and its plug options.
 #[derive(Clone)]
@@ -31,10 +30,8 @@ pub struct QueueOptions {
     /// never read. If a descriptor must be read before it reports the next kick, the queue reads it in
     /// [`disarm`](mqblk_core::GuestQueue::disarm), which follows each kick.
     pub kick: Option<Kick>,
-    /// Its polling.
-    pub poll: PollPolicy,
-    /// Coalescing of calls to its guest.
-    pub coalesce: Coalesce,
+    /// Its polling, and the coalescing of its calls.
+    pub policy: QueuePolicy,
     /// True if the queue is not pulled from until [`QueueHandle::set_enabled`](crate::QueueHandle::set_enabled).
     pub paused: bool,
     /// Called once, on the worker's thread, if the ring is found to be broken.

@@ -4,18 +4,15 @@ use std::sync::{Mutex, MutexGuard};
 
 use mqblk_core::lock::lock;
 
-use crate::options::Coalesce;
-use crate::poll::PollPolicy;
+use crate::options::QueuePolicy;
 
 /// Settings of the queues of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueueSettings {
     /// The worker of each queue, by the queue's number.
     pub map: Vec<usize>,
-    /// Their polling.
-    pub poll: PollPolicy,
-    /// Coalescing of calls to the guest.
-    pub coalesce: Coalesce,
+    /// Their polling, and the coalescing of their calls.
+    pub policy: QueuePolicy,
 }
 
 /// The settings of a device's queues, shared by its transport and the verbs that change them. A starting queue uses the
@@ -40,9 +37,8 @@ impl SharedQueueSettings {
     }
 
     /// Sets how the queues are polled, and how their calls are coalesced.
-    pub fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) {
-        let mut settings = self.lock();
-        (settings.poll, settings.coalesce) = (poll, coalesce);
+    pub fn set_policy(&self, policy: QueuePolicy) {
+        self.lock().policy = policy;
     }
 
     /// Sets the workers of all queues.

@@ -8,9 +8,9 @@ use mqblk_uring::UringContext;
 use crate::clock::{Clock, Ticks};
 use crate::coalesce::{CallCoalescer, CallDecision};
 use crate::counters::{DiskCounters, Polling, QueueCounters, QueueLatency, QueueStats};
-use crate::options::Coalesce;
+use crate::options::QueuePolicy;
 use crate::per_disk::PerDisk;
-use crate::poll::{PollPolicy, PollReason, PollState, TIMER_PERIOD};
+use crate::poll::{PollReason, PollState, TIMER_PERIOD};
 use crate::poll_list::IdleResult;
 use crate::request::{AnyCompletion, AnyRequest};
 use crate::route::{SubmitContext, ToDisks, ToOnlyDisk};
@@ -68,7 +68,7 @@ pub(crate) trait AnyQueue: Any {
     fn kicked(&mut self, now: Ticks);
     /// Changes how it is polled and how its calls are deferred. Disarms the queue, which is polled from here on. Sends
     /// a deferred call.
-    fn set_polling(&mut self, poll: PollPolicy, coalesce: Coalesce, now: Ticks);
+    fn set_policy(&mut self, policy: QueuePolicy, now: Ticks);
     /// Returns the number of requests in flight, including those that the queue has blocked.
     fn in_flight(&self) -> usize;
     /// Starts the counters of a disk that was opened in this slot.
@@ -129,7 +129,7 @@ pub(crate) struct QueueRunner<Q: GuestQueue> {
     poll: PollState,
     /// Time since which requests have been in flight; [`NOT_BUSY`] if none are.
     busy_since: Ticks,
-    options: RunnerOptions,
+    policy: QueuePolicy,
     /// True if a publish has disarmed the queue, and its worker does not know yet that it must be polled.
     resumed: bool,
     /// The reason why the ring is broken.
@@ -139,13 +139,6 @@ pub(crate) struct QueueRunner<Q: GuestQueue> {
 /// Later than any time.
 const NOT_BUSY: Ticks = Ticks(u64::MAX);
 
-/// Polling and calls of a queue.
-#[derive(Clone, Copy)]
-pub(crate) struct RunnerOptions {
-    pub(crate) poll: PollPolicy,
-    pub(crate) coalesce: Coalesce,
-}
-
 /// A queue and its counters, without a worker: no request is in flight, none waits to be published, and no call is
 /// deferred.
 pub(crate) struct IdleQueue<Q> {
@@ -154,12 +147,12 @@ pub(crate) struct IdleQueue<Q> {
     latency: Box<QueueLatency>,
     per_disk: Option<Box<PerDisk>>,
     has_first: bool,
-    options: RunnerOptions,
+    policy: QueuePolicy,
 }
 
 impl<Q: GuestQueue<Context = UringContext>> QueueRunner<Q> {
     /// Returns the runner of a queue.
-    pub(crate) fn new(queue: Q, options: RunnerOptions, now: Ticks) -> QueueRunner<Q> {
+    pub(crate) fn new(queue: Q, policy: QueuePolicy, now: Ticks) -> QueueRunner<Q> {
         let depth = queue.depth();
         QueueRunner {
             queue,
@@ -170,10 +163,10 @@ impl<Q: GuestQueue<Context = UringContext>> QueueRunner<Q> {
             has_first: false,
             ended: EndedRequests::NONE,
             ended_before: Vec::with_capacity(depth.into()),
-            calls: CallCoalescer::new(options.coalesce),
-            poll: PollState::new(options.poll, sleep_cost::get(), now),
+            calls: CallCoalescer::new(policy.coalesce),
+            poll: PollState::new(policy.poll, sleep_cost::get(), now),
             busy_since: NOT_BUSY,
-            options,
+            policy,
             resumed: false,
             why_broken: "",
         }
@@ -181,9 +174,9 @@ impl<Q: GuestQueue<Context = UringContext>> QueueRunner<Q> {
 
     /// Returns the runner of a queue that has come from another worker, whose clock is not comparable.
     pub(crate) fn from_idle(idle: IdleQueue<Q>, now: Ticks) -> QueueRunner<Q> {
-        let IdleQueue { queue, counters, latency, per_disk, has_first, options } = idle;
-        let runner = QueueRunner::new(queue, options, now);
-        let calls = CallCoalescer::resume(options.coalesce, counters.requests);
+        let IdleQueue { queue, counters, latency, per_disk, has_first, policy } = idle;
+        let runner = QueueRunner::new(queue, policy, now);
+        let calls = CallCoalescer::resume(policy.coalesce, counters.requests);
         QueueRunner { counters, latency, per_disk, has_first, calls, ..runner }
     }
 
@@ -192,8 +185,8 @@ impl<Q: GuestQueue<Context = UringContext>> QueueRunner<Q> {
         debug_assert!(self.in_flight() == 0 && self.ended.times == 0, "the queue was drained");
         let poll_ns = self.counters.poll_ns + self.poll.empty_poll_ns();
         let counters = QueueCounters { poll_ns, ..self.counters };
-        let QueueRunner { queue, latency, per_disk, has_first, options, .. } = self;
-        IdleQueue { queue, counters, latency, per_disk, has_first, options }
+        let QueueRunner { queue, latency, per_disk, has_first, policy, .. } = self;
+        IdleQueue { queue, counters, latency, per_disk, has_first, policy }
     }
 }
 
@@ -359,12 +352,12 @@ impl<Q: GuestQueue<Context = UringContext>> AnyQueue for QueueRunner<Q> {
         self.queue.disarm();
     }
 
-    fn set_polling(&mut self, poll: PollPolicy, coalesce: Coalesce, now: Ticks) {
+    fn set_policy(&mut self, policy: QueuePolicy, now: Ticks) {
         self.send_due_call(Ticks(u64::MAX));
-        self.calls = CallCoalescer::resume(coalesce, self.counters.requests);
+        self.calls = CallCoalescer::resume(policy.coalesce, self.counters.requests);
         self.counters.poll_ns += self.poll.empty_poll_ns();
-        self.poll = PollState::new(poll, sleep_cost::get(), now);
-        self.options = RunnerOptions { poll, coalesce };
+        self.poll = PollState::new(policy.poll, sleep_cost::get(), now);
+        self.policy = policy;
         self.queue.disarm();
     }
 

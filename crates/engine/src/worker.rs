@@ -13,7 +13,7 @@ use crate::channels::Channels;
 use crate::clock::{Clock, Ticks};
 use crate::counters::WorkerStats;
 use crate::mailbox::MailboxReceiver;
-use crate::options::Coalesce;
+use crate::options::QueuePolicy;
 use crate::poll::{CpuOffers, PollPolicy, TIMER_PERIOD};
 use crate::poll_list::{IdleDecision, IdleResult, Phase, PollList};
 use crate::queue_options::QueueDisk;
@@ -547,11 +547,12 @@ impl Worker {
     }
 
     /// Changes how a queue is polled, and how its calls are deferred. Without a kick it is always polled.
-    pub(crate) fn set_polling(&mut self, slot: u16, generation: u32, poll: PollPolicy, coalesce: Coalesce) {
+    pub(crate) fn set_policy(&mut self, slot: u16, generation: u32, policy: QueuePolicy) {
         let now = self.clock.now();
         let Some((attached, _)) = self.find(slot, generation) else { return };
-        let poll = if attached.kick.is_some() { poll } else { PollPolicy::Busy };
-        attached.runner.set_polling(poll, coalesce, now);
+        let poll = if attached.kick.is_some() { policy.poll } else { PollPolicy::Busy };
+        let policy = QueuePolicy { poll, ..policy };
+        attached.runner.set_policy(policy, now);
         // As after a kick: its new window begins now.
         self.poll_list.kicked(slot);
     }

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use mqblk_core::DiskSlot;
 use mqblk_core::lock::{LockRank, RankedGuard, RankedMutex};
 use mqblk_engine::{
-    AttachError, ClosingDisk, Coalesce, PollPolicy, QueueDisk, QueueMove, QueueSettings, SharedQueueSettings,
-    WorkerError,
+    AttachError, ClosingDisk, QueueDisk, QueueMove, QueuePolicy, QueueSettings, SharedQueueSettings, WorkerError,
 };
 
 /// Longest wait of the close of an unused disk for a worker.
@@ -32,7 +31,7 @@ pub(crate) trait SessionQueues: Send {
     /// Moves a queue to another worker, unless its requests in flight take longer.
     fn move_queue(&mut self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String>;
     /// Changes the polling and the coalescing of the request queues.
-    fn set_polling(&mut self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), WorkerError>;
+    fn set_policy(&mut self, policy: QueuePolicy) -> Result<(), WorkerError>;
     /// Starts to drain all queues.
     fn begin_drain(&mut self);
     /// As [`begin_drain`](Self::begin_drain), if another process or none serves the queues next: their requests do not
@@ -173,7 +172,7 @@ impl DeviceDisks {
         Ok(moved)
     }
 
-    pub(crate) fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), String> {
+    pub(crate) fn set_policy(&self, policy: QueuePolicy) -> Result<(), String> {
         let busy = || {
             let seconds = SETTING_TIMEOUT.as_secs();
             format!("a message of its frontend waits for storage for more than {seconds} s; try again")
@@ -182,8 +181,8 @@ impl DeviceDisks {
         // Locked, as while a queue moves.
         let current = self.session.lock_until(deadline).ok_or_else(busy)?;
         let mut session = lock_current(current.as_ref(), deadline).ok_or_else(busy)?;
-        self.queues.set_polling(poll, coalesce);
-        let set = session.as_mut().map_or(Ok(()), |session| session.set_polling(poll, coalesce));
+        self.queues.set_policy(policy);
+        let set = session.as_mut().map_or(Ok(()), |session| session.set_policy(policy));
         set.map_err(|error| error.to_string())
     }
 

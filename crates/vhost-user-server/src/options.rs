@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::GuestObserver;
-use mqblk_engine::{Coalesce, Engine, FixedBufferUse, PollPolicy, QueueDisk};
+use mqblk_engine::{Engine, FixedBufferUse, QueueDisk, QueuePolicy};
 
 use crate::listen::SocketAccess;
 use crate::memory::SharePolicy;
@@ -20,10 +20,8 @@ pub struct ServerOptions {
     pub socket_access: SocketAccess,
     /// Initial worker of each queue; further queues are assigned round-robin.
     pub queue_map: Vec<usize>,
-    /// Initial polling of the request queues.
-    pub poll: PollPolicy,
-    /// Initial coalescing of calls.
-    pub coalesce: Coalesce,
+    /// Initial polling of the request queues, and coalescing of their calls.
+    pub policy: QueuePolicy,
     /// Rules for files that a frontend shares.
     pub sharing: SharePolicy,
     /// Registration of guest memory with the workers' io_urings.

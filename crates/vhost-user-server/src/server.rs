@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use mqblk_core::lock::{LockRank, RankedMutex};
 use mqblk_core::{BudgetUse, DiskSlot, TenantBudget};
 use mqblk_engine::{
-    AttachError, Coalesce, FixedBufferUse, PollPolicy, QueueDisk, QueueId, QueueMove, QueueSettings, QueueStats,
-    StatsRegistry, UringContext, WorkerStats,
+    AttachError, FixedBufferUse, QueueDisk, QueueId, QueueMove, QueuePolicy, QueueSettings, QueueStats, StatsRegistry,
+    UringContext, WorkerStats,
 };
 use mqblk_virtio::VirtioDevice;
 
@@ -85,8 +85,7 @@ impl Server {
         listener.listener().set_nonblocking(true).map_err(os_error)?;
         let map = std::mem::take(&mut options.queue_map).into_iter();
         let further = map.len()..device.num_queues().into();
-        let queues =
-            QueueSettings { map: map.chain(further).collect(), poll: options.poll, coalesce: options.coalesce };
+        let queues = QueueSettings { map: map.chain(further).collect(), policy: options.policy };
         let disks = Arc::new(DeviceDisks::new(disks, queues));
         let shared = Arc::new(Shared {
             gate: Arc::new(StartGate::new(Arc::clone(&disks))),
@@ -173,8 +172,8 @@ impl Server {
     /// # Errors
     /// When a worker has ended, or does not respond: it uses the new ones when it does. The others use them already.
     /// When a message of the frontend waits for storage: nothing is changed.
-    pub fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), String> {
-        self.shared.disks.set_polling(poll, coalesce)
+    pub fn set_policy(&self, policy: QueuePolicy) -> Result<(), String> {
+        self.shared.disks.set_policy(policy)
     }
 
     /// Notifies the frontend that the device's configuration has changed, and waits at most `timeout` for its reply.

@@ -7,8 +7,8 @@ use crate::sharing::SHARE_HINT;
 use mqblk_core::counters::QueueCounters;
 use mqblk_core::{Call, Wake};
 use mqblk_engine::{
-    Coalesce, Detached, Draining, Engine, EventFd, FixedBufferUse, Kick, MoveResult, Notifier, PollPolicy, QueueDisk,
-    QueueHandle, QueueMove, QueueOptions, StatsRegistry, UringContext,
+    Detached, Draining, Engine, EventFd, FixedBufferUse, Kick, MoveResult, Notifier, PollPolicy, QueueDisk,
+    QueueHandle, QueueMove, QueueOptions, QueuePolicy, StatsRegistry, UringContext,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, MemoryShare, UserAddress};
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingAddresses, RingFormat, RingState};
@@ -29,8 +29,7 @@ pub(crate) struct StartParams<'a, D> {
     pub(crate) memory: &'a Arc<GuestMemory>,
     pub(crate) inflight: Option<&'a Arc<InflightRegion>>,
     pub(crate) features: u64,
-    pub(crate) poll: PollPolicy,
-    pub(crate) coalesce: Coalesce,
+    pub(crate) policy: QueuePolicy,
     pub(crate) fixed_buffers: FixedBufferUse,
     pub(crate) worker: usize,
     pub(crate) stats: &'a StatsRegistry,
@@ -178,17 +177,16 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             .with_log(start.logging.active().cloned())
             .with_fence(start.inflight.and_then(|region| region.fence()).cloned());
         let kick = self.kick.clone().flatten().map(Kick::from);
-        let (disks, poll, coalesce) = match start.device.queue_role(self.index) {
-            QueueRole::Requests => (start.disks.clone(), start.poll, start.coalesce),
-            QueueRole::Control => (Vec::new(), PollPolicy::Off, Coalesce::default()),
+        let (disks, policy) = match start.device.queue_role(self.index) {
+            QueueRole::Requests => (start.disks.clone(), start.policy),
+            QueueRole::Control => (Vec::new(), PollPolicy::Off.into()),
         };
         // Without a kick descriptor new requests are only found by polling.
-        let poll = if kick.is_some() { poll } else { PollPolicy::Busy };
+        let poll = if kick.is_some() { policy.poll } else { PollPolicy::Busy };
         let options = QueueOptions {
             disks,
             kick,
-            poll,
-            coalesce,
+            policy: QueuePolicy { poll, ..policy },
             paused: !self.enabled,
             on_broken: self.broken_handler(start.name),
         };

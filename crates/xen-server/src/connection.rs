@@ -152,8 +152,7 @@ impl RingConnector<'_> {
                 health: Arc::clone(&self.backing.health),
             }],
             kick: Some(Kick::from(port.descriptor)),
-            poll: settings.poll,
-            coalesce: settings.coalesce,
+            policy: settings.policy,
             paused: false,
             on_broken: Box::new(move |why| on_broken(index, why)),
         };

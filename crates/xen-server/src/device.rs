@@ -559,7 +559,7 @@ impl Device {
             on_broken: self.broken_handler(shared),
         };
         let handles = connect.connect_all(&vbd, &published).map_err(|why| EffectError::Failed(EINVAL, why))?;
-        let connected_with = (connect.queues.poll, connect.queues.coalesce);
+        let connected_with = connect.queues.policy;
         tracing::info!(
             device = %self.name,
             rings = handles.len(),

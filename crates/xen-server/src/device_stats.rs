@@ -8,9 +8,8 @@ use mqblk_core::counters::QueueCounters;
 use mqblk_core::lock::{LockRank, RankedGuard, RankedMutex};
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::{
-    AnyDisk, Coalesce, Detached, DiskHealth, Draining, Engine, MoveResult, PlugOptions, PollPolicy, QueueHandle,
-    QueueId, QueueMove, QueueSettings, QueueStats, SharedQueueSettings, StatsRegistry, UringContext, WorkerError,
-    WorkerStats,
+    AnyDisk, Detached, DiskHealth, Draining, Engine, MoveResult, PlugOptions, QueueHandle, QueueId, QueueMove,
+    QueuePolicy, QueueSettings, QueueStats, SharedQueueSettings, StatsRegistry, UringContext, WorkerError, WorkerStats,
 };
 use mqblk_ring::blkif::RingPosition;
 
@@ -114,11 +113,11 @@ impl DeviceStats {
     ///
     /// # Errors
     /// When a worker has ended, or does not respond: it uses the new ones when it does. The others use them already.
-    pub fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), WorkerError> {
+    pub fn set_policy(&self, policy: QueuePolicy) -> Result<(), WorkerError> {
         // Locked first: rings that connect meanwhile get the settings afterwards.
         let served = self.lock();
-        self.queues.set_polling(poll, coalesce);
-        served.handles.iter().try_for_each(|handle| handle.set_polling(poll, coalesce))
+        self.queues.set_policy(policy);
+        served.handles.iter().try_for_each(|handle| handle.set_policy(policy))
     }
 
     /// Moves a ring to another worker (modulo their number) while the guest uses it, unless its requests in flight take
@@ -158,16 +157,16 @@ impl DeviceStats {
         &self,
         vbd: Arc<Vbd>,
         handles: Vec<QueueHandle<BlkifQueue<UringContext>>>,
-        connected_with: (PollPolicy, Coalesce),
+        connected_with: QueuePolicy,
     ) {
         for (handle, index) in handles.iter().zip(0..) {
             self.registry.attached(index, handle.id());
         }
         let mut served = self.lock();
-        let QueueSettings { poll, coalesce, .. } = self.queues.get();
-        for handle in handles.iter().filter(|_| (poll, coalesce) != connected_with) {
+        let QueueSettings { policy, .. } = self.queues.get();
+        for handle in handles.iter().filter(|_| policy != connected_with) {
             // A worker that has ended serves nothing.
-            let _ = handle.set_polling(poll, coalesce);
+            let _ = handle.set_policy(policy);
         }
         (served.vbd, served.handles) = (Some(vbd), handles);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mqblk_blkif::{BlkifQueue, GrantBudget, GrantMode, PoolScope, ResolvedGrantMode, RingParts, Vbd, VbdOptions};
 use mqblk_core::{DiskSlot, EventChannel, Limits, Sector512};
-use mqblk_engine::{Coalesce, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringOptions};
+use mqblk_engine::{PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringOptions};
 use mqblk_memory::{
     GrantAccess, GrantCopy, GrantRef, GrantStatus, GuestAddress, GuestMemory, PageArena, PageSlot, Region,
 };
@@ -85,8 +85,7 @@ pub(crate) fn serve(requests: u32, batch: u32, mode: ResolvedGrantMode) -> Resul
     let options = QueueOptions {
         disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug: PlugOptions::default(), health: Arc::default() }],
         kick: None,
-        poll: PollPolicy::Busy,
-        coalesce: Coalesce::default(),
+        policy: PollPolicy::Busy.into(),
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),
     };

@@ -28,8 +28,8 @@ use mqblk_core::DiskSlot;
 use mqblk_core::settings::Settings;
 use mqblk_core::{ByteLen, ByteOffset, Call};
 use mqblk_engine::{
-    AnyDisk, Coalesce, DiskHealth, MergeMode, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker,
-    UringContext, UringOptions,
+    AnyDisk, DiskHealth, MergeMode, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringContext,
+    UringOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, MemoryShare, Region};
 use mqblk_ring::driver_ring::{ChainLayout, DriverRing, IndirectArea};
@@ -335,8 +335,7 @@ fn attach<D: VirtioDevice<UringContext>>(
     let queue = QueueOptions {
         disks,
         kick: None,
-        poll: PollPolicy::Busy,
-        coalesce: Coalesce::default(),
+        policy: PollPolicy::Busy.into(),
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),
     };

@@ -10,8 +10,7 @@ use mqblk_blkif::journal::Journal;
 use mqblk_blkif::{BlkifQueue, DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolScope, RingParts, Vbd, VbdOptions};
 use mqblk_core::{ByteLen, DiskSlot, EventChannel};
 use mqblk_engine::{
-    AnyDisk, Coalesce, Kick, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker,
-    UringOptions,
+    AnyDisk, Kick, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker, UringOptions,
 };
 use mqblk_memory::{GrantAccess, GrantRef, GuestAddress, PageArena, PageSlot, create_memfd};
 use mqblk_ring::blkif::{Abi, BackRing, BlkifRing};
@@ -211,8 +210,7 @@ impl BlkifMachine {
         let options = QueueOptions {
             disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(disk), plug, health: Arc::default() }],
             kick: setup.sleeps.then_some(kick),
-            poll: if setup.sleeps { PollPolicy::Off } else { PollPolicy::Busy },
-            coalesce: Coalesce::default(),
+            policy: if setup.sleeps { PollPolicy::Off } else { PollPolicy::Busy }.into(),
             paused: false,
             on_broken: Box::new(move |why| reasons.lock().unwrap_or_else(PoisonError::into_inner).push(why.to_owned())),
         };

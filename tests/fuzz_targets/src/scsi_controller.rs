@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mqblk_core::{ByteLen, Call, DiskSlot};
 use mqblk_engine::{
-    AnyDisk, Coalesce, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringContext, UringOptions,
+    AnyDisk, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringContext, UringOptions,
 };
 use mqblk_memory::MemoryShare;
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingFormat};
@@ -94,8 +94,7 @@ impl Controller {
         let options = QueueOptions {
             disks: disks.collect(),
             kick: None,
-            poll: PollPolicy::Busy,
-            coalesce: Coalesce::default(),
+            policy: PollPolicy::Busy.into(),
             paused: false,
             on_broken: Box::new(|why| panic!("a ring that keeps the protocol is broken: {why}")),
         };

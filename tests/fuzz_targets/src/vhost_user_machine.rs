@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use mqblk_core::DiskSlot;
-use mqblk_engine::{Coalesce, Engine, EngineOptions, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, UringOptions};
+use mqblk_engine::{Engine, EngineOptions, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, UringOptions};
 use mqblk_vhost_user_server::{Server, ServerOptions, SharePolicy, SocketAccess};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
@@ -39,8 +39,7 @@ fn start_server() -> (Server, PathBuf) {
         socket: socket.clone(),
         socket_access: SocketAccess::with_mode(0o600),
         queue_map: vec![],
-        poll: PollPolicy::Off,
-        coalesce: Coalesce::default(),
+        policy: PollPolicy::Off.into(),
         sharing: SharePolicy::default(),
         fixed_buffers: FixedBufferUse::Off,
         drain_timeout: Duration::from_secs(10),

@@ -8,8 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arbitrary::{Result, Unstructured};
 use mqblk_core::{Call, DiskSlot};
 use mqblk_engine::{
-    AnyDisk, Coalesce, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker, UringContext,
-    UringOptions,
+    AnyDisk, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker, UringContext, UringOptions,
 };
 use mqblk_memory::MemoryShare;
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingFormat};
@@ -241,8 +240,7 @@ fn attach(
     let options = QueueOptions {
         disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(disk), plug, health: Arc::default() }],
         kick: None,
-        poll: PollPolicy::Busy,
-        coalesce: Coalesce::default(),
+        policy: PollPolicy::Busy.into(),
         paused: false,
         on_broken: Box::new(move |why| reasons.lock().unwrap_or_else(PoisonError::into_inner).push(why.to_owned())),
     };

@@ -73,7 +73,7 @@ impl Opener for MemoryDisks {
                 write_through: false,
             },
             queues: Arc::new(SharedQueueSettings::new(QueueSettings {
-                poll: PollPolicy::Off,
+                policy: PollPolicy::Off.into(),
                 ..QueueSettings::default()
             })),
             guests: None,

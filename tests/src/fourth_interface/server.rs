@@ -57,8 +57,7 @@ impl LineServer {
                     health: Arc::clone(&health),
                 }],
                 kick: Some(ring.kick().into()),
-                poll: PollPolicy::default(),
-                coalesce: Default::default(),
+                policy: PollPolicy::default().into(),
                 paused: false,
                 on_broken: Box::new(|_| {}),
             };

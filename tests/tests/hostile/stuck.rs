@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use mqblk_admin::Client;
 use mqblk_core::DiskSlot;
 use mqblk_driver::virtio_blk::BlkConnectOptions;
-use mqblk_engine::{Coalesce, PlugOptions, PollPolicy};
+use mqblk_engine::{PlugOptions, PollPolicy};
 use mqblk_tests::hostile::daemon::HostileDaemon;
 use mqblk_tests::hostile::frontend::HostileFrontend;
 use mqblk_tests::hostile::fuse::HangingFile;
@@ -128,9 +128,8 @@ fn a_frontend_is_answered_while_a_disk_is_closed_that_hangs() {
     let plan = Plan {
         disk: in_process::disk("file", &[("path", &path)]),
         workers: 1,
-        poll: PollPolicy::Off,
+        policy: PollPolicy::Off.into(),
         plug: PlugOptions::default(),
-        coalesce: Coalesce::default(),
         health: Default::default(),
     };
     let folder = tempfile::tempdir().expect("a folder");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mqblk_core::Sector512;
 use mqblk_driver::virtio_blk::{BlkQueueSet, BlkStatus, DataSegment, SectorRange};
-use mqblk_engine::{Coalesce, MergeMode, PlugOptions, PollPolicy, QueueCounters, QueueStats};
+use mqblk_engine::{Coalesce, MergeMode, PlugOptions, PollPolicy, QueueCounters, QueuePolicy, QueueStats};
 use mqblk_memory::GuestAddress;
 use mqblk_tests::in_process::{Plan, Rig, disk};
 use rand::rngs::SmallRng;
@@ -103,8 +103,8 @@ fn run(merge: MergeMode, coalesce: Coalesce, seed: u64) {
     let path = file.path().to_str().expect("a plain path");
     let plug = PlugOptions { merge, ..PlugOptions::default() };
     let poll = PollPolicy::Static(Duration::from_micros(20));
-    let plan =
-        Plan { disk: disk("file", &[("path", path)]), workers: 2, poll, plug, coalesce, health: Default::default() };
+    let (disk, policy) = (disk("file", &[("path", path)]), QueuePolicy { poll, coalesce });
+    let plan = Plan { disk, workers: 2, policy, plug, health: Default::default() };
     let (mut rig, mut sets) = Rig::new(plan, |options| {
         options.queues = QUEUES as u16;
         options.depth = DEPTH as u16;

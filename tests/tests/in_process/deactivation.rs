@@ -44,9 +44,8 @@ fn a_flush_that_fails_when_the_queues_stop_fails_get_vring_base() {
     let plan = Plan {
         disk: Arc::new(Unflushable { inner, fails: Arc::clone(&fails) }),
         workers: 1,
-        poll: PollPolicy::default(),
+        policy: PollPolicy::default().into(),
         plug: PlugOptions::default(),
-        coalesce: Default::default(),
         health: Default::default(),
     };
     let folder = tempfile::tempdir().expect("a folder");

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use mqblk_core::{ByteLen, Sector512};
 use mqblk_driver::virtio_blk::{BlkQueueSet, BlkStatus, DataSegment};
 use mqblk_engine::{
-    Coalesce, DiskHealth, DiskLimits, ErrorPolicy, IoLimit, IoLimits, LimitGroup, LimitKind, PlugOptions, PollPolicy,
+    DiskHealth, DiskLimits, ErrorPolicy, IoLimit, IoLimits, LimitGroup, LimitKind, PlugOptions, PollPolicy,
 };
 use mqblk_memory::GuestAddress;
 use mqblk_tests::in_process::{Plan, Rig, disk};
@@ -30,9 +30,8 @@ fn serve(health: &Arc<DiskHealth>, workers: usize, queues: u16, depth: u16) -> (
     let plan = Plan {
         disk: disk("null", &[("size", "1G")]),
         workers,
-        poll: PollPolicy::Off,
+        policy: PollPolicy::Off.into(),
         plug: PlugOptions::default(),
-        coalesce: Coalesce::default(),
         health: Arc::clone(health),
     };
     Rig::new(plan, |options| {

@@ -138,14 +138,7 @@ fn one(set: &mut BlkQueueSet, send: impl FnOnce(&mut BlkQueue) -> Result<(), Sub
 }
 
 fn connect(disk: &Arc<AnyDisk>, queues: u16, poll: PollPolicy, plug: PlugOptions) -> (Rig, Vec<BlkQueueSet>) {
-    let plan = Plan {
-        disk: Arc::clone(disk),
-        workers: 1,
-        poll,
-        plug,
-        coalesce: Default::default(),
-        health: Default::default(),
-    };
+    let plan = Plan { disk: Arc::clone(disk), workers: 1, policy: poll.into(), plug, health: Default::default() };
     Rig::new(plan, |options: &mut BlkConnectOptions| {
         options.queues = queues;
         options.data_per_queue = ByteLen(u64::from(DEPTH) * BLOCK);

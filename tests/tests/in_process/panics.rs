@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice};
-use mqblk_engine::{Coalesce, PlugOptions, PollPolicy, UringContext};
+use mqblk_engine::{PlugOptions, PollPolicy, UringContext};
 use mqblk_tests::hostile::TIMEOUT;
 use mqblk_tests::in_process::{Plan, disk, serve_device};
 use mqblk_virtio::{ApplyState, QueueResources, VirtioDevice};
@@ -117,9 +117,8 @@ fn a_panic_of_the_control_thread_ends_one_connection() {
     let plan = Plan {
         disk: disk("ram", &[("size", "1M")]),
         workers: 1,
-        poll: PollPolicy::default(),
+        policy: PollPolicy::default().into(),
         plug: PlugOptions::default(),
-        coalesce: Coalesce::default(),
         health: Default::default(),
     };
     let fault = Arc::new(Fault::default());

@@ -72,9 +72,8 @@ fn load_disk(disk: Arc<AnyDisk>, log: &PowerLog, writeback: bool, mut history: W
     let plan = Plan {
         disk,
         workers: 2,
-        poll: PollPolicy::default(),
+        policy: PollPolicy::default().into(),
         plug: PlugOptions::default(),
-        coalesce: Default::default(),
         health: Default::default(),
     };
     let (mut rig, mut sets) = Rig::new(plan, |options: &mut BlkConnectOptions| {

@@ -10,8 +10,7 @@ use mqblk_driver::virtio_blk::{self, BlkStatus};
 use mqblk_driver::virtio_scsi::{self, Command, Lba};
 use mqblk_driver::{DataSegment, DescriptorLayout};
 use mqblk_engine::{
-    AnyDisk, Coalesce, Engine, EngineOptions, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, UringContext,
-    UringOptions,
+    AnyDisk, Engine, EngineOptions, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, UringContext, UringOptions,
 };
 use mqblk_memory::{Buffer, GuestAddress, GuestMemory};
 use mqblk_tests::stepped_scsi::logical_unit;
@@ -211,14 +210,7 @@ fn verify(queue: &mut impl Full, size: u16) {
 }
 
 fn with_blk(packed: bool, size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(&mut Blk)) {
-    let plan = Plan {
-        disk,
-        workers: 1,
-        poll,
-        plug: PlugOptions::default(),
-        coalesce: Coalesce::default(),
-        health: Default::default(),
-    };
+    let plan = Plan { disk, workers: 1, policy: poll.into(), plug: PlugOptions::default(), health: Default::default() };
     let (rig, mut sets) = Rig::new(plan, |options| {
         options.queue_size = size;
         options.packed = packed;
@@ -245,8 +237,7 @@ fn with_scsi(packed: bool, size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test
         socket: socket.clone(),
         socket_access: SocketAccess::with_mode(0o600),
         queue_map: vec![],
-        poll,
-        coalesce: Coalesce::default(),
+        policy: poll.into(),
         sharing: mqblk_vhost_user_server::SharePolicy::default(),
         fixed_buffers: FixedBufferUse::Off,
         drain_timeout: Duration::from_secs(30),

@@ -208,9 +208,8 @@ fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool, packed: bool) 
     let plan = Plan {
         disk: Arc::new(FilterDisk::new(disk("null", &[("size", "1M")]), late)),
         workers: 1,
-        poll: policy,
+        policy: policy.into(),
         plug: PlugOptions::default(),
-        coalesce: Default::default(),
         health: Default::default(),
     };
     let (rig, mut sets) = Rig::new(plan, |options| {

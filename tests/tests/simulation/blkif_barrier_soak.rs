@@ -14,8 +14,8 @@ use mqblk_blkif::{BlkifQueue, GrantMode, RingParts, Vbd};
 use mqblk_core::settings::Settings;
 use mqblk_core::{DiskSlot, EventChannel, Wake};
 use mqblk_engine::{
-    AnyDisk, Coalesce, Engine, EngineOptions, EventFd, Kick, PlugOptions, PollPolicy, QueueDisk, QueueHandle,
-    QueueOptions, UringContext, UringOptions,
+    AnyDisk, Engine, EngineOptions, EventFd, Kick, PlugOptions, PollPolicy, QueueDisk, QueueHandle, QueueOptions,
+    UringContext, UringOptions,
 };
 use mqblk_ring::blkif::{Abi, RingPosition, operation as o, status};
 use rand::rngs::SmallRng;
@@ -119,8 +119,7 @@ impl Backend {
                 health: Arc::default(),
             }],
             kick: Some(Kick::from(&events.to_back)),
-            poll: self.poll,
-            coalesce: Coalesce::default(),
+            policy: self.poll.into(),
             paused: false,
             on_broken: Box::new(|why| panic!("{why}")),
         };

@@ -11,9 +11,7 @@ use crate::change::ChangeError;
 use crate::exclusive::VerbScope;
 use crate::interface::ServedDevice;
 use crate::pair::Pair;
-use crate::queues::{
-    COALESCE_US, POLL, QUEUE_MAP, current_map_pair, polling_pairs, take_coalesce, take_poll, take_queue_map, workers_of,
-};
+use crate::queues::{QUEUE_MAP, current_map_pair, policy_pairs, take_policy, take_queue_map, workers_of};
 use crate::saved_changes::Keeping;
 use crate::state::DaemonState;
 
@@ -26,15 +24,14 @@ pub(super) fn prepare_polling(
     settings: &mut Settings,
 ) -> Result<Option<Apply>, ChangeError> {
     let Some(before) = target.queues().and_then(|device| device.queue_settings()) else { return Ok(None) };
-    let poll = take_poll(settings, before.poll)?;
-    let coalesce = take_coalesce(settings, before.coalesce)?;
-    if (poll, coalesce) == (before.poll, before.coalesce) {
+    let policy = take_policy(settings, before.policy)?;
+    if policy == before.policy {
         return Ok(None);
     }
     let (device, subject) = (Arc::clone(&target.device), target.subject());
     Ok(Some(Box::new(move |_| {
-        tracing::info!("{subject}: {POLL}={poll},{COALESCE_US}={}", coalesce.delay.as_micros());
-        device.set_polling(poll, coalesce).map_err(|why| ChangeError::Failed(format!("{subject}: {why}")))
+        tracing::info!("{subject}: {}", describe(&policy_pairs(policy)));
+        device.set_policy(policy).map_err(|why| ChangeError::Failed(format!("{subject}: {why}")))
     })))
 }
 
@@ -43,7 +40,7 @@ fn current(target: &LiveTarget) -> Option<QueueSettings> {
 }
 
 pub(super) fn current_polling(target: &LiveTarget) -> Vec<Pair> {
-    current(target).into_iter().flat_map(|queues| polling_pairs(queues.poll, queues.coalesce)).collect()
+    current(target).into_iter().flat_map(|queues| policy_pairs(queues.policy)).collect()
 }
 
 pub(super) fn current_map(target: &LiveTarget) -> Vec<Pair> {

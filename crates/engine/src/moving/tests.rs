@@ -95,8 +95,7 @@ fn attach(engine: &Engine, queue: &WokenQueue) -> Result<(QueueHandle<WokenQueue
     let options = QueueOptions {
         disks: Vec::new(),
         kick: None,
-        poll: PollPolicy::Off,
-        coalesce: Default::default(),
+        policy: PollPolicy::Off.into(),
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),
     };

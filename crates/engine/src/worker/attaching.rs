@@ -11,7 +11,7 @@ use crate::attached_disks::AttachedDisks;
 use crate::mailbox::WakerHandle;
 use crate::poll_list::Phase;
 use crate::queue_options::{QueueDisk, QueueOptions};
-use crate::runner::{AnyQueue, QueueRunner, RunnerOptions};
+use crate::runner::{AnyQueue, QueueRunner};
 
 impl Worker {
     /// Opens a queue's disks, makes the queue with its waker, and serves it. Returns its slot and generation.
@@ -31,8 +31,7 @@ impl Worker {
             Ok((queue, waker))
         })?;
         let now = self.clock.now();
-        let settings = RunnerOptions { poll: options.poll, coalesce: options.coalesce };
-        let mut runner = Box::new(QueueRunner::new(queue, settings, now));
+        let mut runner = Box::new(QueueRunner::new(queue, options.policy, now));
         options.disks.iter().for_each(|disk| runner.opened(disk.slot));
         let phase = if options.paused { Phase::Paused } else { Phase::Running };
         let attached = AttachedQueue::new(runner, disks, options.kick, generation, Some(options.on_broken), waker);

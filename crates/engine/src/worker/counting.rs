@@ -14,7 +14,7 @@ use mqblk_uring::EventFd;
 
 use super::*;
 use crate::mailbox::Mailbox;
-use crate::options::{Coalesce, PlugOptions};
+use crate::options::{Coalesce, PlugOptions, QueuePolicy};
 use crate::poll::PollPolicy;
 use crate::queue_options::QueueOptions;
 use crate::request::Buffer;
@@ -154,8 +154,7 @@ fn fixture_of(poll: PollPolicy, kick: Option<Kick>, coalesce: Coalesce) -> (Work
             health: Arc::default(),
         }],
         kick,
-        poll,
-        coalesce,
+        policy: QueuePolicy { poll, coalesce },
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),
     };
@@ -355,14 +354,15 @@ fn polling_and_coalescing_change_while_requests_are_in_flight() {
     push(&state, [Op::Read; 4]);
     assert_eq!(release(&mut worker, &state, 1), (1, 0), "the call is deferred");
     let poll_ns = worker.stats(0).queues[0].1.counters.poll_ns;
-    worker.set_polling(0, generation, PollPolicy::Off, Coalesce::default());
+    worker.set_policy(0, generation, PollPolicy::Off.into());
     assert_eq!(state.lock().unwrap().calls, 1, "a call that was deferred is sent at the change");
     assert_eq!(release(&mut worker, &state, 1), (2, 2), "no call is deferred any more");
     assert!(worker.stats(0).queues[0].1.counters.poll_ns >= poll_ns);
-    worker.set_polling(0, generation, PollPolicy::Busy, Coalesce { delay: Duration::from_secs(3600), answers: 2 });
+    let coalesce = Coalesce { delay: Duration::from_secs(3600), answers: 2 };
+    worker.set_policy(0, generation, QueuePolicy { poll: PollPolicy::Busy, coalesce });
     assert_eq!(release(&mut worker, &state, 1), (3, 2));
     assert_eq!(release(&mut worker, &state, 1), (4, 3), "the last one");
-    worker.set_polling(0, generation + 1, PollPolicy::Off, Coalesce::default());
+    worker.set_policy(0, generation + 1, PollPolicy::Off.into());
     push(&state, [Op::Read; 2]);
     assert_eq!(release(&mut worker, &state, 1), (5, 3), "another queue was meant");
 }

@@ -14,7 +14,7 @@ use mqblk_core::{
 };
 use mqblk_uring::{ClientId, EventFd, UringContext, UringOptions};
 
-use crate::options::{Coalesce, MergeMode, PlugOptions};
+use crate::options::{MergeMode, PlugOptions};
 use crate::request::Buffer;
 use crate::trial::{GEOMETRY, LIMITS};
 use crate::{PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker};
@@ -235,8 +235,7 @@ impl Fixture {
             let options = QueueOptions {
                 disks: disks.clone(),
                 kick: None,
-                poll: PollPolicy::Busy,
-                coalesce: Coalesce::default(),
+                policy: PollPolicy::Busy.into(),
                 paused: false,
                 on_broken: Box::new(|why| panic!("{why}")),
             };

@@ -12,7 +12,7 @@ use mqblk_uring::{ClientId, EventFd, UringContext};
 
 use super::*;
 use crate::mailbox::Mailbox;
-use crate::options::{Coalesce, PlugOptions};
+use crate::options::PlugOptions;
 use crate::poll::PollPolicy;
 use crate::queue_options::QueueOptions;
 use crate::request::Buffer;
@@ -165,8 +165,7 @@ fn worker_with(disks: &[SignalledDisk]) -> (Worker, Mailbox<Worker>, Arc<AtomicU
             }],
             kick: Some(EventFd::new().unwrap().into()),
             // Armed in the first idle turn.
-            poll: PollPolicy::Static(Duration::from_nanos(1)),
-            coalesce: Coalesce::default(),
+            policy: PollPolicy::Static(Duration::from_nanos(1)).into(),
             paused: false,
             on_broken: Box::new(|why| panic!("{why}")),
         };

@@ -12,7 +12,7 @@ use mqblk_core::{
 use super::*;
 use crate::errors::{DiskHealth, ErrorPolicy, OnError, OnNoSpace};
 use crate::mailbox::Mailbox;
-use crate::options::{Coalesce, MergeMode, PlugOptions};
+use crate::options::{MergeMode, PlugOptions};
 use crate::poll::PollPolicy;
 use crate::queue_options::QueueOptions;
 use crate::request::Buffer;
@@ -191,8 +191,7 @@ impl Attached {
                 health: Arc::clone(health),
             }],
             kick: None,
-            poll: PollPolicy::Busy,
-            coalesce: Coalesce::default(),
+            policy: PollPolicy::Busy.into(),
             paused: false,
             on_broken: Box::new(|why| panic!("{why}")),
         };

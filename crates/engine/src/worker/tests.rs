@@ -15,7 +15,7 @@ use mqblk_uring::EventFd;
 
 use super::*;
 use crate::mailbox::Mailbox;
-use crate::options::{Coalesce, PlugOptions};
+use crate::options::PlugOptions;
 use crate::poll::PollPolicy;
 use crate::queue_options::QueueOptions;
 use crate::request::Buffer;
@@ -387,8 +387,7 @@ fn fixture(plan: &[(u32, Event)]) -> (Worker, Shared) {
             disks,
             kick: Some(at(&scene).guests[index].kick.clone().into()),
             // Armed in the first idle turn.
-            poll: PollPolicy::Static(Duration::from_nanos(1)),
-            coalesce: Coalesce::default(),
+            policy: PollPolicy::Static(Duration::from_nanos(1)).into(),
             paused: false,
             on_broken: Box::new(|why| panic!("{why}")),
         };

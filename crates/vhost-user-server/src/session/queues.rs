@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::DiskSlot;
 use mqblk_engine::{
-    AttachError, ClosingDisk, Coalesce, PollPolicy, QueueDisk, QueueMove, QueueSettings, UringContext, WorkerError,
+    AttachError, ClosingDisk, QueueDisk, QueueMove, QueuePolicy, QueueSettings, UringContext, WorkerError,
 };
 use mqblk_virtio::VirtioDevice;
 
@@ -15,7 +15,7 @@ use crate::vring::{StartParams, Vring};
 impl<D: VirtioDevice<UringContext>> Session<D> {
     /// Returns the queues, and the common parameters of those that start on `worker`.
     pub(super) fn start_params(&mut self, worker: usize) -> (&mut [Vring<D::Queue>], StartParams<'_, D>) {
-        let QueueSettings { poll, coalesce, .. } = self.disks.queues().get();
+        let QueueSettings { policy, .. } = self.disks.queues().get();
         let start = StartParams {
             device: &self.device,
             engine: &self.options.engine,
@@ -24,8 +24,7 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
             memory: &self.memory,
             inflight: self.inflight.as_ref(),
             features: self.features,
-            poll,
-            coalesce,
+            policy,
             fixed_buffers: self.options.fixed_buffers,
             worker,
             stats: &self.stats,
@@ -63,8 +62,8 @@ impl<D: VirtioDevice<UringContext>> SessionQueues for Session<D> {
         }
     }
 
-    fn set_polling(&mut self, poll: PollPolicy, coalesce: Coalesce) -> std::result::Result<(), WorkerError> {
-        self.request_queues().try_for_each(|queue| queue.set_polling(poll, coalesce))
+    fn set_policy(&mut self, policy: QueuePolicy) -> std::result::Result<(), WorkerError> {
+        self.request_queues().try_for_each(|queue| queue.set_policy(policy))
     }
 
     fn begin_drain(&mut self) {

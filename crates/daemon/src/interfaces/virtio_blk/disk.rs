@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mqblk_core::lock::{LockRank, RankedMutex};
 use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
-use mqblk_engine::{Coalesce, PollPolicy, QueueId, QueueMove, QueueSettings, WorkerStats};
+use mqblk_engine::{QueueId, QueueMove, QueuePolicy, QueueSettings, WorkerStats};
 use mqblk_vhost_user_server::{Frontend, Server};
 use mqblk_virtio_blk::VirtioBlk;
 
@@ -113,8 +113,8 @@ impl ServedDevice for BlkDisk {
         Some(self.server.queue_settings())
     }
 
-    fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), String> {
-        self.server.set_polling(poll, coalesce).map_err(|error| error.to_string())
+    fn set_policy(&self, policy: QueuePolicy) -> Result<(), String> {
+        self.server.set_policy(policy).map_err(|error| error.to_string())
     }
 
     fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {

@@ -205,7 +205,7 @@ fn serve(disk: DiskConfig<BlkEndpoint>, host: &HostContext) -> Result<Arc<BlkDis
         block_size = geometry.logical_block.bytes(),
         read_only = geometry.read_only,
         queues = endpoint.queues,
-        poll = %endpoint.poll,
+        poll = %endpoint.policy.poll,
         "serving"
     );
     let queue_disk = QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&storage.disk), plug: storage.plug, health };

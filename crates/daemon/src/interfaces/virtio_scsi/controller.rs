@@ -8,7 +8,7 @@ use std::time::Duration;
 use mqblk_core::lock::{LockRank, RankedMutex};
 use mqblk_core::{BudgetUse, ByteLen, DiskSlot};
 use mqblk_engine::{
-    AnyDisk, AttachError, Coalesce, DiskHealth, PlugOptions, PollPolicy, QueueDisk, QueueId, QueueMove, QueueSettings,
+    AnyDisk, AttachError, DiskHealth, PlugOptions, QueueDisk, QueueId, QueueMove, QueuePolicy, QueueSettings,
     QueueStats, WorkerStats,
 };
 use mqblk_scsi::reservation::{FileReservationStore, LoginError, Reservations};
@@ -260,7 +260,7 @@ impl Controller {
         let mut options = endpoint.server_options(id, disks, &guests, host);
         options.queue_map.splice(..0, [usize::from(FIXED_WORKER); FIXED_QUEUES as usize]);
         options.host_state = Some(Arc::clone(&migration) as _);
-        tracing::info!(controller = %id, luns = luns.len(), queues = endpoint.queues, poll = %endpoint.poll, "serving");
+        tracing::info!(controller = %id, luns = luns.len(), queues = endpoint.queues, poll = %endpoint.policy.poll, "serving");
         let refused = |source| ControllerError::Socket { id: id.clone(), source };
         let server = serve_scsi(Arc::clone(&device), options).map_err(refused)?;
         Ok(Controller {
@@ -384,12 +384,12 @@ impl Controller {
         settings
     }
 
-    /// Changes the polling and the coalescing of its request queues: see [`Server::set_polling`].
+    /// Changes the polling and the coalescing of its request queues: see [`Server::set_policy`].
     ///
     /// # Errors
     /// If a worker does not respond.
-    pub(super) fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), String> {
-        self.server.set_polling(poll, coalesce).map_err(|error| error.to_string())
+    pub(super) fn set_policy(&self, policy: QueuePolicy) -> Result<(), String> {
+        self.server.set_policy(policy).map_err(|error| error.to_string())
     }
 
     /// Returns true if its VMM has set an in-flight region: see [`Server::has_inflight_region`].

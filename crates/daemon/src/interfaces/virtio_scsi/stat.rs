@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mqblk_admin::model::{ControllerStat, LunCounters, LunStat, QueueStat};
 use mqblk_core::Resize;
-use mqblk_engine::{Coalesce, DiskCounters, PollPolicy, QueueId, QueueMove, QueueSettings, QueueStats, WorkerStats};
+use mqblk_engine::{DiskCounters, QueueId, QueueMove, QueuePolicy, QueueSettings, QueueStats, WorkerStats};
 use mqblk_vhost_user_server::{Frontend, Server};
 
 use super::WORD;
@@ -59,8 +59,8 @@ impl ServedDevice for ServedController {
         Some(self.controller.queue_settings())
     }
 
-    fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), String> {
-        self.controller.set_polling(poll, coalesce)
+    fn set_policy(&self, policy: QueuePolicy) -> Result<(), String> {
+        self.controller.set_policy(policy)
     }
 
     fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {

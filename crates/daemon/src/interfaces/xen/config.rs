@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mqblk_blkif::{GrantMode, PoolScope};
-use mqblk_engine::{Coalesce, PollPolicy};
+use mqblk_engine::QueuePolicy;
 
 use super::selector::XenSelector;
 use crate::contract::DiskContract;
@@ -59,10 +59,8 @@ pub(super) struct XenEndpoint {
     pub journal: bool,
     /// The worker of each ring.
     pub queue_map: QueueMap,
-    /// A worker's wait for requests.
-    pub poll: PollPolicy,
-    /// Coalescing of events to the guest.
-    pub coalesce: Coalesce,
+    /// The rings' polling, and the coalescing of their events.
+    pub policy: QueuePolicy,
     /// The disk as an earlier daemon gave it to a guest.
     pub given: Option<DiskContract>,
 }

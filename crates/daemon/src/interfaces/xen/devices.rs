@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mqblk_core::{ByteLen, Resize, Resized, SizeUsers};
 use mqblk_engine::{
-    Coalesce, Engine, PollPolicy, QueueId, QueueMove, QueueSettings, QueueStats, SharedQueueSettings, WorkerStats,
+    Engine, QueueId, QueueMove, QueuePolicy, QueueSettings, QueueStats, SharedQueueSettings, WorkerStats,
 };
 use mqblk_xen::Xen;
 use mqblk_xen_server::toolstack::{self, ToolstackError};
@@ -131,11 +131,11 @@ impl ServedDevice for XenDisk {
         Some(self.queues.get())
     }
 
-    fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), String> {
+    fn set_policy(&self, policy: QueuePolicy) -> Result<(), String> {
         match self.device() {
-            Some(device) => device.set_polling(poll, coalesce).map_err(|error| error.to_string()),
+            Some(device) => device.set_policy(policy).map_err(|error| error.to_string()),
             None => {
-                self.queues.set_polling(poll, coalesce);
+                self.queues.set_policy(policy);
                 Ok(())
             }
         }
@@ -222,8 +222,8 @@ impl ServedDevice for ToolstackDevice {
         Some(self.device.queue_settings())
     }
 
-    fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), String> {
-        self.device.set_polling(poll, coalesce).map_err(|error| error.to_string())
+    fn set_policy(&self, policy: QueuePolicy) -> Result<(), String> {
+        self.device.set_policy(policy).map_err(|error| error.to_string())
     }
 
     fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {

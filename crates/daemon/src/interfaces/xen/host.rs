@@ -82,7 +82,7 @@ pub(super) fn vbd_settings(endpoint: &XenEndpoint, write_through: bool) -> VbdSe
 
 /// Returns the initial settings of a device's rings.
 pub(super) fn queue_settings(endpoint: &XenEndpoint) -> QueueSettings {
-    QueueSettings { map: endpoint.queue_map.to_engine(), poll: endpoint.poll, coalesce: endpoint.coalesce }
+    QueueSettings { map: endpoint.queue_map.to_engine(), policy: endpoint.policy }
 }
 
 impl XenHost {

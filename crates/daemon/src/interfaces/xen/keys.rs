@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mqblk_blkif::{GrantMode, MAX_INDIRECT_SEGMENTS, PoolScope};
 use mqblk_core::settings::{Key, SettingError, Settings};
-use mqblk_engine::{Coalesce, PollPolicy};
+use mqblk_engine::QueuePolicy;
 use mqblk_xen::vbd;
 use mqblk_xen_server::DeviceName;
 
@@ -19,7 +19,7 @@ use crate::interface::ResolveContext;
 use crate::key_values::take_u16;
 use crate::names::Claim;
 use crate::pair::{Pair, number, number_or_text, string};
-use crate::queues::{MAX_QUEUES, QueueMap, polling_pairs, take_coalesce, take_poll};
+use crate::queues::{MAX_QUEUES, QueueMap, policy_pairs, take_policy};
 use crate::test_keys;
 
 static DOMID: Key = Key::number("domid", 0, 0x7fef)
@@ -140,7 +140,7 @@ impl Endpoint for XenEndpoint {
             pairs.push((GRANTS_POOL.name, string(self.grants_pool.word())));
         }
         pairs.extend(self.queue_map.pair());
-        pairs.extend(polling_pairs(self.poll, self.coalesce));
+        pairs.extend(policy_pairs(self.policy));
         pairs
     }
 }
@@ -158,8 +158,7 @@ fn take_endpoint(settings: &mut Settings, cpus: &Cpus) -> Result<XenEndpoint, Se
         persistent_grants: settings.number_or_default(&PERSISTENT_GRANTS)? as u32,
         persistent_idle: settings.number_or_default(&PERSISTENT_IDLE).map(Duration::from_secs)?,
         journal: settings.switch_or_default(&JOURNAL)?,
-        poll: take_poll(settings, PollPolicy::default())?,
-        coalesce: take_coalesce(settings, Coalesce::default())?,
+        policy: take_policy(settings, QueuePolicy::default())?,
         queue_map: QueueMap::take(settings),
         given: None,
     })

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mqblk_blkif::{GrantMode, PoolScope};
-use mqblk_engine::{Coalesce, PollPolicy, QueuePlacement};
+use mqblk_engine::{Coalesce, PollPolicy, QueuePlacement, QueuePolicy};
 
 use super::config::{XenAttachment, XenEndpoint};
 use super::*;
@@ -60,8 +60,7 @@ fn default_endpoint() -> XenEndpoint {
         persistent_idle: Duration::from_secs(60),
         journal: true,
         queue_map: QueueMap::from(vec![0, 1, 2, 3]),
-        poll: PollPolicy::default(),
-        coalesce: Coalesce::default(),
+        policy: PollPolicy::default().into(),
         given: None,
     }
 }
@@ -95,8 +94,10 @@ fn every_key_is_taken() {
         persistent_idle: Duration::ZERO,
         journal: false,
         queue_map: want_map,
-        poll: PollPolicy::Busy,
-        coalesce: Coalesce { delay: Duration::from_micros(5), answers: 6 },
+        policy: QueuePolicy {
+            poll: PollPolicy::Busy,
+            coalesce: Coalesce { delay: Duration::from_micros(5), answers: 6 },
+        },
         given: None,
     };
     assert_eq!(taken, want);

@@ -284,7 +284,6 @@ impl PagePool {
         }
     }
 
-    #[cold]
     fn map_persistent(&mut self, gref: GrantRef, now: u32, counters: &mut GrantCounters) -> Option<PageSlot> {
         counters.persistent_misses += 1;
         let store = &mut self.state;

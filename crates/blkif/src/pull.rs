@@ -194,7 +194,6 @@ impl<L: PooledContext> BlkifQueue<L> {
     }
 
     /// Completes a malformed request, whose status is set already.
-    #[cold]
     fn complete_malformed<I: Intake<BlkifToken, Buffer>>(&mut self, at: u16, into: &mut I) {
         self.complete_request(at);
         into.completed_locally(false);

@@ -85,7 +85,6 @@ impl<L: PooledContext> BlkifQueue<L> {
     }
 
     /// Advances the active barrier, if there is one. Submits this ring's when all earlier requests are completed.
-    #[cold]
     fn advance_barrier<I: Intake<BlkifToken, Buffer>>(
         &mut self,
         context: &mut L,
@@ -272,7 +271,6 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
 
 impl<L> BlkifQueue<L> {
     /// Handles a publish while a barrier is active.
-    #[cold]
     fn published_during_barrier(&mut self) {
         self.barrier.response_published();
         if self.requests.in_use() == self.barrier.waiting() {

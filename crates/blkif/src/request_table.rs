@@ -134,7 +134,6 @@ impl RequestTable {
     }
 
     /// Extends `pages` up to those of an entry.
-    #[cold]
     fn grow_pages(&mut self, at: u16) {
         self.pages.resize((usize::from(at) + 1) * self.stride, RequestPage::EMPTY);
     }

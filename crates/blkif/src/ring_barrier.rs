@@ -39,7 +39,6 @@ impl RingBarrier {
     }
 
     /// Queues the ring's barrier at table index `at`, which has been taken off the ring, behind those of other rings.
-    #[cold]
     pub(crate) fn begin(&mut self, at: u16) {
         self.waiting = Some(at);
         if let Some(gate) = &mut self.gate {

@@ -106,7 +106,6 @@ impl RingSide {
     }
 
     /// Like [`fetch`](Self::fetch), for requests that the previous backend process left.
-    #[cold]
     fn fetch_replay(&mut self, entries: &mut RingEntries, most: usize) -> usize {
         let mut count = 0;
         while count < most

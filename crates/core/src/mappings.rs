@@ -103,7 +103,6 @@ impl MappingBudget {
         self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    #[cold]
     fn refused(&self, count: u64) -> io::Error {
         let (held, limit) = (self.held(), self.limit);
         let text = format!(

@@ -88,7 +88,6 @@ impl OpenChannel {
     }
 
     /// Returns the plugged requests of which the storage may receive `most` now.
-    #[cold]
     fn to_stamp(&self, most: usize) -> &[AnyRequest] {
         // A plan may reorder them.
         let plans = self.merger.as_ref().is_some_and(|merger| merger.will_plan(&self.plug));
@@ -484,7 +483,6 @@ impl Channels {
 
     /// Reaps every channel, also those with nothing outstanding: a channel may have operations of its own in the ring
     /// (a connection that it watches), and only the channel can read their completions.
-    #[cold]
     pub(crate) fn reap_all(&mut self, context: &mut UringContext, finished: &mut Vec<AnyCompletion>) {
         self.settled = false;
         for open in self.open.iter_mut().flatten() {

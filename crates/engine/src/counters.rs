@@ -270,7 +270,6 @@ impl CountRequests for QueueCounters {
     }
 }
 
-#[cold]
 #[inline(never)] // else all would be a jump table
 fn count_other(counters: &mut QueueCounters, op: Op, times: u64) {
     match op {

@@ -85,7 +85,6 @@ pub(crate) struct ToDisks<'a> {
 
 impl ToDisks<'_> {
     /// Counts and logs a request that is completed with an error. Ignores cancelled ones.
-    #[cold]
     pub(crate) fn failed(&self, disk: DiskSlot, op: Op, start: ByteOffset, outcome: Outcome) {
         if outcome != Outcome::Aborted
             && let Some(open) = self.disks.channel(disk).and_then(|at| self.channels.find(at))

@@ -169,7 +169,6 @@ impl SlicedChannel {
     }
 
     /// Takes the long requests of a batch, and submits the others. Returns the number of taken requests.
-    #[cold]
     fn submit_long(
         &mut self,
         context: &mut UringContext,
@@ -221,7 +220,6 @@ impl SlicedChannel {
     }
 
     /// Submits slices, of one request after the other, as far as the turn allows.
-    #[cold]
     fn submit_slices(&mut self, context: &mut UringContext, finished: &mut Vec<AnyCompletion>) {
         self.retry = None;
         while self.outstanding < MAX_OUTSTANDING
@@ -258,7 +256,6 @@ impl SlicedChannel {
     }
 
     /// Replaces the completions of slices, from index `from` on, by those of the long requests that end with them.
-    #[cold]
     fn collect(&mut self, context: &mut UringContext, from: usize, finished: &mut Vec<AnyCompletion>) {
         let mut at = from;
         while let Some(done) = finished.get(at) {

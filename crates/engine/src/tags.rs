@@ -51,7 +51,6 @@ pub(crate) struct TagEntry {
 
 impl<T> Slot<T> {
     /// Adds the outcome of one of several parts.
-    #[cold]
     fn add(&mut self, outcome: Outcome) {
         self.outcome = match (self.outcome, outcome) {
             (Outcome::Done(before), Outcome::Done(now)) => Outcome::Done(ByteLen(before.0 + now.0)),
@@ -83,7 +82,6 @@ impl<T> TagTable<T> {
         TagTable { slots: Vec::with_capacity(depth.into()), first_free: NO_TAG, in_flight: 0, depth }
     }
 
-    #[cold]
     fn grow(&mut self) -> Option<u16> {
         let index = u16::try_from(self.slots.len()).ok().filter(|index| *index < self.depth)?;
         self.slots.push(Slot {

@@ -28,7 +28,6 @@ impl Nexus {
         }
     }
 
-    #[cold]
     fn begin_by_table(
         &self,
         command: &Command<'_>,

@@ -34,7 +34,6 @@ pub fn begin<D: DataOut + ?Sized>(
 }
 
 /// Begins a command that needs no logical unit. If the LUN has one, only for REPORT LUNS.
-#[cold]
 fn begin_without_unit(
     nexus: Option<&Nexus>,
     luns: &[u16],

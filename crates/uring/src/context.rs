@@ -151,7 +151,6 @@ impl UringContext {
         }
     }
 
-    #[cold]
     fn do_chores(&mut self) {
         if self.port.lapsed {
             self.poll_port();

@@ -98,7 +98,6 @@ impl PortReceiver {
 
     /// Sorts what other threads have sent into the completion queues. `more`: the poll goes on. Returns the number of
     /// completions.
-    #[cold]
     pub(crate) fn receive(&mut self, more: bool, in_flight: &mut InFlight, queues: &mut [CompletionQueue]) -> usize {
         (self.polled, self.lapsed) = (more, !more);
         lock(&self.port.pending).take(&mut self.batch);

@@ -218,7 +218,6 @@ impl RequestChain {
     }
 
     /// A segment with a part of the header, or with the header and data.
-    #[cold]
     fn take_split_header(&mut self, pool: &mut BufferPool, lease: LeaseId, segment: ChainSegment) {
         let used = (HEADER_BYTES - self.header_len).min(segment.len as usize);
         let into = &mut self.header[self.header_len..self.header_len + used];

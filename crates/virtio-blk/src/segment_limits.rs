@@ -26,7 +26,6 @@ impl SegmentLimits {
         SegmentLimits { parts, size: size_max.unwrap_or(u32::MAX) }
     }
 
-    #[cold]
     pub(crate) fn allow_sizes(self, pool: &BufferPool, buffer: &Buffer) -> bool {
         pool.segments(buffer).iter().all(|part| part.len() <= self.size)
     }

@@ -243,7 +243,6 @@ impl RequestChain {
     }
 
     /// Adds a further segment of the response buffer.
-    #[cold]
     fn add_response_segment(&mut self, pool: &mut BufferPool, lease: LeaseId, address: GuestAddress, len: u32) {
         if let ResponsePlace::Address(first) = self.response.place {
             let segments = pool.take(lease);

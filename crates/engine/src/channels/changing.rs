@@ -47,7 +47,6 @@ impl Channels {
     }
 
     /// Drops retired mergers that have no requests left.
-    #[cold]
     fn drop_retired_mergers(&mut self) {
         for open in self.open.iter_mut().flatten() {
             open.merger.take_if(|merger| merger.is_retired() && merger.is_idle());

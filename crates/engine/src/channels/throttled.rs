@@ -72,7 +72,6 @@ impl OpenChannel {
 
 impl Channels {
     /// Returns the number of channels with requests that may pass their throttle now.
-    #[cold]
     pub(super) fn due_throttles(&self) -> usize {
         self.busy().filter(|open| open.throttle.as_ref().is_some_and(|throttle| throttle.is_due())).count()
     }

@@ -299,7 +299,6 @@ impl Guard {
         self.arrivals
     }
 
-    #[cold]
     fn arrival_of_member(&mut self, request: &AnyRequest) -> Option<u64> {
         let (start, len) = (request.start.0, request.len.0);
         let within = |split: &Split| split.op == request.op && split.start <= start && start + len <= split.end;
@@ -362,7 +361,6 @@ impl Guard {
         }
     }
 
-    #[cold]
     fn disposition(&mut self, submitted: &SubmittedRequest, outcome: Outcome) -> Disposition {
         let disposition = self.health.policy().disposition(submitted.op, outcome, self.cached);
         if disposition == Disposition::Report || submitted.cancelled {
@@ -381,7 +379,6 @@ impl Guard {
         }
     }
 
-    #[cold]
     fn hold_failed(&mut self, submitted: SubmittedRequest, done: AnyCompletion, disposition: Disposition) {
         let AnyCompletion { outcome, tag, buffer } = done;
         let SubmittedRequest { op, start, len, arrival, tries, .. } = submitted;
@@ -434,7 +431,6 @@ impl Guard {
     }
 
     /// Holds back a request that comes while the disk is stopped.
-    #[cold]
     fn hold(&mut self, request: AnyRequest, finished: &mut Vec<AnyCompletion>) {
         let arrival = self.arrival(&request);
         let held = HeldRequest { arrival, failed: None, tries: 0, outcome: None, lost: false, due: None, request };
@@ -454,7 +450,6 @@ impl Guard {
     }
 
     /// Repeats the requests that are due.
-    #[cold]
     fn repeat_due(&mut self, finished: &mut Vec<AnyCompletion>) {
         let now = Instant::now();
         let due = self.waiting.extract_if(.., |held| held.due.is_some_and(|due| due <= now));
@@ -475,7 +470,6 @@ impl Guard {
     }
 
     /// Submits the queued repetitions. Returns true if the channel took all of them.
-    #[cold]
     fn submit_repeats(
         &mut self,
         channel: &mut SlicedChannel,

@@ -192,7 +192,6 @@ impl DiskHealth {
     }
 
     /// Counts a request that is completed with an error, and logs it unless one was logged recently.
-    #[cold]
     pub(crate) fn failed(&self, outcome: Outcome, op: Op, start: ByteOffset) {
         FAILURES.fetch_add(1, Ordering::Relaxed);
         let line = lock(&self.failures).add(FailedRequest { outcome, op, start }, Instant::now());

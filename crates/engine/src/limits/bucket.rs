@@ -306,7 +306,6 @@ impl Lease {
         self.ready >= needed
     }
 
-    #[cold]
     fn draw(&mut self, bucket: &Bucket, missing: u64, demand: u64, sharers: u64, now_ns: u64) {
         let quantum = bucket.quantum(sharers);
         let wanted = missing.max(demand);

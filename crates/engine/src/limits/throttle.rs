@@ -311,7 +311,6 @@ impl Throttle {
     }
 
     /// Cancels the chosen requests among those that wait.
-    #[cold]
     pub(crate) fn cancel(&mut self, chosen: impl Fn(Tag) -> bool, finished: &mut Vec<AnyCompletion>) {
         let before = self.waiting();
         for list in &mut self.waiting {
@@ -322,7 +321,6 @@ impl Throttle {
 
     /// Lets the requests of a queue pass at once, on the disk's credit. With `leaving` also later ones, until
     /// [`end_leave`](Self::end_leave).
-    #[cold]
     pub(crate) fn let_go(&mut self, slot: u16, leaving: bool, plug: &mut Vec<AnyRequest>) {
         if leaving && !self.leaving.contains(&slot) {
             self.leaving.push(slot);
@@ -331,7 +329,6 @@ impl Throttle {
     }
 
     /// Removes the chosen requests without completing them. Returns their tags and buffers.
-    #[cold]
     pub(crate) fn take_unserved(&mut self, chosen: impl Fn(Tag) -> bool) -> Vec<(Tag, Option<Buffer>)> {
         let before = self.waiting();
         let taken: Vec<_> = self.waiting.iter_mut().flat_map(|list| list.extract(&chosen)).collect();
@@ -340,7 +337,6 @@ impl Throttle {
     }
 
     /// Lets all requests pass at once: nothing is limited any more.
-    #[cold]
     pub(crate) fn let_all_go(&mut self, plug: &mut Vec<AnyRequest>) {
         self.let_go_chosen(|_| true, plug);
     }

@@ -339,7 +339,6 @@ impl FileChannel {
 
     /// Processes the completion of a flush, for all that share it, or of a `fallocate`. Issues the ones that waited for
     /// it.
-    #[cold]
     fn complete_threaded(
         &mut self,
         context: &mut UringContext,

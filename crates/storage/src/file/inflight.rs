@@ -141,7 +141,6 @@ impl InflightRequest {
     }
 
     /// Like [`advance`](Self::advance), for a cancelled request: it is aborted if it is not finished.
-    #[cold]
     fn advance_cancelled(&mut self, result: i32, unit: u32, unsupported: &mut UnsupportedOps) -> NextStep {
         self.cancelled = false;
         let next = if result == -CANCELED { NextStep::Issue } else { self.advance(result, unit, unsupported) };

@@ -248,7 +248,6 @@ impl RequestQueue {
     }
 
     /// Fails a command for a target that does not exist.
-    #[cold]
     fn fail_bad_target<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
@@ -262,7 +261,6 @@ impl RequestQueue {
     }
 
     /// Completes a command that reaches no logical unit.
-    #[cold]
     fn fail_request(&mut self, pool: &mut BufferPool, head: u16, element: RequestChain, response: u32) {
         pool.release(element.data);
         let residual = saturating_u32(element.data_in.saturating_add(element.data_out));
@@ -331,7 +329,6 @@ impl RequestQueue {
     }
 
     /// Completes an aborted command with the response code of the first task management function that matched it.
-    #[cold]
     pub(crate) fn abort(&mut self, pool: &mut BufferPool, token: CommandState) {
         let by = self.active_tmfs.iter().enumerate().find_map(|(at, active)| match active {
             Some(ActiveTmf { tmf, .. }) if token.abort_marks & 1 << at != 0 => match tmf.action {
@@ -387,7 +384,6 @@ impl RequestQueue {
         }
     }
 
-    #[cold]
     fn write_sense_response(
         &self,
         pool: &mut BufferPool,
@@ -408,7 +404,6 @@ impl RequestQueue {
     }
 
     /// Accounts for the completion of a command that task management functions matched.
-    #[cold]
     fn count_completed(&mut self, marks: u16) {
         for (at, active) in self.active_tmfs.iter_mut().enumerate() {
             if let Some(active) = active
@@ -428,7 +423,6 @@ impl RequestQueue {
         }
     }
 
-    #[cold]
     fn report_finished_tmfs(&mut self) {
         let full = self.active_tmf_count == MAX_ACTIVE_TMFS;
         for slot in &mut self.active_tmfs {

@@ -141,7 +141,6 @@ impl MultiStepCommands {
 
 impl RequestQueue {
     /// Begins a multi-step command.
-    #[cold]
     pub(crate) fn begin_multi_step<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
@@ -186,7 +185,6 @@ impl RequestQueue {
     }
 
     /// Handles the end of a step.
-    #[cold]
     pub(crate) fn step_ended<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,

@@ -292,8 +292,9 @@ impl Image {
     /// Writes all tables to the file, after the data of new clusters is on the disk where required. Called with
     /// exclusive access.
     fn write_tables_after_data(&self, loaded: &Loaded) -> io::Result<()> {
-        loaded.order.data_first(false, || self.sync_data())?;
-        loaded.format.flush()
+        let synced = loaded.order.data_first(false, || self.sync_data());
+        // Also after an error: a freed cluster must not be allocated again while its old entry is in the file.
+        loaded.format.flush().and(synced)
     }
 
     /// Returns the effect of a write to a range on tables. A write with an effect can free a cluster, in an image where

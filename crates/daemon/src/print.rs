@@ -49,14 +49,13 @@ pub fn to_toml(config: &ServeConfig) -> String {
         line(USER.name, &string(user.name()));
         line(GROUP.name, &string(user.group()));
     }
-    for (key, value) in config.interfaces.iter().flat_map(|interface| interface.process_pairs.clone()) {
-        line(key, &value);
+    for (key, value) in config.interfaces.iter().flat_map(|interface| &interface.process_pairs) {
+        line(key, value);
     }
-    let mut sections: Vec<_> = config.interfaces.iter().flat_map(|interface| interface.sections.clone()).collect();
+    let mut sections: Vec<_> = config.interfaces.iter().flat_map(|interface| &interface.sections).collect();
     sections.sort_by_key(|(position, _)| *position);
     let groups = config.storages.limit_groups().sections();
-    for Section { heading, pairs } in groups.into_iter().chain(sections.into_iter().flat_map(|(_, sections)| sections))
-    {
+    for Section { heading, pairs } in groups.iter().chain(sections.iter().flat_map(|(_, sections)| sections)) {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "\n[[{heading}]]");
         for (key, value) in pairs {

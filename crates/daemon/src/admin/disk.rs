@@ -113,7 +113,7 @@ fn listed(device: &dyn ServedDevice, export: &Export) -> ListedDisk {
         size_bytes: geometry.map(|geometry| geometry.size.0),
         block_bytes: geometry.map(|geometry| geometry.logical_block.bytes()),
         read_only: geometry.map(|geometry| geometry.read_only),
-        health: export.health.clone().map(|of| health(&of)),
+        health: export.health.as_deref().map(health),
         frontend,
     }
 }

@@ -50,10 +50,10 @@ fn list(state: &DaemonState) -> Result<Value, VerbError> {
 
 fn group_stat(state: &DaemonState, group: &Arc<LimitGroup>) -> LimitGroupStat {
     let exports = state.exports();
-    let is_member = |health: Arc<mqblk_engine::DiskHealth>| {
+    let is_member = |health: &Arc<mqblk_engine::DiskHealth>| {
         health.limits().group().is_some_and(|of_disk| Arc::ptr_eq(&of_disk, group))
     };
-    let members = exports.iter().filter(|export| export.health.clone().is_some_and(is_member));
+    let members = exports.iter().filter(|export| export.health.as_ref().is_some_and(is_member));
     LimitGroupStat {
         name: group.name().to_owned(),
         limits: settings_json(limit_pairs(&group.limits())),

@@ -114,7 +114,7 @@ impl ServedDevice for BlkDisk {
     }
 
     fn set_policy(&self, policy: QueuePolicy) -> Result<(), String> {
-        self.server.set_policy(policy).map_err(|error| error.to_string())
+        self.server.set_policy(policy)
     }
 
     fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {

@@ -1,7 +1,7 @@
 //! The configuration of controllers, LUNs and logical units.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::luns::IncomingLimits;
 use crate::change::ChangeSource;
@@ -56,6 +56,14 @@ impl LunConfig {
     /// Returns true if its storage has one channel: all queues must be on the worker of the fixed ones.
     pub(super) fn has_one_channel(&self) -> bool {
         matches!(&self.unit, LunUnit::Own(unit) if unit.storage.disk.max_channels() == Some(1))
+    }
+
+    /// Returns the file of persistent reservations of its own logical unit, if they outlive the daemon.
+    pub(super) fn reservations(&self) -> Option<&Path> {
+        match &self.unit {
+            LunUnit::Own(unit) => unit.reservations.as_deref(),
+            LunUnit::Shared(_) => None,
+        }
     }
 }
 

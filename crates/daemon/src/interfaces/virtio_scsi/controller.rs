@@ -389,7 +389,7 @@ impl Controller {
     /// # Errors
     /// If a worker does not respond.
     pub(super) fn set_policy(&self, policy: QueuePolicy) -> Result<(), String> {
-        self.server.set_policy(policy).map_err(|error| error.to_string())
+        self.server.set_policy(policy)
     }
 
     /// Returns true if its VMM has set an in-flight region: see [`Server::has_inflight_region`].

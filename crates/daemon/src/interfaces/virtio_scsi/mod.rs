@@ -39,7 +39,7 @@ use crate::out::{Admission, OutDisk};
 use crate::sockets::PlannedSocket;
 use crate::storage_backends::StorageBackends;
 use crate::{queues, vhost_user};
-use config::{ControllerConfig, LunConfig, LunOrigin, LunUnit};
+use config::{ControllerConfig, LunOrigin};
 use controller::Controller;
 use controller_keys::ControllerKeys;
 use luns::{LunSelector, Luns};
@@ -184,13 +184,16 @@ fn not_served(error: &dyn std::error::Error) {
     tracing::error!("not served: {error}; the state file keeps it for the next start");
 }
 
+/// Returns the controllers of the configuration alone.
+fn own(controllers: &[ControllerConfig]) -> impl Iterator<Item = &ControllerConfig> {
+    controllers.iter().filter(|controller| controller.origin == ChangeSource::Configuration)
+}
+
 /// Returns the interface with all controllers and LUNs of the configuration, and those added at run time before.
 fn configured(controllers: Vec<ControllerConfig>, saved: Option<SavedLuns>) -> ConfiguredInterface {
-    // Those of the configuration alone.
-    let own = || controllers.iter().filter(|controller| controller.origin == ChangeSource::Configuration);
     let section = |(index, controller)| (ListPosition::Controller(index), print::sections(controller));
     ConfiguredInterface {
-        sections: own().enumerate().map(section).collect(),
+        sections: own(&controllers).enumerate().map(section).collect(),
         ids: controllers.iter().map(|controller| ("controller", controller.id.clone())).collect(),
         queues: controllers.iter().map(|controller| usize::from(controller.endpoint.queues)).sum(),
         files: files(&controllers),
@@ -202,14 +205,10 @@ fn configured(controllers: Vec<ControllerConfig>, saved: Option<SavedLuns>) -> C
 /// Returns the check of the files of reservations, and of the sockets of the configuration.
 fn check(controllers: &[ControllerConfig]) -> Check {
     let luns = controllers.iter().flat_map(|controller| &controller.luns);
-    let reservations = |lun: &LunConfig| match &lun.unit {
-        LunUnit::Own(unit) => unit.reservations.clone().map(|path| (lun.id.clone(), path)),
-        LunUnit::Shared(_) => None,
-    };
-    let reservations: Vec<_> = luns.filter_map(reservations).collect();
-    let configured = controllers.iter().filter(|controller| controller.origin == ChangeSource::Configuration);
+    let reservations: Vec<_> = luns.filter_map(|lun| Some((lun.id.clone(), lun.reservations()?.to_owned()))).collect();
+    let sockets = own(controllers);
     let sockets: Vec<Check> =
-        configured.map(|controller| controller.endpoint.check(format!("controller {:?}", controller.id))).collect();
+        sockets.map(|controller| controller.endpoint.check(format!("controller {:?}", controller.id))).collect();
     Box::new(move || {
         for (id, path) in &reservations {
             controller::open_reservations(path).map_err(|why| {
@@ -223,17 +222,13 @@ fn check(controllers: &[ControllerConfig]) -> Check {
 
 /// Returns the files that are opened by path.
 fn files(controllers: &[ControllerConfig]) -> Vec<FileUse> {
-    let configured = controllers.iter().filter(|controller| controller.origin == ChangeSource::Configuration);
-    let sockets = configured.flat_map(|controller| {
+    let sockets = own(controllers).flat_map(|controller| {
         let incoming = controller.incoming_luns.iter().map(|incoming| FileUse::Images(incoming.folder.clone()));
         controller.endpoint.files().into_iter().chain(incoming)
     });
     let luns = controllers.iter().flat_map(|controller| &controller.luns);
     let configured = luns.filter(|lun| lun.origin == LunOrigin::Configuration);
-    let luns = configured.flat_map(|lun| match &lun.unit {
-        LunUnit::Own(unit) => unit.reservations.clone().map(FileUse::Replaced),
-        LunUnit::Shared(_) => None,
-    });
+    let luns = configured.filter_map(|lun| lun.reservations().map(|path| FileUse::Replaced(path.to_owned())));
     sockets.chain(luns).collect()
 }
 

@@ -1,6 +1,6 @@
 //! Tables of valid and invalid controllers and LUNs, with the storage backend of [`super::tests`].
 
-use super::config::{ControllerConfig, TargetLun, UnitConfig};
+use super::config::{ControllerConfig, LunUnit, TargetLun, UnitConfig};
 use super::*;
 use crate::config::ServeConfig;
 use crate::file::{self, RawConfig};
@@ -69,7 +69,8 @@ fn target_lun(target: u8, lun: u16) -> TargetLun {
 fn defaults() {
     let config = configured(&[], &["socket=/tmp/vm1.sock"], &["controller=vm1,path=/a"]).unwrap();
     let [controller] = config.as_slice() else { panic!("one controller") };
-    assert_eq!(controller.endpoint.queues, 32);
+    let whole = all(&[], &["socket=/tmp/vm1.sock"], &["controller=vm1,path=/a"]).unwrap();
+    assert_eq!(whole.interfaces.iter().map(|interface| interface.queues).sum::<usize>(), 32);
     assert_eq!((controller.id.as_str(), controller.endpoint.queues, controller.cmd_per_lun), ("vm1", 32, 128));
     assert_eq!(controller.endpoint.queue_map.workers(), [0, 1, 2, 3].repeat(8));
     let [lun] = controller.luns.as_slice() else { panic!("one LUN") };

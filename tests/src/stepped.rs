@@ -22,7 +22,7 @@ pub fn polled_queue(disks: Vec<QueueDisk>) -> QueueOptions {
         kick: None,
         policy: PollPolicy::Busy.into(),
         paused: false,
-        on_broken: Box::new(|why| panic!("{why}")),
+        on_fault: Box::new(|fault| panic!("{fault:?}")),
     }
 }
 

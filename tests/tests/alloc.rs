@@ -392,7 +392,7 @@ fn many_disks(requests: u64) -> usize {
         kick: None,
         policy: PollPolicy::Busy.into(),
         paused: false,
-        on_broken: Box::new(|why| panic!("{why}")),
+        on_fault: Box::new(|fault| panic!("{fault:?}")),
     };
     let region = mqblk_memory::Region::shared("many", u64::from(MANY) * u64::from(BLOCK), GuestAddress(0));
     let memory = Arc::new(GuestMemory::new(vec![Arc::new(region.expect("memory").0)]).expect("one region"));

@@ -14,6 +14,11 @@ use crate::page_backing::RequestPage;
 /// Sectors per page.
 pub(crate) const PAGE_SECTORS: u8 = ByteLen(PAGE_BYTES as u64).sectors().0 as u8;
 
+/// Reasons why a request is malformed.
+const NOT_OFFERED: &str = "an operation that is not offered";
+const WRONG_TRANSFER: &str = "a number of segments that is not offered, or a write to a read-only disk";
+pub(crate) const WRONG_RANGE: &str = "a range beyond the end, or of parts of blocks, or on a read-only disk";
+
 /// Type of a request with data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TransferType {
@@ -28,8 +33,10 @@ pub(crate) enum TransferType {
 /// A request, as parsed from its ring entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ParsedRequest {
-    /// Completed at once, with this status.
-    Respond(i16),
+    /// Completed at once: there is nothing to do.
+    Nothing,
+    /// Malformed: fails at once, with this status and this reason for the log.
+    Refused(i16, &'static str),
     /// A flush without data.
     Flush,
     /// A barrier without data.
@@ -108,47 +115,47 @@ impl RequestParser {
             RequestBody::Rw(transfer) => self.parse_transfer(request.operation, transfer),
             RequestBody::Indirect(indirect) => self.parse_indirect(indirect),
             RequestBody::Discard { flag, sector, sectors } => self.parse_discard(*flag, *sector, *sectors, size),
-            RequestBody::Unknown => ParsedRequest::Respond(status::NOT_SUPPORTED),
+            RequestBody::Unknown => ParsedRequest::Refused(status::NOT_SUPPORTED, "an unknown operation"),
         }
     }
 
     fn parse_transfer(&self, operation: u8, transfer: &RwRequest) -> ParsedRequest {
         let Some(kind) = self.transfer_types.get(usize::from(operation)).copied().flatten() else {
-            return ParsedRequest::Respond(status::NOT_SUPPORTED);
+            return ParsedRequest::Refused(status::NOT_SUPPORTED, NOT_OFFERED);
         };
         match (kind, transfer.nr_segments) {
             (TransferType::WriteFlush, 0) => ParsedRequest::Flush,
             (TransferType::Barrier, 0) if !self.read_only => ParsedRequest::EmptyBarrier,
             (_, segments) => self
                 .direct_transfer(operation, segments)
-                .map_or(ParsedRequest::Respond(status::ERROR), ParsedRequest::Direct),
+                .map_or(ParsedRequest::Refused(status::ERROR, WRONG_TRANSFER), ParsedRequest::Direct),
         }
     }
 
     fn parse_indirect(&self, indirect: &IndirectRequest) -> ParsedRequest {
         if self.max_indirect == 0 {
-            return ParsedRequest::Respond(status::NOT_SUPPORTED);
+            return ParsedRequest::Refused(status::NOT_SUPPORTED, NOT_OFFERED);
         }
         let kind = match indirect.operation {
             operation::READ => TransferType::Read,
             operation::WRITE if !self.read_only => TransferType::Write,
-            _ => return ParsedRequest::Respond(status::ERROR),
+            _ => return ParsedRequest::Refused(status::ERROR, WRONG_TRANSFER),
         };
         let in_range = indirect.nr_segments > 0 && indirect.nr_segments <= self.max_indirect;
-        if in_range { ParsedRequest::Indirect(kind) } else { ParsedRequest::Respond(status::ERROR) }
+        if in_range { ParsedRequest::Indirect(kind) } else { ParsedRequest::Refused(status::ERROR, WRONG_TRANSFER) }
     }
 
     fn parse_discard(&self, flag: u8, sector: Sector512, sectors: u64, size: ByteLen) -> ParsedRequest {
         if !self.discard_offered {
-            return ParsedRequest::Respond(status::NOT_SUPPORTED);
+            return ParsedRequest::Refused(status::NOT_SUPPORTED, NOT_OFFERED);
         }
         let range = self.byte_range(sector, sectors, size).filter(|_| !self.read_only);
         match range {
-            Some((_, ByteLen::ZERO)) => ParsedRequest::Respond(status::OKAY),
+            Some((_, ByteLen::ZERO)) => ParsedRequest::Nothing,
             Some((start, len)) => {
                 ParsedRequest::Discard { secure: self.secure_discard_offered && flag & DISCARD_SECURE != 0, start, len }
             }
-            None => ParsedRequest::Respond(status::ERROR),
+            None => ParsedRequest::Refused(status::ERROR, WRONG_RANGE),
         }
     }
 

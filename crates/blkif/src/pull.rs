@@ -12,7 +12,7 @@ use mqblk_ring::blkif::{BlkifRingError, RequestBody, Segment, status};
 use crate::batch::IndirectFetch;
 use crate::options::MAX_INDIRECT_SEGMENTS;
 use crate::page_backing::{PageBacking, RequestPage};
-use crate::parse::{ParsedRequest, TransferType, indirect_pages, response_operation};
+use crate::parse::{ParsedRequest, TransferType, WRONG_RANGE, indirect_pages, response_operation};
 use crate::queue::{BlkifQueue, BlkifToken};
 use crate::request_table::{InflightRequest, RequestStep};
 use crate::ring_side::BATCH;
@@ -31,6 +31,9 @@ fn parse_segments(bytes: &[u8], pages: &mut [RequestPage]) {
         *page = RequestPage::from_segment(Segment::from_bytes(*bytes));
     }
 }
+
+/// Reason why a request is malformed.
+const UNGRANTED: &str = "a page that is not granted, or not for this access";
 
 impl<L: PooledContext> BlkifQueue<L> {
     /// Takes one batch of at most `most` requests. Returns the number of taken requests, and true if more may be taken.
@@ -123,7 +126,7 @@ impl<L: PooledContext> BlkifQueue<L> {
                 (entry.start, entry.len) = extent;
                 self.prepare_data(pool, at, into);
             }
-            None => self.complete_malformed(at, into),
+            None => self.complete_malformed(at, WRONG_RANGE, into),
         }
     }
 
@@ -180,23 +183,27 @@ impl<L: PooledContext> BlkifQueue<L> {
                 });
                 self.submit_discard(at, into);
             }
-            (ParsedRequest::Respond(status), _) => {
+            (ParsedRequest::Nothing, _) => {
+                self.ring.put_response(request.id, operation, status::OKAY, journal);
+                into.completed_locally();
+            }
+            (ParsedRequest::Refused(status, why), _) => {
                 self.ring.put_response(request.id, operation, status, journal);
-                into.completed_locally(status == status::OKAY);
+                into.malformed(why);
             }
             // Not reached: the parser returns `Indirect` only for an indirect request, and direct ones take the other
             // path.
             (ParsedRequest::Direct(_) | ParsedRequest::Indirect(_), _) => {
                 self.ring.put_response(request.id, operation, status::ERROR, journal);
-                into.completed_locally(false);
+                into.malformed("an entry of two types");
             }
         }
     }
 
     /// Completes a malformed request, whose status is set already.
-    fn complete_malformed<I: Intake<BlkifToken, Buffer>>(&mut self, at: u16, into: &mut I) {
+    fn complete_malformed<I: Intake<BlkifToken, Buffer>>(&mut self, at: u16, why: &'static str, into: &mut I) {
         self.complete_request(at);
-        into.completed_locally(false);
+        into.malformed(why);
     }
 
     /// Fetches the segments of indirect requests, each byte once: through mapped pages, and all others in one copy
@@ -234,7 +241,11 @@ impl<L: PooledContext> BlkifQueue<L> {
             if self.validate_segments(number, fetched, size, &mut copied) {
                 self.prepare_data_outlined(pool, fetched.index, into);
             } else {
-                self.complete_malformed(fetched.index, into);
+                self.complete_malformed(
+                    fetched.index,
+                    "indirect segments that are no parts of whole blocks of granted pages",
+                    into,
+                );
             }
         }
         indirect.clear();
@@ -283,7 +294,7 @@ impl<L: PooledContext> BlkifQueue<L> {
                     self.admit(pool, at, into);
                 }
             }
-            None => self.complete_malformed(at, into),
+            None => self.complete_malformed(at, UNGRANTED, into),
         }
     }
 
@@ -303,7 +314,7 @@ impl<L: PooledContext> BlkifQueue<L> {
             let copies = &self.batch.copies[copied..copied + usize::from(entry.segment_count)];
             copied += copies.len();
             if copies.iter().any(|copy| copy.status != GrantStatus::OKAY) {
-                self.complete_malformed(at, into);
+                self.complete_malformed(at, UNGRANTED, into);
             } else if entry.barrier {
                 self.barrier.begin(at);
             } else {

@@ -34,8 +34,11 @@ pub trait Intake<T, B> {
     /// waited for. Not for the data path: `pick` is called for every token.
     fn cancel(&mut self, pick: &mut dyn FnMut(&mut T) -> bool);
 
-    /// Counts a request that the queue completed itself: a well-formed one (identification), or a malformed one.
-    fn completed_locally(&mut self, well_formed: bool);
+    /// Counts a well-formed request that the queue completed itself (identification).
+    fn completed_locally(&mut self);
+
+    /// Counts a malformed request, which the queue completed itself with an error. `why`: for the log.
+    fn malformed(&mut self, why: &'static str);
 }
 
 /// A way to call a guest: an eventfd that a VMM turns into an interrupt, or an event channel.

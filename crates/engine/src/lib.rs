@@ -74,7 +74,7 @@ pub use mqblk_uring::{
 pub use options::{Coalesce, MergeMode, PlugOptions, QueuePolicy};
 pub use placement::QueuePlacement;
 pub use poll::{PollPolicy, PollReason};
-pub use queue_options::{QueueDisk, QueueOptions};
+pub use queue_options::{FaultHandler, QueueDisk, QueueFault, QueueOptions};
 pub use queue_settings::{QueueMove, QueueSettings, SharedQueueSettings};
 pub use resume::Resume;
 pub use stats_registry::StatsRegistry;

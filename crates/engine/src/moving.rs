@@ -145,11 +145,11 @@ where
             Ok(admitted) => admitted,
             Err(error) => return Err((self, error)),
         };
-        let QueueState { idle, parts: MovingParts { kick, phase, on_broken, waker, merges, .. } } = *self;
+        let QueueState { idle, parts: MovingParts { kick, phase, waker, merges, .. } } = *self;
         worker.channels.set_merges(slot, merges);
         worker.mailbox.redirect(&waker, slot, generation);
         let runner = Box::new(QueueRunner::from_idle(idle, worker.clock.now()));
-        worker.insert(slot, phase, AttachedQueue::new(runner, disks, kick, generation, on_broken, waker));
+        worker.insert(slot, phase, AttachedQueue::new(runner, disks, kick, generation, waker));
         // A wake may have reached its former worker after it had left.
         worker.woken(slot, generation);
         Ok((slot, generation))

@@ -22,6 +22,18 @@ pub struct QueueDisk {
     pub health: Arc<DiskHealth>,
 }
 
+/// A fault of the guest's driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueFault<'a> {
+    /// The ring violates the protocol: the queue is retired.
+    BrokenRing(&'a str),
+    /// The queue's first malformed request, which has failed. Further ones are only counted.
+    MalformedRequest(&'static str),
+}
+
+/// Called on the worker's thread with each fault of a queue.
+pub type FaultHandler = Box<dyn FnMut(QueueFault<'_>) + Send>;
+
 /// Options of a queue for its worker.
 pub struct QueueOptions {
     /// The disks it serves.
@@ -34,6 +46,6 @@ pub struct QueueOptions {
     pub policy: QueuePolicy,
     /// True if the queue is not pulled from until [`QueueHandle::set_enabled`](crate::QueueHandle::set_enabled).
     pub paused: bool,
-    /// Called once, on the worker's thread, if the ring is found to be broken.
-    pub on_broken: Box<dyn FnOnce(&str) + Send>,
+    /// Reports faults of the guest's driver.
+    pub on_fault: FaultHandler,
 }

@@ -12,6 +12,7 @@ use crate::options::QueuePolicy;
 use crate::per_disk::PerDisk;
 use crate::poll::{PollReason, PollState, TIMER_PERIOD};
 use crate::poll_list::IdleResult;
+use crate::queue_options::{FaultHandler, QueueFault};
 use crate::request::{AnyCompletion, AnyRequest};
 use crate::route::{SubmitContext, ToDisks, ToOnlyDisk};
 use crate::sleep_cost;
@@ -32,6 +33,8 @@ pub(crate) trait AnyQueue: Any {
     fn pull_for_any(&mut self, context: &mut UringContext, submit: &mut SubmitContext<ToDisks<'_>>) -> PullResult;
     /// Returns the reason if the last pull found the ring broken.
     fn why_broken(&self) -> &'static str;
+    /// Reports a fault of the guest's driver.
+    fn report(&mut self, fault: QueueFault<'_>);
     /// Handles a wake of the queue.
     fn woken(
         &mut self,
@@ -134,6 +137,7 @@ pub(crate) struct QueueRunner<Q: GuestQueue> {
     resumed: bool,
     /// The reason why the ring is broken.
     why_broken: &'static str,
+    on_fault: FaultHandler,
 }
 
 /// Later than any time.
@@ -148,11 +152,12 @@ pub(crate) struct IdleQueue<Q> {
     per_disk: Option<Box<PerDisk>>,
     has_first: bool,
     policy: QueuePolicy,
+    on_fault: FaultHandler,
 }
 
 impl<Q: GuestQueue<Context = UringContext>> QueueRunner<Q> {
     /// Returns the runner of a queue.
-    pub(crate) fn new(queue: Q, policy: QueuePolicy, now: Ticks) -> QueueRunner<Q> {
+    pub(crate) fn new(queue: Q, policy: QueuePolicy, on_fault: FaultHandler, now: Ticks) -> QueueRunner<Q> {
         let depth = queue.depth();
         QueueRunner {
             queue,
@@ -169,13 +174,14 @@ impl<Q: GuestQueue<Context = UringContext>> QueueRunner<Q> {
             policy,
             resumed: false,
             why_broken: "",
+            on_fault,
         }
     }
 
     /// Returns the runner of a queue that has come from another worker, whose clock is not comparable.
     pub(crate) fn from_idle(idle: IdleQueue<Q>, now: Ticks) -> QueueRunner<Q> {
-        let IdleQueue { queue, counters, latency, per_disk, has_first, policy } = idle;
-        let runner = QueueRunner::new(queue, policy, now);
+        let IdleQueue { queue, counters, latency, per_disk, has_first, policy, on_fault } = idle;
+        let runner = QueueRunner::new(queue, policy, on_fault, now);
         let calls = CallCoalescer::resume(policy.coalesce, counters.requests);
         QueueRunner { counters, latency, per_disk, has_first, calls, ..runner }
     }
@@ -185,8 +191,8 @@ impl<Q: GuestQueue<Context = UringContext>> QueueRunner<Q> {
         debug_assert!(self.in_flight() == 0 && self.ended.times == 0, "the queue was drained");
         let poll_ns = self.counters.poll_ns + self.poll.empty_poll_ns();
         let counters = QueueCounters { poll_ns, ..self.counters };
-        let QueueRunner { queue, latency, per_disk, has_first, policy, .. } = self;
-        IdleQueue { queue, counters, latency, per_disk, has_first, policy }
+        let QueueRunner { queue, latency, per_disk, has_first, policy, on_fault, .. } = self;
+        IdleQueue { queue, counters, latency, per_disk, has_first, policy, on_fault }
     }
 }
 
@@ -262,14 +268,18 @@ impl<Q: GuestQueue<Context = UringContext>> AnyQueue for QueueRunner<Q> {
         self.why_broken
     }
 
+    fn report(&mut self, fault: QueueFault<'_>) {
+        (self.on_fault)(fault);
+    }
+
     fn woken(
         &mut self,
         context: &mut UringContext,
         submit: &mut SubmitContext<ToDisks<'_>>,
         running: bool,
     ) -> Result<(), &'static str> {
-        let (tags, counters) = (&mut self.tags, &mut self.counters);
-        self.queue.woken(context, &mut QueueIntake { submit, tags, counters }, running)
+        let (tags, counters, on_fault) = (&mut self.tags, &mut self.counters, &mut self.on_fault);
+        self.queue.woken(context, &mut QueueIntake { submit, tags, counters, on_fault }, running)
     }
 
     #[inline]

@@ -16,7 +16,7 @@ use crate::mailbox::MailboxReceiver;
 use crate::options::QueuePolicy;
 use crate::poll::{CpuOffers, PollPolicy, TIMER_PERIOD};
 use crate::poll_list::{IdleDecision, IdleResult, Phase, PollList};
-use crate::queue_options::QueueDisk;
+use crate::queue_options::{QueueDisk, QueueFault};
 use crate::request::{AnyCompletion, AnyRequest, QUEUE_SLOTS};
 use crate::route::{SubmitContext, ToDisks, ToOnlyDisk};
 use crate::runner::{AnyQueue, PullResult};
@@ -349,9 +349,8 @@ impl Worker {
     /// Stops pulling from a queue whose ring is broken, and reports that once.
     fn stop_broken(&mut self, slot: u16, why: &str) {
         self.poll_list.mark_broken(slot);
-        if let Some(on_broken) = self.queues[usize::from(slot)].as_mut().and_then(|attached| attached.on_broken.take())
-        {
-            on_broken(why);
+        if let Some(attached) = self.queues[usize::from(slot)].as_mut() {
+            attached.runner.report(QueueFault::BrokenRing(why));
         }
     }
 

@@ -96,9 +96,24 @@ pub trait PooledContext: mqblk_core::IoContext<Buffer = Buffer> + 'static {
     fn let_close(&mut self, _file: &Arc<OwnedFd>) {}
 }
 
-/// A guest address is not mapped, or a request has more segments than allowed.
+/// Reason why a piece of guest memory cannot be in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BufferFault;
+pub enum BufferFault {
+    /// A byte of it is not mapped.
+    Unmapped,
+    /// The buffer has as many segments as it may have: those of one vectored transfer of the host.
+    TooManySegments,
+}
+
+impl BufferFault {
+    /// Returns the reason in words, for the log.
+    pub const fn why(self) -> &'static str {
+        match self {
+            BufferFault::Unmapped => "an address that is no memory of the guest",
+            BufferFault::TooManySegments => "more segments than the host transfers at once",
+        }
+    }
+}
 
 /// A segment of a buffer: host memory, and the io_uring fixed buffer that contains it, if any.
 #[derive(Clone, Copy, Debug)]
@@ -453,7 +468,7 @@ impl BufferPool {
     /// total.
     ///
     /// # Errors
-    /// [`BufferFault`] when a byte of it is not mapped, or there are too many segments. The buffer may then contain a
+    /// [`BufferFault`]. The buffer may then contain a
     /// part of it.
     #[inline]
     pub fn push(
@@ -467,13 +482,13 @@ impl BufferPool {
         let lease = self.entries[index].lease;
         let (mut address, mut left) = (address.0, u64::from(len));
         while left > 0 {
-            let (region, at) = self.locate(lease, address).ok_or(BufferFault)?;
+            let (region, at) = self.locate(lease, address).ok_or(BufferFault::Unmapped)?;
             let run = left.min(region.len - at).min(MAX_SEGMENT_LEN);
             let segment = Segment { address: region.host_start + at, len: run as u32, fixed: region.fixed(at, run) };
             self.append(index, segment, max_segments)?;
             left -= run;
             if left > 0 {
-                address = address.checked_add(run).ok_or(BufferFault)?;
+                address = address.checked_add(run).ok_or(BufferFault::Unmapped)?;
             }
         }
         Ok(())
@@ -484,7 +499,7 @@ impl BufferPool {
         let entry = &mut self.entries[index];
         let count = entry.segments;
         if count >= max_segments {
-            return Err(BufferFault);
+            return Err(BufferFault::TooManySegments);
         }
         entry.segments = count + 1;
         entry.total += u64::from(segment.len);

@@ -12,8 +12,9 @@ pub const DESC_WRITE: u16 = 2;
 /// The buffer holds a table of descriptors.
 pub const DESC_INDIRECT: u16 = 4;
 
-/// Most entries of an indirect table that are accepted. Linux's drivers use at most the ring's size, or seg_max + 2.
-pub(crate) const MAX_INDIRECT_ENTRIES: u16 = 1024;
+/// Most entries of an indirect table that are accepted: twice the 1024 segments of a request that can be served, so that
+/// one with more has a status.
+pub(crate) const MAX_INDIRECT_ENTRIES: u16 = 2048;
 
 pub(crate) const MEMORY_LOST: VirtqueueError =
     VirtqueueError("the guest's memory was lost: the file behind it was truncated, or the hardware failed");

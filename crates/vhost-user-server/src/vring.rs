@@ -7,8 +7,8 @@ use crate::sharing::SHARE_HINT;
 use mqblk_core::counters::QueueCounters;
 use mqblk_core::{Call, Wake};
 use mqblk_engine::{
-    Detached, Draining, Engine, EventFd, FixedBufferUse, Kick, MoveResult, Notifier, PollPolicy, QueueDisk,
-    QueueHandle, QueueMove, QueueOptions, QueuePolicy, StatsRegistry, UringContext,
+    Detached, Draining, Engine, EventFd, FaultHandler, FixedBufferUse, Kick, MoveResult, Notifier, PollPolicy,
+    QueueDisk, QueueFault, QueueHandle, QueueMove, QueueOptions, QueuePolicy, StatsRegistry, UringContext,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, MemoryShare, UserAddress};
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingAddresses, RingFormat, RingState};
@@ -188,7 +188,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             kick,
             policy: QueuePolicy { poll, ..policy },
             paused: !self.enabled,
-            on_broken: self.broken_handler(start.name),
+            on_fault: self.fault_handler(start.name),
         };
         let (device, index) = (Arc::clone(start.device), self.index);
         let (call, features) = (self.call.take(), start.features);
@@ -264,14 +264,18 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         Ok(ring)
     }
 
-    fn broken_handler(&self, name: &str) -> Box<dyn FnOnce(&str) + Send> {
-        let (err, name, index) = (self.err.clone(), name.to_owned(), self.index);
-        Box::new(move |why| {
-            tracing::warn!(disk = name, queue = index, "queue retired: {why}");
-            if let Some(err) = err {
-                match Notifier::new(&err) {
-                    Ok(eventfd) => eventfd.notify(),
-                    Err(error) => tracing::warn!(disk = name, queue = index, "err: {error}"),
+    fn fault_handler(&self, name: &str) -> FaultHandler {
+        let (mut err, name, index) = (self.err.clone(), name.to_owned(), self.index);
+        Box::new(move |fault| match fault {
+            QueueFault::MalformedRequest(why) => {
+                tracing::warn!(disk = name, queue = index, "a request of the driver is malformed, and failed: {why}");
+            }
+            QueueFault::BrokenRing(why) => {
+                tracing::warn!(disk = name, queue = index, "queue retired: {why}");
+                match err.take().map(|err| Notifier::new(&err)) {
+                    Some(Ok(eventfd)) => eventfd.notify(),
+                    Some(Err(error)) => tracing::warn!(disk = name, queue = index, "err: {error}"),
+                    None => {}
                 }
             }
         })

@@ -34,8 +34,8 @@ pub(crate) const WRITEBACK_OFFSET: u32 = 32;
 /// Bytes of the structure up to and including secure erase; later bytes read as zeroes.
 const CONFIG_BYTES: usize = 72;
 
-/// SIZE_MAX: most bytes of one descriptor of data. Drivers that have not accepted it may use longer ones.
-pub(crate) const SIZE_MAX: u32 = 4 << 20;
+/// SIZE_MAX: bytes of one descriptor of data, as advice. Longer ones are served too.
+const SIZE_MAX: u32 = 4 << 20;
 
 /// Most ranges of one discard or write-zeroes request.
 pub(crate) const MAX_RANGES: u32 = 64;

@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use mqblk_core::{BlockSize, ByteLen, Geometry, Limits};
 
-use crate::config::{ConfigSpace, SIZE_MAX, features};
-use crate::segment_limits::SegmentLimits;
+use crate::config::{ConfigSpace, features};
 
 /// Bytes of the string that GET_ID returns. Source: virtio 1.3 section 5.2.6.
 pub(crate) const ID_BYTES: usize = 20;
@@ -68,15 +67,6 @@ impl VirtioBlk {
     /// Returns SEG_MAX, at most 126. Header and status take two descriptors; 126 fits a ring of 128, QEMU's default.
     fn seg_max(&self) -> u32 {
         u32::from(self.options.queue_size.clamp(3, 128) - 2).min(self.limits.max_segments)
-    }
-
-    /// Returns the driver's limits for a request's data. A driver that has not accepted SEG_MAX or SIZE_MAX (firmware)
-    /// does not know them.
-    pub(crate) fn segment_limits(&self) -> SegmentLimits {
-        let negotiated = self.negotiated.load(Ordering::Relaxed);
-        let accepted = |feature| negotiated & feature != 0;
-        let seg_max = accepted(features::SEG_MAX).then(|| self.seg_max() as u16);
-        SegmentLimits::new(seg_max, accepted(features::SIZE_MAX).then_some(SIZE_MAX))
     }
 
     /// Records the features that the driver has accepted.

@@ -9,7 +9,6 @@ mod config;
 mod device;
 mod queue;
 mod request;
-mod segment_limits;
 mod state;
 mod virtio_device;
 

@@ -13,8 +13,7 @@ use mqblk_virtio::{GuestContext, QueueResources, VirtioQueue};
 
 use crate::config::MAX_RANGES;
 use crate::device::VirtioBlk;
-use crate::request::{BlkStatus, ParsedRequest, Ranges, RequestChain, Transfer, TransferRules};
-use crate::segment_limits::SegmentLimits;
+use crate::request::{BlkStatus, ParsedRequest, Ranges, RequestChain, Transfer};
 
 /// State of an admitted request for its completion.
 #[derive(Debug)]
@@ -33,7 +32,6 @@ pub struct BlkQueue<L> {
     share: MemoryShare,
     call: Option<Box<dyn Call>>,
     ranges: Ranges,
-    limits: SegmentLimits,
     /// The current batch; reused.
     batch: ChainBatch,
     _context: PhantomData<fn(L)>,
@@ -43,8 +41,7 @@ impl<L: GuestContext> BlkQueue<L> {
     pub(crate) fn new(device: Arc<VirtioBlk>, parts: QueueResources) -> Self {
         let ranges = Ranges::with_capacity(MAX_RANGES as usize);
         let QueueResources { ring, share, call, .. } = parts;
-        let limits = device.segment_limits();
-        BlkQueue { device, ring, share, call, ranges, limits, batch: ChainBatch::default(), _context: PhantomData }
+        BlkQueue { device, ring, share, call, ranges, batch: ChainBatch::default(), _context: PhantomData }
     }
 
     fn complete_chain(&mut self, pool: &mut BufferPool, head: u16, buffer: Buffer, status: BlkStatus, written: u32) {
@@ -61,7 +58,7 @@ impl<L: GuestContext> BlkQueue<L> {
         chain_head: &ChainHead,
         into: &mut I,
     ) -> Result<(), VirtqueueError> {
-        let mut chain = RequestChain::new(pool.take(self.share.lease()), self.limits);
+        let mut chain = RequestChain::new(pool.take(self.share.lease()));
         if let Err(error) = chain.read(&self.ring, pool, self.share.lease(), chain_head) {
             pool.release(chain.buffer);
             return Err(error);
@@ -92,16 +89,20 @@ impl<L: GuestContext> BlkQueue<L> {
                 let copied = pool.copy_in(&chain.buffer, 0, &id[..len]);
                 let status = if copied { BlkStatus::OK } else { BlkStatus::IOERR };
                 self.complete_chain(pool, head, chain.buffer, status, len as u32 + 1);
-                into.completed_locally(copied);
+                if copied { into.completed_locally() } else { into.malformed("no memory for the ID") }
             }
-            ParsedRequest::Complete(status) => {
-                self.complete_chain(pool, head, chain.buffer, status, written.get());
-                into.completed_locally(status == BlkStatus::OK);
+            ParsedRequest::Nothing => {
+                self.complete_chain(pool, head, chain.buffer, BlkStatus::OK, written.get());
+                into.completed_locally();
+            }
+            ParsedRequest::Refused(status, why) => {
+                self.complete_chain(pool, head, chain.buffer, status, 1);
+                into.malformed(why);
             }
             ParsedRequest::NoStatusByte => {
                 pool.release(chain.buffer);
                 self.ring.put_used(head, 0);
-                into.completed_locally(false);
+                into.malformed("no status byte");
             }
         }
         Ok(())
@@ -114,10 +115,10 @@ fn admit_transfer<I: Intake<BlkToken, Buffer>>(
     ring: &impl UsualChains,
     head: &ChainHead,
     access: &mut LeaseAccess<'_>,
-    rules: &TransferRules<'_>,
+    device: &VirtioBlk,
     into: &mut I,
 ) -> Option<()> {
-    let Transfer { op, start, len, buffer, written } = Transfer::read(ring, head, access, rules)?;
+    let Transfer { op, start, len, buffer, written } = Transfer::read(ring, head, access, device)?;
     let token = BlkToken { head: head.index, written, buffer: None };
     into.admit(token, DiskSlot::FIRST, op, start, len, Some(buffer));
     Some(())
@@ -129,12 +130,12 @@ fn admit_transfers<I: Intake<BlkToken, Buffer>>(
     ring: &impl UsualChains,
     heads: &[ChainHead],
     mut access: LeaseAccess<'_>,
-    rules: &TransferRules<'_>,
+    device: &VirtioBlk,
     into: &mut I,
 ) -> usize {
     let mut left = heads;
     while let [head, others @ ..] = left
-        && admit_transfer(ring, head, &mut access, rules, into).is_some()
+        && admit_transfer(ring, head, &mut access, device, into).is_some()
     {
         left = others;
     }
@@ -171,10 +172,10 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
         let mut at = 0;
         while at < count {
             let heads = &self.batch.heads[at..count];
-            let rules = TransferRules { device: &self.device, limits: &self.limits };
+            let device = &self.device;
             at += match &self.ring {
-                DeviceRing::Split(ring) => admit_transfers(ring, heads, pool.access(self.share.lease()), &rules, into),
-                DeviceRing::Packed(ring) => admit_transfers(ring, heads, pool.access(self.share.lease()), &rules, into),
+                DeviceRing::Split(ring) => admit_transfers(ring, heads, pool.access(self.share.lease()), device, into),
+                DeviceRing::Packed(ring) => admit_transfers(ring, heads, pool.access(self.share.lease()), device, into),
             };
             if at < count {
                 let head = self.batch.heads[at];

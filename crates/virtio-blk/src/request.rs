@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use mqblk_core::{ByteLen, ByteOffset, Op, Sector512};
-use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseAccess, LeaseId};
+use mqblk_memory::{Buffer, BufferFault, BufferPool, GuestAddress, LeaseAccess, LeaseId};
 use mqblk_ring::virtqueue::{
     ChainError, ChainHead, ChainHeader, ChainSegment, DeviceRing, UsualChains, VirtqueueError,
 };
@@ -11,7 +11,6 @@ use virtio_bindings::virtio_blk as b;
 
 use crate::config::MAX_RANGES;
 use crate::device::VirtioBlk;
-use crate::segment_limits::SegmentLimits;
 
 /// The status byte of a request. Source: virtio 1.3 section 5.2.6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,9 +25,21 @@ impl BlkStatus {
     pub(crate) const UNSUPP: BlkStatus = BlkStatus(b::VIRTIO_BLK_S_UNSUPP as u8);
 }
 
+/// Most segments of one request: the host's limit of one vectored transfer (UIO_MAXIOV). SEG_MAX and SIZE_MAX of the
+/// configuration space are advice: Windows' driver sends up to 515 segments of any size.
+const MAX_SEGMENTS: u16 = 1024;
 const HEADER_BYTES: usize = 16;
 const RANGE_BYTES: usize = 16;
 const FLAG_UNMAP: u32 = 1;
+
+/// Reasons why a request is malformed.
+const UNMAPPED: &str = BufferFault::Unmapped.why();
+const WRONG_TABLE: &str = "an indirect table that is too long, or outside of the guest's memory";
+const NOT_OFFERED: &str = "a type that is not offered";
+const WRONG_WAY: &str = "data in the wrong direction";
+const READ_ONLY: &str = "a change of a read-only disk";
+const NO_BLOCKS: &str = "a start or a length that is not a multiple of the block size";
+const BEYOND_END: &str = "a range beyond the end of the disk";
 
 /// A header: its type, with the reserved word, and its sector.
 struct Header([u64; 2]);
@@ -59,43 +70,34 @@ impl Transfer {
         ring: &impl UsualChains,
         head: &ChainHead,
         access: &mut LeaseAccess<'_>,
-        rules: &TransferRules<'_>,
+        device: &VirtioBlk,
     ) -> Option<Transfer> {
         let (Header([kind, sector]), [data, status]) = ring.three_segments(access, head)?;
-        if status.len != 1 || data.len > rules.limits.size {
+        if status.len != 1 {
             return None;
         }
         // The upper half is reserved.
         if kind as u32 != if data.writable { b::VIRTIO_BLK_T_IN } else { b::VIRTIO_BLK_T_OUT } {
             return None;
         }
-        if !data.writable && rules.device.is_read_only() {
+        if !data.writable && device.is_read_only() {
             return None;
         }
         let (start, len) = (Sector512(sector).to_offset()?, ByteLen(data.len.into()));
-        if !ByteOffset(start.0 | len.0).is_aligned(rules.device.block()) {
+        if !ByteOffset(start.0 | len.0).is_aligned(device.block()) {
             return None;
         }
         let buffer = access.take_transfer((data.address, data.len), data.writable, (status.address, 1))?;
         let written = NonZeroU32::MIN.saturating_add(if data.writable { data.len } else { 0 });
-        let op = if data.writable { Op::Read } else { rules.write() };
+        let op = if data.writable { Op::Read } else { write(device) };
         Some(Transfer { op, start, len, buffer, written })
     }
 }
 
-/// The rules for all transfers of a queue.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TransferRules<'a> {
-    pub(crate) device: &'a VirtioBlk,
-    pub(crate) limits: &'a SegmentLimits,
-}
-
-impl TransferRules<'_> {
-    /// Returns the operation of a write. One of two constants: a value composed of its parts would carry unused bytes.
-    #[inline]
-    fn write(&self) -> Op {
-        if self.device.is_write_through() { Op::Write { fua: true } } else { Op::Write { fua: false } }
-    }
+/// Returns the operation of a write. One of two constants: a value composed of its parts would carry unused bytes.
+#[inline]
+fn write(device: &VirtioBlk) -> Op {
+    if device.is_write_through() { Op::Write { fua: true } } else { Op::Write { fua: false } }
 }
 
 /// A chain that was read but not yet parsed.
@@ -110,9 +112,8 @@ pub(crate) struct RequestChain {
     data_out: u64,
     /// Bytes of data for the device to write.
     data_in: u64,
-    limits: SegmentLimits,
-    /// True if a data address is not mapped, or there are too many segments.
-    bad_request: bool,
+    /// What is wrong with the chain.
+    fault: Option<&'static str>,
     has_status: bool,
 }
 
@@ -137,8 +138,10 @@ pub(crate) enum ParsedRequest {
     },
     /// A request for the device's ID string.
     GetId,
-    /// A request that completes at once with this status.
-    Complete(BlkStatus),
+    /// A request that completes at once: there is nothing to do.
+    Nothing,
+    /// A malformed request: it fails at once with this status, for this reason.
+    Refused(BlkStatus, &'static str),
     /// There is no status byte: the chain is returned with no bytes written.
     NoStatusByte,
 }
@@ -149,15 +152,14 @@ pub(crate) type Ranges = Vec<(ByteOffset, ByteLen)>;
 impl RequestChain {
     /// Creates an empty chain.
     #[inline]
-    pub(crate) fn new(buffer: Buffer, limits: SegmentLimits) -> RequestChain {
+    pub(crate) fn new(buffer: Buffer) -> RequestChain {
         RequestChain {
             header: [0; HEADER_BYTES],
             header_len: 0,
             buffer,
             data_out: 0,
             data_in: 0,
-            limits,
-            bad_request: false,
+            fault: None,
             has_status: false,
         }
     }
@@ -187,7 +189,7 @@ impl RequestChain {
         });
         match walked {
             Ok(()) => {}
-            Err(ChainError::BadRequest) => self.bad_request = true,
+            Err(ChainError::BadRequest) => self.fault = Some(WRONG_TABLE),
             Err(ChainError::BrokenRing(broken)) => return Err(broken),
         }
         if let Some(last) = last {
@@ -210,7 +212,7 @@ impl RequestChain {
                     start.copy_from_slice(&first.to_ne_bytes());
                     end.copy_from_slice(&second.to_ne_bytes());
                 }
-                None => self.bad_request = true,
+                None => self.fault = Some(UNMAPPED),
             }
         } else {
             self.take_split_header(pool, lease, segment);
@@ -222,7 +224,7 @@ impl RequestChain {
         let used = (HEADER_BYTES - self.header_len).min(segment.len as usize);
         let into = &mut self.header[self.header_len..self.header_len + used];
         if !pool.read_bytes(lease, segment.address, into) {
-            self.bad_request = true;
+            self.fault = Some(UNMAPPED);
         }
         self.header_len += used;
         let rest = segment.len - used as u32;
@@ -230,7 +232,7 @@ impl RequestChain {
             self.data_out += u64::from(rest);
             match segment.address.0.checked_add(used as u64) {
                 Some(address) => self.push(pool, GuestAddress(address), rest),
-                None => self.bad_request = true,
+                None => self.fault = Some(UNMAPPED),
             }
         }
     }
@@ -251,8 +253,8 @@ impl RequestChain {
 
     #[inline]
     fn push(&mut self, pool: &mut BufferPool, address: GuestAddress, len: u32) {
-        if pool.push(&self.buffer, address, len, self.limits.parts).is_err() {
-            self.bad_request = true;
+        if let Err(fault) = pool.push(&self.buffer, address, len, MAX_SEGMENTS) {
+            self.fault = Some(fault.why());
         }
     }
 
@@ -268,59 +270,48 @@ impl RequestChain {
         if !self.has_status {
             return ParsedRequest::NoStatusByte;
         }
-        if self.bad_request || self.header_len < HEADER_BYTES {
-            return ParsedRequest::Complete(BlkStatus::IOERR);
+        if let Some(why) = self.fault.or((self.header_len < HEADER_BYTES).then_some("no whole header")) {
+            return ParsedRequest::Refused(BlkStatus::IOERR, why);
         }
         let kind = u32::from_le_bytes([self.header[0], self.header[1], self.header[2], self.header[3]]);
         let [_, _, _, _, _, _, _, _, sector @ ..] = self.header;
         let sector = Sector512(u64::from_le_bytes(sector));
         match kind {
-            b::VIRTIO_BLK_T_IN => self.transfer(device, pool, Op::Read, sector, self.data_in, self.data_out),
-            b::VIRTIO_BLK_T_OUT => self.transfer(device, pool, Op::Write { fua }, sector, self.data_out, self.data_in),
+            b::VIRTIO_BLK_T_IN => self.transfer(device, Op::Read, sector, self.data_in, self.data_out),
+            b::VIRTIO_BLK_T_OUT => self.transfer(device, Op::Write { fua }, sector, self.data_out, self.data_in),
             b::VIRTIO_BLK_T_FLUSH => ParsedRequest::Disk { op: Op::Flush, start: ByteOffset(0), len: ByteLen::ZERO },
             b::VIRTIO_BLK_T_GET_ID if self.data_out == 0 => ParsedRequest::GetId,
-            b::VIRTIO_BLK_T_GET_ID => ParsedRequest::Complete(BlkStatus::IOERR),
+            b::VIRTIO_BLK_T_GET_ID => ParsedRequest::Refused(BlkStatus::IOERR, WRONG_WAY),
             b::VIRTIO_BLK_T_DISCARD => match device.limits().discard {
                 Some(limits) => self.ranges(device, limits.max_len, pool, ranges, |flags| {
                     (flags == 0).then_some(Op::Discard { secure: false })
                 }),
-                None => ParsedRequest::Complete(BlkStatus::UNSUPP),
+                None => ParsedRequest::Refused(BlkStatus::UNSUPP, NOT_OFFERED),
             },
             b::VIRTIO_BLK_T_WRITE_ZEROES => match device.limits().write_zeroes {
                 Some(max_len) => self.ranges(device, max_len, pool, ranges, |flags| {
                     let may_unmap = flags & FLAG_UNMAP != 0 && device.limits().discard.is_some();
                     (flags & !FLAG_UNMAP == 0).then_some(Op::WriteZeroes { may_unmap, fua })
                 }),
-                None => ParsedRequest::Complete(BlkStatus::UNSUPP),
+                None => ParsedRequest::Refused(BlkStatus::UNSUPP, NOT_OFFERED),
             },
-            _ => ParsedRequest::Complete(BlkStatus::UNSUPP),
+            _ => ParsedRequest::Refused(BlkStatus::UNSUPP, NOT_OFFERED),
         }
     }
 
     #[inline]
-    fn transfer(
-        &self,
-        device: &VirtioBlk,
-        pool: &BufferPool,
-        op: Op,
-        sector: Sector512,
-        len: u64,
-        wrong_way: u64,
-    ) -> ParsedRequest {
-        let block = device.block();
-        let len = ByteLen(len);
-        match sector.to_offset() {
-            _ if wrong_way != 0 || !len.is_aligned(block) => ParsedRequest::Complete(BlkStatus::IOERR),
-            _ if len.0 > self.limits.size.into() && !self.limits.allow_sizes(pool, &self.buffer) => {
-                ParsedRequest::Complete(BlkStatus::IOERR)
-            }
-            _ if op.modifies() && device.is_read_only() => ParsedRequest::Complete(BlkStatus::IOERR),
-            Some(start) if start.is_aligned(block) && len == ByteLen::ZERO => {
+    fn transfer(&self, device: &VirtioBlk, op: Op, sector: Sector512, len: u64, wrong_way: u64) -> ParsedRequest {
+        let (block, len) = (device.block(), ByteLen(len));
+        let refused = |why| ParsedRequest::Refused(BlkStatus::IOERR, why);
+        match sector.to_offset().filter(|start| start.is_aligned(block) && len.is_aligned(block)) {
+            _ if wrong_way != 0 => refused(WRONG_WAY),
+            _ if op.modifies() && device.is_read_only() => refused(READ_ONLY),
+            None => refused(NO_BLOCKS),
+            Some(start) if len == ByteLen::ZERO => {
                 let inside = mqblk_core::units::in_range(start, len, device.size());
-                ParsedRequest::Complete(if inside { BlkStatus::OK } else { BlkStatus::IOERR })
+                if inside { ParsedRequest::Nothing } else { refused(BEYOND_END) }
             }
-            Some(start) if start.is_aligned(block) => ParsedRequest::Disk { op, start, len },
-            _ => ParsedRequest::Complete(BlkStatus::IOERR),
+            Some(start) => ParsedRequest::Disk { op, start, len },
         }
     }
 
@@ -335,20 +326,24 @@ impl RequestChain {
         op: impl Fn(u32) -> Option<Op>,
     ) -> ParsedRequest {
         ranges.clear();
+        let refused = |why| ParsedRequest::Refused(BlkStatus::IOERR, why);
         let count = self.data_out / RANGE_BYTES as u64;
         let whole = self.data_out.is_multiple_of(RANGE_BYTES as u64);
-        if !whole || count == 0 || count > u64::from(MAX_RANGES) || self.data_in != 0 || device.is_read_only() {
-            return ParsedRequest::Complete(BlkStatus::IOERR);
+        if device.is_read_only() {
+            return refused(READ_ONLY);
+        }
+        if !whole || count == 0 || count > u64::from(MAX_RANGES) || self.data_in != 0 {
+            return refused("a list of ranges of a wrong length");
         }
         let mut found: Option<Op> = None;
         for index in 0..count {
             let mut bytes = [0; RANGE_BYTES];
             if !pool.copy_out(&self.buffer, index * RANGE_BYTES as u64, &mut bytes) {
-                return ParsedRequest::Complete(BlkStatus::IOERR);
+                return refused(UNMAPPED);
             }
             let [s0, s1, s2, s3, s4, s5, s6, s7, n0, n1, n2, n3, f0, f1, f2, f3] = bytes;
             let Some(this) = op(u32::from_le_bytes([f0, f1, f2, f3])) else {
-                return ParsedRequest::Complete(BlkStatus::UNSUPP);
+                return ParsedRequest::Refused(BlkStatus::UNSUPP, "a flag of a range that does not exist");
             };
             // If ranges that may be unmapped are mixed with ranges that may not, none is unmapped.
             found = Some(match (found, this) {
@@ -363,18 +358,18 @@ impl RequestChain {
             match (start, len) {
                 (Some(start), Some(len)) if len <= max_len && start.is_aligned(block) && len.is_aligned(block) => {
                     if !mqblk_core::units::in_range(start, len, device.size()) {
-                        return ParsedRequest::Complete(BlkStatus::IOERR);
+                        return refused(BEYOND_END);
                     }
                     if len > ByteLen::ZERO {
                         ranges.push((start, len));
                     }
                 }
-                _ => return ParsedRequest::Complete(BlkStatus::IOERR),
+                _ => return refused("a range that is too long, or of parts of blocks"),
             }
         }
         match found {
             Some(op) if !ranges.is_empty() => ParsedRequest::Ranges { op, count: ranges.len() },
-            _ => ParsedRequest::Complete(BlkStatus::OK),
+            _ => ParsedRequest::Nothing,
         }
     }
 }

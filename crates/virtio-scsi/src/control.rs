@@ -80,7 +80,8 @@ impl ControlQueue {
                 for at in 0..count {
                     let start = self.batch.heads[at];
                     match self.process_chain(pool, &start) {
-                        Ok(well_formed) => into.completed_locally(well_formed),
+                        Ok(true) => into.completed_locally(),
+                        Ok(false) => into.malformed("an unknown or incomplete request on the control queue"),
                         Err(broken) => return PullEnd::Broken(broken.0),
                     }
                 }
@@ -107,7 +108,7 @@ impl ControlQueue {
         let kind = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
         let capacity = response.capacity;
         match kind {
-            _ if fault || capacity == 0 => {
+            _ if fault.is_some() || capacity == 0 => {
                 response.release(pool);
                 self.ring.device.put_used(start.index, 0);
                 Ok(false)

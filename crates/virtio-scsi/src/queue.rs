@@ -84,7 +84,7 @@ impl<C: GuestContext> GuestQueue for ScsiQueue<C> {
             QueueKind::Request(queue) => queue.pull(context.pool(), into),
             QueueKind::Control(queue) => queue.pull(context.pool(), into),
             // An event that waited for a buffer: the queue must be published for it.
-            QueueKind::Event(queue) => queue.deliver(context.pool(), || into.completed_locally(true)),
+            QueueKind::Event(queue) => queue.deliver(context.pool(), || into.completed_locally()),
         }
     }
 

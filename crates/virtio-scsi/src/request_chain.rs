@@ -1,7 +1,7 @@
 //! Parser from a descriptor chain to a command. Source: virtio 1.3 section 5.6.6.1, `struct virtio_scsi_req_cmd`; its
 //! parts may share descriptors or be spread over many (section 2.7.4).
 
-use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseAccess, LeaseId};
+use mqblk_memory::{Buffer, BufferFault, BufferPool, GuestAddress, LeaseAccess, LeaseId};
 use mqblk_ring::virtqueue::{
     ChainError, ChainHead, ChainHeader, ChainSegment, DeviceRing, UsualChains, VirtqueueError,
 };
@@ -10,6 +10,10 @@ use crate::config::{DriverSizes, REQUEST_BYTES, RESPONSE_BYTES};
 
 /// Maximum number of data segments of one command: the host's limit of one vectored transfer (UIO_MAXIOV).
 const MAX_SEGMENTS: u16 = 1024;
+
+const UNMAPPED: &str = BufferFault::Unmapped.why();
+/// INOUT is not offered.
+pub(crate) const BOTH_WAYS: &str = "data in both directions";
 
 /// Length of the request header with the CDB size that a driver finds after a reset.
 const DEFAULT_HEADER_BYTES: usize = REQUEST_BYTES + DriverSizes::DEFAULT.cdb as usize;
@@ -145,9 +149,8 @@ pub(crate) struct RequestChain {
     pub data_in: u64,
     /// Response buffer.
     pub response: ResponseBuffer,
-    /// True if an address is not mapped, there are too many segments, or data in both directions (INOUT is not
-    /// offered).
-    pub fault: bool,
+    /// What is wrong with it.
+    pub fault: Option<&'static str>,
 }
 
 impl RequestChain {
@@ -155,7 +158,7 @@ impl RequestChain {
     #[inline]
     pub(crate) fn new(data: Buffer) -> RequestChain {
         let response = ResponseBuffer { capacity: 0, place: ResponsePlace::Address(GuestAddress(0)) };
-        RequestChain { header_len: 0, data, data_out: 0, data_in: 0, response, fault: false }
+        RequestChain { header_len: 0, data, data_out: 0, data_in: 0, response, fault: None }
     }
 
     /// Releases its buffers.
@@ -189,7 +192,7 @@ impl RequestChain {
         match walked {
             Ok(()) => Ok(()),
             Err(ChainError::BadRequest) => {
-                self.fault = true;
+                self.fault = Some("an indirect table that is too long, or outside of the guest's memory");
                 Ok(())
             }
             Err(ChainError::BrokenRing(broken)) => Err(broken),
@@ -205,11 +208,13 @@ impl RequestChain {
             self.header_len += used;
             match pool.read::<[u8; DEFAULT_HEADER_BYTES]>(lease, segment.address) {
                 Some(header) => missing.copy_from_slice(&header),
-                None => self.fault = true,
+                None => self.fault = Some(UNMAPPED),
             }
         } else if used > 0 {
             self.header_len += used;
-            self.fault |= !pool.read_bytes(lease, segment.address, &mut missing[..used]);
+            if !pool.read_bytes(lease, segment.address, &mut missing[..used]) {
+                self.fault = Some(UNMAPPED);
+            }
         }
         let rest = segment.len - used as u32;
         if rest > 0 {
@@ -234,7 +239,7 @@ impl RequestChain {
             self.data_in += u64::from(rest);
             // A response is still possible, so data in both directions is an error of the command, not of the chain.
             if self.data_out > 0 {
-                self.fault = true;
+                self.fault = Some(BOTH_WAYS);
             } else {
                 pool.set_writable(&self.data);
                 self.push(pool, segment.address, used.into(), rest);
@@ -247,17 +252,26 @@ impl RequestChain {
         if let ResponsePlace::Address(first) = self.response.place {
             let segments = pool.take(lease);
             pool.set_writable(&segments);
-            self.fault |= pool.push(&segments, first, self.response.capacity, MAX_SEGMENTS).is_err();
+            self.fault = self.fault.or(push(pool, &segments, first, self.response.capacity));
             self.response.place = ResponsePlace::Segments(segments);
         }
         if let ResponsePlace::Segments(segments) = &self.response.place {
-            self.fault |= pool.push(segments, address, len, MAX_SEGMENTS).is_err();
+            self.fault = self.fault.or(push(pool, segments, address, len));
         }
     }
 
     #[inline]
     fn push(&mut self, pool: &mut BufferPool, address: GuestAddress, skip: u64, len: u32) {
-        let at = address.0.checked_add(skip).map(GuestAddress);
-        self.fault |= at.is_none_or(|at| pool.push(&self.data, at, len, MAX_SEGMENTS).is_err());
+        let fault = match address.0.checked_add(skip) {
+            Some(at) => push(pool, &self.data, GuestAddress(at), len),
+            None => Some(UNMAPPED),
+        };
+        self.fault = self.fault.or(fault);
     }
+}
+
+/// Adds a piece of guest memory to `buffer`. Returns what is wrong with it.
+#[inline]
+fn push(pool: &mut BufferPool, buffer: &Buffer, address: GuestAddress, len: u32) -> Option<&'static str> {
+    pool.push(buffer, address, len, MAX_SEGMENTS).err().map(BufferFault::why)
 }

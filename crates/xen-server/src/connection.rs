@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use mqblk_blkif::journal::{Journal, JournalSlot};
 use mqblk_blkif::{BlkifQueue, RingParts, Vbd};
 use mqblk_core::{DiskSlot, Wake};
-use mqblk_engine::{Engine, Kick, QueueDisk, QueueHandle, QueueOptions, QueueSettings, UringContext};
+use mqblk_engine::{Engine, Kick, QueueDisk, QueueFault, QueueHandle, QueueOptions, QueueSettings, UringContext};
 use mqblk_memory::{DomainId, GrantAccess, GuestAddress, PageArena, PageSlot};
 use mqblk_ring::blkif::{Abi, BackRing, BlkifRing, RawRequest};
 use mqblk_xen::{EventPort, Xen, XenError};
@@ -62,8 +62,8 @@ struct RingStart {
     replay: Vec<(JournalSlot, RawRequest)>,
 }
 
-/// Called with the number of a broken ring and the reason.
-pub(crate) type BrokenHandler = Arc<dyn Fn(usize, &str) + Send + Sync>;
+/// Called with the number of a ring and its fault.
+pub(crate) type RingFaultHandler = Arc<dyn Fn(usize, QueueFault<'_>) + Send + Sync>;
 
 /// Connects the rings of a device.
 pub(crate) struct RingConnector<'a> {
@@ -80,8 +80,8 @@ pub(crate) struct RingConnector<'a> {
     pub(crate) stop_deadline: &'a OnceLock<Instant>,
     /// True if an earlier process served these rings.
     pub(crate) resume: bool,
-    /// Called on a worker's thread when a ring is broken.
-    pub(crate) on_broken: BrokenHandler,
+    /// Called on a worker's thread with the frontend's faults.
+    pub(crate) on_fault: RingFaultHandler,
 }
 
 /// Handle of a ring.
@@ -143,7 +143,7 @@ impl RingConnector<'_> {
             // The earlier process may have been killed before it sent the event for published responses.
             port.channel.notify();
         }
-        let (on_broken, settings) = (Arc::clone(&self.on_broken), &self.queues);
+        let (on_fault, settings) = (Arc::clone(&self.on_fault), &self.queues);
         let options = QueueOptions {
             disks: vec![QueueDisk {
                 slot: DiskSlot::FIRST,
@@ -154,7 +154,7 @@ impl RingConnector<'_> {
             kick: Some(Kick::from(port.descriptor)),
             policy: settings.policy,
             paused: false,
-            on_broken: Box::new(move |why| on_broken(index, why)),
+            on_fault: Box::new(move |fault| on_fault(index, fault)),
         };
         let (vbd, channel) = (Arc::clone(vbd), port.channel);
         let RingStart { ring, journal, replay } = start;

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use mqblk_blkif::{GrantBudget, Vbd, VbdOptions};
 use mqblk_core::GuestObserver;
 use mqblk_core::thread_role::spawn_connector;
-use mqblk_engine::Engine;
+use mqblk_engine::{Engine, QueueFault};
 use mqblk_memory::DomainId;
 use mqblk_xen::Xen;
 use mqblk_xen::store::{Transaction, Xenstore, XenstoreError};
 use mqblk_xen::vbd::{self, XenbusState, keys, parse_number_or};
 
-use crate::connection::{BrokenHandler, RingConnector};
+use crate::connection::{RingConnector, RingFaultHandler};
 use crate::device_stats::{DetachResult, DeviceStats};
 use crate::frontend::{FrontendConfig, FrontendConfigError, RingLimits};
 use crate::journal_dir::JournalDir;
@@ -556,7 +556,7 @@ impl Device {
             lock: self.lock.file(),
             stop_deadline: &shared.stop_deadline,
             resume,
-            on_broken: self.broken_handler(shared),
+            on_fault: self.fault_handler(shared),
         };
         let handles = connect.connect_all(&vbd, &published).map_err(|why| EffectError::Failed(EINVAL, why))?;
         let connected_with = connect.queues.policy;
@@ -600,11 +600,18 @@ impl Device {
         })
     }
 
-    /// Returns the handler for broken rings. It is called on a worker's thread, which may not connect in the sandbox,
-    /// so a new one writes to xenstore.
-    fn broken_handler(&self, shared: &BackendShared) -> BrokenHandler {
+    /// Returns the handler for faults of the frontend. It is called on a worker's thread, which may not connect in the
+    /// sandbox, so a new one writes to xenstore.
+    fn fault_handler(&self, shared: &BackendShared) -> RingFaultHandler {
         let (name, error, xen) = (self.name.clone(), self.error_path.clone(), Arc::clone(&shared.xen));
-        Arc::new(move |ring, why| {
+        Arc::new(move |ring, fault| {
+            let why = match fault {
+                QueueFault::BrokenRing(why) => why,
+                QueueFault::MalformedRequest(why) => {
+                    tracing::warn!(device = %name, ring, "a request of the frontend is malformed, and failed: {why}");
+                    return;
+                }
+            };
             tracing::warn!(device = %name, ring, "ring retired: {why}");
             let (error, xen, text) = (error.clone(), Arc::clone(&xen), format!("{EINVAL} ring {ring}: {why}"));
             let of_thread = name.clone();

@@ -87,7 +87,7 @@ pub(crate) fn serve(requests: u32, batch: u32, mode: ResolvedGrantMode) -> Resul
         kick: None,
         policy: PollPolicy::Busy.into(),
         paused: false,
-        on_broken: Box::new(|why| panic!("{why}")),
+        on_fault: Box::new(|fault| panic!("{fault:?}")),
     };
     let back = BackRing::new(ring()?, RingPosition::default());
     worker.attach(options, |waker| {

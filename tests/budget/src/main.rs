@@ -337,7 +337,7 @@ fn attach<D: VirtioDevice<UringContext>>(
         kick: None,
         policy: PollPolicy::Busy.into(),
         paused: false,
-        on_broken: Box::new(|why| panic!("{why}")),
+        on_fault: Box::new(|fault| panic!("{fault:?}")),
     };
     worker.attach(queue, |waker| {
         let share = MemoryShare::new(Arc::clone(memory), RING.into());

@@ -10,7 +10,8 @@ use mqblk_blkif::journal::Journal;
 use mqblk_blkif::{BlkifQueue, DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolScope, RingParts, Vbd, VbdOptions};
 use mqblk_core::{ByteLen, DiskSlot, EventChannel};
 use mqblk_engine::{
-    AnyDisk, Kick, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker, UringOptions,
+    AnyDisk, Kick, PlugOptions, PollPolicy, QueueDisk, QueueFault, QueueOptions, SteppedQueue, SteppedWorker,
+    UringOptions,
 };
 use mqblk_memory::{GrantAccess, GrantRef, GuestAddress, PageArena, PageSlot, create_memfd};
 use mqblk_ring::blkif::{Abi, BackRing, BlkifRing};
@@ -212,7 +213,11 @@ impl BlkifMachine {
             kick: setup.sleeps.then_some(kick),
             policy: if setup.sleeps { PollPolicy::Off } else { PollPolicy::Busy }.into(),
             paused: false,
-            on_broken: Box::new(move |why| reasons.lock().unwrap_or_else(PoisonError::into_inner).push(why.to_owned())),
+            on_fault: Box::new(move |fault| {
+                if let QueueFault::BrokenRing(why) = fault {
+                    reasons.lock().unwrap_or_else(PoisonError::into_inner).push(why.to_owned());
+                }
+            }),
         };
         let grants = HostileGrants {
             inner: host.host.grants(GUEST).expect("the machine runs"),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mqblk_core::{ByteLen, Call, DiskSlot};
 use mqblk_engine::{
-    AnyDisk, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringContext, UringOptions,
+    AnyDisk, PlugOptions, PollPolicy, QueueDisk, QueueFault, QueueOptions, SteppedWorker, UringContext, UringOptions,
 };
 use mqblk_memory::MemoryShare;
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingFormat};
@@ -96,7 +96,9 @@ impl Controller {
             kick: None,
             policy: PollPolicy::Busy.into(),
             paused: false,
-            on_broken: Box::new(|why| panic!("a ring that keeps the protocol is broken: {why}")),
+            on_fault: Box::new(|fault| {
+                assert!(!matches!(fault, QueueFault::BrokenRing(_)), "a ring that keeps the protocol: {fault:?}");
+            }),
         };
         let (device, event_idx) = (&self.device, self.event_idx);
         let attached = self.worker.attach(options, |waker| {

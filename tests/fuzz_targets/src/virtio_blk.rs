@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arbitrary::{Result, Unstructured};
 use mqblk_core::{Call, DiskSlot};
 use mqblk_engine::{
-    AnyDisk, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker, UringContext, UringOptions,
+    AnyDisk, PlugOptions, PollPolicy, QueueDisk, QueueFault, QueueOptions, SteppedQueue, SteppedWorker, UringContext,
+    UringOptions,
 };
 use mqblk_memory::MemoryShare;
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingFormat};
@@ -242,7 +243,11 @@ fn attach(
         kick: None,
         policy: PollPolicy::Busy.into(),
         paused: false,
-        on_broken: Box::new(move |why| reasons.lock().unwrap_or_else(PoisonError::into_inner).push(why.to_owned())),
+        on_fault: Box::new(move |fault| {
+            if let QueueFault::BrokenRing(why) = fault {
+                reasons.lock().unwrap_or_else(PoisonError::into_inner).push(why.to_owned());
+            }
+        }),
     };
     let attached = worker.attach(options, |waker| {
         let ring = MappedRing::resolve(&guest.memory, &RingGuest::addresses(), RING, RingFormat::Split)

@@ -125,7 +125,7 @@ impl GuestQueue for LineQueue {
             if let Err(fault) = context.buffers.push(&buffer, GuestAddress(0), len, 8) {
                 context.buffers.release(buffer);
                 self.finished.push(Err(format!("{fault:?}")));
-                into.completed_locally(false);
+                into.malformed(fault.why());
                 continue;
             }
             assert!(context.buffers.copy_in(&buffer, 0, &data), "the buffer is longer");

@@ -59,7 +59,7 @@ impl LineServer {
                 kick: Some(ring.kick().into()),
                 policy: PollPolicy::default().into(),
                 paused: false,
-                on_broken: Box::new(|_| {}),
+                on_fault: Box::new(|_| {}),
             };
             let queue_ring = ring.clone();
             let handle = engine.attach((*worker).into(), options, move |_| Ok(LineQueue::new(queue_ring, memory)))?;

@@ -242,24 +242,65 @@ fn a_log_that_nobody_reads_holds_up_nothing() {
     daemon.stop();
 }
 
+/// Windows' driver accepts SEG_MAX, sends up to 515 segments, and does not look at SIZE_MAX.
 #[test]
-fn a_driver_that_has_accepted_the_limits_keeps_them() {
+fn limits_that_a_driver_has_accepted_are_advice() {
     let daemon = HostileDaemon::start(1, &[("bad", "storage=ram,size=1G,queues=1"), ("good", "storage=ram,size=1M")]);
-    let many = |count: usize, len: u32| vec![writable(DATA, len); count];
-    for (without, pieces, want) in [
-        (0, many(126, 512), STATUS_OK),
-        (0, many(126 + 9, 512), STATUS_IOERR),
-        (SEG_MAX, many(126 + 9, 512), STATUS_OK),
-        (0, many(2, 4 << 20), STATUS_OK),
-        (0, vec![writable(DATA - 512, (4 << 20) + 512)], STATUS_IOERR),
-        (SIZE_MAX, vec![writable(DATA - 512, (4 << 20) + 512)], STATUS_OK),
-    ] {
-        let mut frontend = connect(&daemon.socket("bad"), without);
-        let what = format!("without {without:#x}: {} pieces of {}", pieces.len(), pieces[0].len);
+    // Apart, so that none are adjacent.
+    let pieces = |from: u64, count: u64, len: u32, write: bool| -> Vec<_> {
+        let places = (0..count).map(|index| from + index * 2 * u64::from(len));
+        places.map(|at| if write { readable(at, len) } else { writable(at, len) }).collect()
+    };
+    let half = DATA + (2 << 20);
+    for without in [0, SEG_MAX | SIZE_MAX] {
+        for count in [126, 135, 254, 515, 1024_u64] {
+            let mut frontend = connect(&daemon.socket("bad"), without);
+            let filled: Vec<u8> = (0..2 << 20).map(|at: u32| (at / 512 + at % 251 + count as u32) as u8).collect();
+            frontend.memory.write(DATA, &filled);
+            for (kind, pieces) in [
+                (request_type::OUT, pieces(DATA, count, 512, true)),
+                (request_type::IN, pieces(half, count, 512, false)),
+            ] {
+                offer(&mut frontend, 0, kind, 0, &pieces);
+                frontend.queues[0].publish_and_kick();
+                take_all(&mut frontend.queues[0], 1);
+                assert_eq!(status(&frontend, 0), STATUS_OK, "without {without:#x}: {count} pieces");
+            }
+            for index in 0..count {
+                let of = |at: u64| frontend.memory.read(at + index * 1024, 512);
+                assert!(of(DATA) == of(half), "without {without:#x}: piece {index} of {count}");
+            }
+        }
+        for (from, len) in [(DATA, 4 << 20), (DATA - 512, (4 << 20) + 512)] {
+            let mut frontend = connect(&daemon.socket("bad"), without);
+            offer(&mut frontend, 0, request_type::IN, 0, &[writable(from, len)]);
+            frontend.queues[0].publish_and_kick();
+            take_all(&mut frontend.queues[0], 1);
+            assert_eq!(status(&frontend, 0), STATUS_OK, "without {without:#x}: a piece of {len}");
+        }
+    }
+    assert_eq!(daemon.warnings("bad"), [""; 0]);
+    daemon.stop();
+}
+
+/// The driver waits for each, and the log says once what is wrong.
+#[test]
+fn a_request_of_too_many_segments_fails_with_a_status() {
+    let daemon = HostileDaemon::start(1, &[("bad", "storage=ram,size=1G,queues=1"), ("good", "storage=ram,size=1M")]);
+    let mut frontend = connect(&daemon.socket("bad"), 0);
+    for count in [1025, 1500, 2046] {
+        let pieces: Vec<_> = (0..count).map(|index| writable(DATA + index * 1024, 512)).collect();
         offer(&mut frontend, 0, request_type::IN, 0, &pieces);
         frontend.queues[0].publish_and_kick();
         take_all(&mut frontend.queues[0], 1);
-        assert_eq!(statuses(&frontend, 1), [want], "{what}");
+        assert_eq!(status(&frontend, 0), STATUS_IOERR, "{count} pieces");
     }
+    let lines = daemon.warnings("bad");
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("more segments than the host transfers at once"), "{lines:?}");
+    offer(&mut frontend, 0, request_type::IN, 0, &[writable(DATA, 512)]);
+    frontend.queues[0].publish_and_kick();
+    take_all(&mut frontend.queues[0], 1);
+    assert_eq!(status(&frontend, 0), STATUS_OK, "the queue is as good as before");
     daemon.stop();
 }

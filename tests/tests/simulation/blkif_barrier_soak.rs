@@ -121,7 +121,7 @@ impl Backend {
             kick: Some(Kick::from(&events.to_back)),
             policy: self.poll.into(),
             paused: false,
-            on_broken: Box::new(|why| panic!("{why}")),
+            on_fault: Box::new(|fault| panic!("{fault:?}")),
         };
         let (vbd, back) = (Arc::clone(&self.vbd), front.back_end(RingPosition::default()));
         let (grants, channel) = (self.domain.access(), Box::new(events.clone()));

@@ -104,12 +104,12 @@ impl Intake<BlkifToken, Buffer> for TestIntake {
 
     fn cancel(&mut self, _: &mut dyn FnMut(&mut BlkifToken) -> bool) {}
 
-    fn completed_locally(&mut self, well_formed: bool) {
-        if well_formed {
-            self.good += 1;
-        } else {
-            self.bad += 1;
-        }
+    fn completed_locally(&mut self) {
+        self.good += 1;
+    }
+
+    fn malformed(&mut self, _: &'static str) {
+        self.bad += 1;
     }
 }
 

@@ -97,7 +97,7 @@ fn attach(engine: &Engine, queue: &WokenQueue) -> Result<(QueueHandle<WokenQueue
         kick: None,
         policy: PollPolicy::Off.into(),
         paused: false,
-        on_broken: Box::new(|why| panic!("{why}")),
+        on_fault: Box::new(|fault| panic!("{fault:?}")),
     };
     let slot = Arc::<Mutex<Option<Arc<dyn Wake>>>>::default();
     let made = Arc::clone(&slot);

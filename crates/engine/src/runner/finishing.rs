@@ -31,8 +31,8 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         let (token, op, stamps) = self.tags.end_single(done.tag.index())?;
         let class = self.counters.count(op, 1, len.0);
         let request = FinishedRequest { token, outcome, buffer: done.buffer.take() };
-        let (tags, counters) = (&mut self.tags, &mut self.counters);
-        self.queue.finish(context, request, &mut QueueIntake { submit, tags, counters });
+        let (tags, counters, on_fault) = (&mut self.tags, &mut self.counters, &mut self.on_fault);
+        self.queue.finish(context, request, &mut QueueIntake { submit, tags, counters, on_fault });
         Some(EndedRequests { class, stamps, times: 1 })
     }
 
@@ -96,8 +96,8 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         for done in &mut completed[..count] {
             let Some(token) = self.tags.end(done.tag.index()) else { continue };
             let request = FinishedRequest { token, outcome: done.outcome, buffer: done.buffer.take() };
-            let (tags, counters) = (&mut self.tags, &mut self.counters);
-            self.queue.finish(context, request, &mut QueueIntake { submit: &mut *submit, tags, counters });
+            let (tags, counters, on_fault) = (&mut self.tags, &mut self.counters, &mut self.on_fault);
+            self.queue.finish(context, request, &mut QueueIntake { submit: &mut *submit, tags, counters, on_fault });
         }
         count
     }

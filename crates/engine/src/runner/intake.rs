@@ -3,6 +3,7 @@
 use mqblk_core::{ByteLen, ByteOffset, Completion, DiskSlot, Intake, Op, Outcome, Request, Tag};
 
 use crate::counters::QueueCounters;
+use crate::queue_options::{FaultHandler, QueueFault};
 use crate::request::Buffer;
 use crate::route::{Route, SubmitContext};
 use crate::tags::TagTable;
@@ -12,6 +13,7 @@ pub(super) struct QueueIntake<'a, R, T> {
     pub(super) submit: &'a mut SubmitContext<R>,
     pub(super) tags: &'a mut TagTable<T>,
     pub(super) counters: &'a mut QueueCounters,
+    pub(super) on_fault: &'a mut FaultHandler,
 }
 
 #[inline(always)] // else the token would travel through memory
@@ -89,9 +91,17 @@ impl<R: Route, T> Intake<T, Buffer> for QueueIntake<'_, R, T> {
     }
 
     #[inline]
-    fn completed_locally(&mut self, well_formed: bool) {
+    fn completed_locally(&mut self) {
         self.counters.requests += 1;
         self.counters.answered_alone += 1;
-        self.counters.malformed += u64::from(!well_formed);
+    }
+
+    #[cold]
+    fn malformed(&mut self, why: &'static str) {
+        self.completed_locally();
+        if self.counters.malformed == 0 {
+            (self.on_fault)(QueueFault::MalformedRequest(why));
+        }
+        self.counters.malformed += 1;
     }
 }

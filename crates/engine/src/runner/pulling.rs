@@ -50,8 +50,8 @@ impl<Q: GuestQueue> QueueRunner<Q> {
     where
         Q: GuestQueue<Context = UringContext>,
     {
-        let (tags, counters) = (&mut self.tags, &mut self.counters);
-        match self.queue.pull(context, &mut QueueIntake { submit, tags, counters }) {
+        let (tags, counters, on_fault) = (&mut self.tags, &mut self.counters, &mut self.on_fault);
+        match self.queue.pull(context, &mut QueueIntake { submit, tags, counters, on_fault }) {
             PullEnd::Broken(why) => {
                 self.why_broken = why;
                 (0, PullResult::Broken)

@@ -14,9 +14,6 @@ use crate::poll_list::Phase;
 use crate::queue_options::QueueDisk;
 use crate::runner::AnyQueue;
 
-/// Called with the reason when a ring is found to be broken.
-pub(crate) type OnBroken = Box<dyn FnOnce(&str) + Send>;
-
 /// The action on a draining queue when none of its requests is in flight.
 pub(crate) enum OnDrained {
     /// It is dismantled, and its remains are sent.
@@ -37,7 +34,6 @@ pub(crate) struct MovingParts {
     pub(crate) disks: Vec<QueueDisk>,
     pub(crate) kick: Option<Kick>,
     pub(crate) phase: Phase,
-    pub(crate) on_broken: Option<OnBroken>,
     pub(crate) waker: Arc<Waker>,
     pub(crate) merges: Merges,
 }
@@ -56,7 +52,6 @@ pub(crate) struct AttachedQueue {
     pub(crate) dirty: bool,
     /// True if its requests in flight are no longer completed.
     pub(crate) frozen: bool,
-    pub(crate) on_broken: Option<OnBroken>,
     /// The action when it is drained; `None` while it does not drain.
     pub(crate) on_drained: Option<OnDrained>,
     /// Wakes it at any worker.
@@ -70,11 +65,10 @@ impl AttachedQueue {
         disks: AttachedDisks,
         kick: Option<Kick>,
         generation: u32,
-        on_broken: Option<OnBroken>,
         waker: Arc<Waker>,
     ) -> AttachedQueue {
         let (watch, dirty, frozen, on_drained) = (generation, false, false, None);
-        AttachedQueue { runner, disks, kick, generation, watch, dirty, frozen, on_broken, on_drained, waker }
+        AttachedQueue { runner, disks, kick, generation, watch, dirty, frozen, on_drained, waker }
     }
 
     /// Returns the cookie of this queue's kicks.

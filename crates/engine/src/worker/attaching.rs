@@ -31,10 +31,10 @@ impl Worker {
             Ok((queue, waker))
         })?;
         let now = self.clock.now();
-        let mut runner = Box::new(QueueRunner::new(queue, options.policy, now));
+        let mut runner = Box::new(QueueRunner::new(queue, options.policy, options.on_fault, now));
         options.disks.iter().for_each(|disk| runner.opened(disk.slot));
         let phase = if options.paused { Phase::Paused } else { Phase::Running };
-        let attached = AttachedQueue::new(runner, disks, options.kick, generation, Some(options.on_broken), waker);
+        let attached = AttachedQueue::new(runner, disks, options.kick, generation, waker);
         self.insert(slot, phase, attached);
         Ok((slot, generation))
     }

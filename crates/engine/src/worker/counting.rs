@@ -156,7 +156,7 @@ fn fixture_of(poll: PollPolicy, kick: Option<Kick>, coalesce: Coalesce) -> (Work
         kick,
         policy: QueuePolicy { poll, coalesce },
         paused: false,
-        on_broken: Box::new(|why| panic!("{why}")),
+        on_fault: Box::new(|fault| panic!("{fault:?}")),
     };
     worker.attach_queue(options, |_| Ok(Queue(Arc::clone(&state), 0))).expect("attached");
     (worker, state, mailbox)

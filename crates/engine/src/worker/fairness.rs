@@ -237,7 +237,7 @@ impl Fixture {
                 kick: None,
                 policy: PollPolicy::Busy.into(),
                 paused: false,
-                on_broken: Box::new(|why| panic!("{why}")),
+                on_fault: Box::new(|fault| panic!("{fault:?}")),
             };
             let made = worker.attach(options, |waker| {
                 wakers.push(Arc::clone(waker));

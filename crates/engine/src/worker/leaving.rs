@@ -130,7 +130,7 @@ impl Worker {
             let disks = attached.disks.queue_disks(&self.channels);
             attached.disks.close_all(&mut self.context, &mut self.channels);
             let merges = self.channels.take_merges(slot);
-            let AttachedQueue { runner, kick, on_broken, waker, on_drained, .. } = *attached;
+            let AttachedQueue { runner, kick, waker, on_drained, .. } = *attached;
             match on_drained {
                 Some(OnDrained::Detach(left)) => {
                     let report = with_merges(runner.stats(self.clock.last(), false), merges);
@@ -140,7 +140,7 @@ impl Worker {
                 }
                 Some(OnDrained::Move(phase, left)) => {
                     let idle = runner.leave(&mut self.context);
-                    let parts = MovingParts { disks, kick, phase, on_broken, waker, merges };
+                    let parts = MovingParts { disks, kick, phase, waker, merges };
                     // The receiver waits until the move is cancelled.
                     let _ = left.send(LeavingQueue { idle, parts });
                 }

@@ -167,7 +167,7 @@ fn worker_with(disks: &[SignalledDisk]) -> (Worker, Mailbox<Worker>, Arc<AtomicU
             // Armed in the first idle turn.
             policy: PollPolicy::Static(Duration::from_nanos(1)).into(),
             paused: false,
-            on_broken: Box::new(|why| panic!("{why}")),
+            on_fault: Box::new(|fault| panic!("{fault:?}")),
         };
         let queue = OneFlush { pulled: false, finished: Arc::clone(&finished) };
         worker.attach_queue(options, |_| Ok(queue)).expect("attached");

@@ -193,7 +193,7 @@ impl Attached {
             kick: None,
             policy: PollPolicy::Busy.into(),
             paused: false,
-            on_broken: Box::new(|why| panic!("{why}")),
+            on_fault: Box::new(|fault| panic!("{fault:?}")),
         };
         let mut waker = None;
         let make = |own: &Arc<dyn mqblk_core::Wake>| {

@@ -389,7 +389,7 @@ fn fixture(plan: &[(u32, Event)]) -> (Worker, Shared) {
             // Armed in the first idle turn.
             policy: PollPolicy::Static(Duration::from_nanos(1)).into(),
             paused: false,
-            on_broken: Box::new(|why| panic!("{why}")),
+            on_fault: Box::new(|fault| panic!("{fault:?}")),
         };
         let queue = FakeQueue { scene: Arc::clone(&scene), index, unpublished: 0 };
         let of_waker = Arc::clone(&scene);

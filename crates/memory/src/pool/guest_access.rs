@@ -141,7 +141,7 @@ impl BufferPool {
         let buffer = self.take(lease);
         self.set_writable(&buffer);
         let pushed = u32::try_from(bytes.len())
-            .map_err(|_| BufferFault)
+            .map_err(|_| BufferFault::Unmapped)
             .and_then(|len| self.push(&buffer, address, len, u16::MAX));
         let written = pushed.is_ok() && self.copy_in(&buffer, 0, bytes);
         self.release(buffer);

@@ -12,7 +12,7 @@ impl BufferPool {
     #[inline]
     pub fn set_status(&mut self, buffer: &Buffer, address: GuestAddress) -> Result<(), BufferFault> {
         let lease = self.entries[self.unchecked_index(buffer)].lease;
-        let host = self.host_address(lease, address.0, 1).ok_or(BufferFault)?;
+        let host = self.host_address(lease, address.0, 1).ok_or(BufferFault::Unmapped)?;
         let index = self.unchecked_index(buffer);
         let entry = &mut self.entries[index];
         (entry.status, entry.status_len) = (host, 1);

@@ -17,7 +17,7 @@ use crate::config::{DriverSizes, REQUEST_BYTES, RESPONSE_BYTES};
 use crate::device::VirtioScsi;
 use crate::lun_map::{LunField, LunMap, MappedUnit};
 use crate::queue_ring::QueueRing;
-use crate::request_chain::{RequestChain, ResponseBuffer};
+use crate::request_chain::{BOTH_WAYS, RequestChain, ResponseBuffer};
 use crate::task_management::{TaskManagement, TmfAction, TmfMailbox};
 use crate::token::{CommandState, ScsiToken, TokenKind, saturating_u32};
 use multi_step::MultiStepCommands;
@@ -175,12 +175,14 @@ impl RequestQueue {
             // No space for a response: the chain is returned with nothing written.
             element.release(pool);
             self.ring.device.put_used(start.index, 0);
-            into.completed_locally(false);
+            into.malformed("no space for a response");
             return Ok(());
         }
-        if element.fault || element.header_len < self.header.len() || (element.data_in > 0 && element.data_out > 0) {
+        let both_ways = (element.data_in > 0 && element.data_out > 0).then_some(BOTH_WAYS);
+        let no_header = (element.header_len < self.header.len()).then_some("no whole header");
+        if let Some(why) = element.fault.or(no_header).or(both_ways) {
             self.fail_request(pool, start.index, element, b::VIRTIO_SCSI_S_FAILURE);
-            into.completed_locally(false);
+            into.malformed(why);
             return Ok(());
         }
         self.begin(pool, start.index, element, into);
@@ -229,7 +231,7 @@ impl RequestQueue {
                 pool.release(data);
                 self.complete(pool, token, b::VIRTIO_SCSI_S_OK, &ending);
                 // A command that the logical unit fails is still well formed.
-                into.completed_locally(true);
+                into.completed_locally();
             }
             CommandAction::Ranges { op, transferred } => {
                 (token.op, token.transferred) = (op, saturating_u32(transferred));
@@ -241,7 +243,7 @@ impl RequestQueue {
                 // Nothing is transferred, and there is no residual: only the response is written.
                 let token = CommandState { has_data_in: false, ..token };
                 self.complete(pool, token, b::VIRTIO_SCSI_S_OVERRUN, &CommandCompletion::good(data_in + data_out));
-                into.completed_locally(false);
+                into.malformed("less data than the command transfers");
             }
             CommandAction::MultiStep(command) => self.begin_multi_step(pool, token, command, (data, data_out), into),
         }
@@ -257,7 +259,7 @@ impl RequestQueue {
     ) {
         self.fail_request(pool, head, element, b::VIRTIO_SCSI_S_BAD_TARGET);
         // A driver probes every target when it scans.
-        into.completed_locally(true);
+        into.completed_locally();
     }
 
     /// Completes a command that reaches no logical unit.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use mqblk_blkif::journal::Journal;
 use mqblk_blkif::{BlkifQueue, DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolScope, RingParts, Vbd, VbdOptions};
-use mqblk_engine::{AnyDisk, PlugOptions, QueueOptions, SteppedQueue, SteppedWorker};
+use mqblk_engine::{AnyDisk, PlugOptions, QueueFault, QueueOptions, SteppedQueue, SteppedWorker};
 use mqblk_memory::create_memfd;
 use mqblk_ring::blkif::{Abi, RingPosition};
 use mqblk_tests::stepped::{polled_queue, start_workers};
@@ -157,7 +157,11 @@ impl Host {
         self.replayed.push(recovery.replay.len());
         let broken = Arc::clone(&self.broken);
         let options = QueueOptions {
-            on_broken: Box::new(move |_| broken.lock().unwrap_or_else(PoisonError::into_inner).push(ring)),
+            on_fault: Box::new(move |fault| {
+                if matches!(fault, QueueFault::BrokenRing(_)) {
+                    broken.lock().unwrap_or_else(PoisonError::into_inner).push(ring);
+                }
+            }),
             ..polled_queue(vec![queue_disk(0, &world.disk, world.shape.plug)])
         };
         let worker = ring % self.workers.len();

@@ -84,9 +84,13 @@ impl<T, I: Intake<T, Buffer>> Intake<T, Buffer> for MortalIntake<'_, T, I> {
         self.1.kill_point();
         self.0.cancel(pick);
     }
-    fn completed_locally(&mut self, well_formed: bool) {
+    fn completed_locally(&mut self) {
         self.1.kill_point();
-        self.0.completed_locally(well_formed);
+        self.0.completed_locally();
+    }
+    fn malformed(&mut self, why: &'static str) {
+        self.1.kill_point();
+        self.0.malformed(why);
     }
 }
 

@@ -207,12 +207,15 @@ impl StorageKeys {
     }
 }
 
-/// Takes the name of the storage backend. Without one the scheme of `path` chooses it.
+/// Takes the name of the storage backend. Without one the scheme of `path` chooses it, or the `format`.
 pub fn take_storage_kind(settings: &mut Settings, kinds: &[&'static str]) -> Result<&'static str, SettingError> {
     let name = match settings.text(&STORAGE) {
         Some(name) => name,
         None => match settings.peek("path").map_or(Ok(None), mqblk_storage::backend_of_path) {
-            Ok(of_path) => of_path.unwrap_or(DEFAULT_STORAGE).to_owned(),
+            Ok(of_path) => {
+                let of_format = || settings.peek("format").and_then(mqblk_storage::backend_of_format);
+                of_path.or_else(of_format).unwrap_or(DEFAULT_STORAGE).to_owned()
+            }
             Err((found, expected)) => return Err(settings.error("path", found, expected)),
         },
     };

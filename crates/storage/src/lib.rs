@@ -27,4 +27,4 @@ mod remote_requests;
 #[cfg(any(feature = "nbd", feature = "qcow2"))]
 mod zeroes;
 
-pub use registry::{TEST_KINDS, backend_keys, backend_names, backend_of_path, open, open_with};
+pub use registry::{TEST_KINDS, backend_keys, backend_names, backend_of_format, backend_of_path, open, open_with};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mqblk_core::settings::{Key, Settings};
+use mqblk_core::settings::{Key, KeyValues, Settings};
 use mqblk_core::{Disk, DiskError, ImageOpener};
 use mqblk_uring::UringContext;
 
@@ -81,6 +81,12 @@ pub fn backend_of_path(path: &str) -> Result<Option<&'static str>, (String, Stri
     }
 }
 
+/// Returns the backend whose key `format` has this word. `None` if there is none.
+pub fn backend_of_format(word: &str) -> Option<&'static str> {
+    let has = |key: &&Key| key.name == "format" && matches!(&key.values, KeyValues::Words(all) if all.contains(&word));
+    BACKENDS.iter().find(|(_, _, keys, _)| keys.iter().any(has)).map(|(kind, ..)| *kind)
+}
+
 /// Opens the disk of `settings` with the backend `kind`, and files with the rights of this process.
 ///
 /// # Errors
@@ -134,6 +140,12 @@ mod tests {
         let (found, expected) = backend_of_path("iscsi://host/1").unwrap_err();
         assert_eq!(found, "\"iscsi://host/1\", with an unknown scheme \"iscsi\"");
         assert!(expected.contains("nbd+unix") && expected.contains("./iscsi://host/1"), "{expected}");
+    }
+
+    #[test]
+    fn a_format_chooses_the_backend() {
+        let all = ["raw", "auto", "qcow2", "vmdk"].map(backend_of_format);
+        assert_eq!(all, [Some("file"), Some("file"), Some("qcow2"), None]);
     }
 
     #[test]

@@ -273,7 +273,7 @@ impl TableCheck<'_> {
     /// Adds the tables of internal snapshots: writes must not reach them.
     fn add_snapshots(&mut self) -> Checked {
         let header = self.header;
-        let mut at = header.snapshots_offset;
+        let (mut at, mut end) = (header.snapshots_offset, header.snapshots_offset);
         for number in 0..header.snapshots {
             let damaged = |what: &str| TableError::Damaged(format!("snapshot {number} at {at:#x}: {what}"));
             let mut bytes = [0; SNAPSHOT_LEN as usize];
@@ -298,9 +298,11 @@ impl TableCheck<'_> {
                     }
                 }
             }
+            // The file may end without the padding of the last entry.
+            end = at + len;
             at += len.next_multiple_of(8);
         }
-        let bytes = at - header.snapshots_offset;
+        let bytes = end - header.snapshots_offset;
         if bytes > 0 { self.add_metadata(header.snapshots_offset, bytes, Table::Snapshots) } else { Ok(()) }
     }
 

@@ -49,6 +49,8 @@ const MAX_DISCARD: ByteLen = ByteLen(1 << 30);
 const MAX_ZEROES: ByteLen = ByteLen(32 << 20);
 static PATH: Key =
     Key::text("path", "PATH", "a path").alias("overlay").required().about("a qcow2 image in a regular file", "");
+static FORMAT: Key =
+    Key::words("format", &["qcow2"]).default("qcow2").about("the same as storage=qcow2, for a file at path", "");
 static BASE: Key =
     Key::text("base", "PATH", "a path").about("make the image at path over this one, if there is none", "");
 static BACKING: Key = Key::text("backing", "PATHS", "`allow`, `deny`, or absolute paths with colons between")
@@ -63,7 +65,7 @@ static AIO: Key = Key::words("aio", &["auto", "threads"])
     .about("threads: all requests go through threads; auto: those to clusters that are allocated do without", "");
 
 /// The keys of `storage=qcow2`.
-pub(crate) const KEYS: &[&Key] = &[&PATH, &BASE, &BACKING, &THREADS, &AIO, &READONLY, &BLOCK_SIZE, &LOCK];
+pub(crate) const KEYS: &[&Key] = &[&PATH, &FORMAT, &BASE, &BACKING, &THREADS, &AIO, &READONLY, &BLOCK_SIZE, &LOCK];
 
 /// Opens an image, after creating it if `base` is given and it does not exist.
 ///
@@ -113,6 +115,7 @@ struct ImageSettings {
 
 impl ImageSettings {
     fn take(settings: &mut Settings) -> Result<ImageSettings, SettingError> {
+        settings.word(&FORMAT)?;
         let is_overlay = settings.peek("overlay").is_some();
         let base = settings.text(&BASE);
         let Some(path) = settings.given(&PATH)? else {

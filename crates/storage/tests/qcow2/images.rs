@@ -113,6 +113,21 @@ fn internal_snapshots_are_left_as_they_are() {
     takes_turns(&path, &[], first, 53);
 }
 
+/// `qemu-img` ends the file with the last snapshot's entry, whose padding depends on the length of its name.
+#[test]
+fn a_table_of_snapshots_ends_the_file() {
+    let (_dir, root) = folder();
+    let path = root.join("a.qcow2");
+    for len in 1..=9 {
+        create(&path, "", &[], SIZE);
+        must("qemu-img", &["snapshot", "-c", &"abcdefghi"[..len], text(&path)]);
+        // QEMU's first write makes the file longer.
+        Model::new(open(&path, &[]).expect("an image of QEMU"), vec![0; SIZE as usize], 0).verify();
+        takes_turns(&path, &[], vec![0; SIZE as usize], 70 + len as u64);
+        assert!(must("qemu-img", &["snapshot", "-l", text(&path)]).contains(&"abcdefghi"[..len]));
+    }
+}
+
 #[test]
 fn resized_images() {
     let (_dir, root) = folder();

@@ -14,6 +14,7 @@ use super::script::{Kind, Script};
 use super::terminal::Terminal;
 use super::visitor::Visitor;
 use super::xen_guests::XenGuests;
+use crate::guest::Vmm;
 
 /// Limit for commands that end.
 const BLOCK_WITHIN: Bound = Bound::seconds(180);
@@ -80,7 +81,12 @@ impl Session {
         let file = self.sandbox.outside(&format!("{INSIDE}/scripts/{name}"));
         fs::create_dir_all(file.parent().context("a file lies in a folder")?)?;
         // Lines keep their numbers of the page.
-        fs::write(&file, "\n".repeat(script.block.line - 1) + &script.block.text)?;
+        // The documents have QEMU 9.2's option, and say what to write for Debian 12's.
+        let text = match self.sandbox.guests().map(|guests| guests.vmm) {
+            Some(Vmm::System) => script.block.text.replace("reconnect-ms=1000", "reconnect=1"),
+            _ => script.block.text.clone(),
+        };
+        fs::write(&file, "\n".repeat(script.block.line - 1) + &text)?;
         let guest = self.sandbox.guests().map(|guests| Visitor::options(&self.sandbox, guests, number)).transpose()?;
         let mut terminal = Terminal::open(&self.sandbox, number, &name, guest.as_deref().unwrap_or_default())?;
         let result = match script.stays {

@@ -27,7 +27,7 @@ use crate::interface::{
 use crate::names::Claim;
 use crate::out::{Admission, OutDisk};
 use crate::pair::Pair;
-use crate::queues::{self, MAX_QUEUES, QUEUES, QueueMap};
+use crate::queues::{self, DEFAULT_QUEUES, MAX_QUEUES, QUEUES, QueueMap};
 use crate::sockets::PlannedSocket;
 use crate::storage::CacheMode;
 use crate::storage_backends::{StorageBackends, open_by_origin};
@@ -67,7 +67,7 @@ impl Endpoint for BlkEndpoint {
     const SERIAL_BYTES: usize = SERIAL_BYTES;
 
     fn take(settings: &mut Settings, _id: &str, context: &mut ResolveContext<'_>) -> Result<Self, SettingError> {
-        let queues = context.cpus.count.min(MAX_QUEUES);
+        let queues = context.cpus.count.clamp(DEFAULT_QUEUES, MAX_QUEUES);
         VhostUserEndpoint::take(settings, WORD, (&QUEUES, queues), context).map(BlkEndpoint)
     }
 

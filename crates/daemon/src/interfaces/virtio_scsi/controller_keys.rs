@@ -15,14 +15,10 @@ use crate::interface::{ListPosition, ResolveContext, UnassignedQueues};
 use crate::key_values::finish;
 use crate::names::{Claim, ID, rename_subject, take_id};
 use crate::pair::{Pair, number, string};
-use crate::queues::MAX_QUEUES;
+use crate::queues::{DEFAULT_QUEUES, MAX_QUEUES};
 use crate::sockets::PlannedSocket;
 use crate::storage::take_storage_kind;
 use crate::vhost_user::VhostUserEndpoint;
-
-/// Minimum of a controller's default number of request queues. QEMU sets up one for each virtual CPU regardless of the
-/// number offered, and 10.0 does not report if that is too many. Unused queues cost next to nothing.
-const SCSI_QUEUES: u16 = 32;
 
 /// The number of request queues. A controller also has a control and an event queue.
 static QUEUES: Key = Key::number("queues", 1, MAX_QUEUES as u64 - 2)
@@ -100,7 +96,7 @@ impl ControllerKeys {
     ) -> Result<ControllerKeys, SettingError> {
         rename_subject(settings, format!("controller {id:?}"));
         context.names.claim(settings, "id", &id, owner)?;
-        let queues = context.cpus.count.clamp(SCSI_QUEUES, MAX_QUEUES - 2);
+        let queues = context.cpus.count.clamp(DEFAULT_QUEUES, MAX_QUEUES - 2);
         let endpoint = VhostUserEndpoint::take(settings, WORD, (&QUEUES, queues), context)?;
         let cmd_per_lun = settings.number_or_default(&CMD_PER_LUN)? as u16;
         let incoming_luns = take_incoming(settings)?;

@@ -29,7 +29,7 @@ packages=(qemu-system-x86 qemu-utils busybox-static dmsetup kmod cpio e2fsprogs 
     gcc make libc6-dev)
 modules=(virtio_pci virtio_console virtio_blk virtio_scsi sd_mod sg ext4)
 # Loaded by the tests that use them: xfs alone takes a third of an emulated boot.
-modules_later=(xfs dm_mod)
+modules_later=(xfs dm_mod dm_thin_pool dm_crypt xts)
 guest_programs=(/sbin/dmsetup /sbin/mkfs.ext4 /sbin/e2fsck /usr/sbin/blkdiscard /usr/bin/fallocate /usr/bin/iostat
     /usr/bin/sdparm /sbin/mkfs.xfs /sbin/xfs_repair /usr/bin/sqlite3)
 # The programs of sg3-utils in the SCSI tests.

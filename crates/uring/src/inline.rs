@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use mqblk_core::ByteOffset;
+use mqblk_core::{ByteLen, ByteOffset};
 use mqblk_memory::Buffer;
 
 use crate::context::UringContext;
@@ -13,6 +13,19 @@ use crate::pieces::{MAX_PIECES, fill_pieces};
 /// The type of `preadv2` and `pwritev2`.
 type Vectored =
     unsafe extern "C" fn(libc::c_int, *const libc::iovec, libc::c_int, libc::off_t, libc::c_int) -> libc::ssize_t;
+
+/// Discards a range of a block device, for storage whose discards the ring cannot make. Blocks.
+///
+/// # Errors
+/// As the ioctl `BLKDISCARD` (`linux/fs.h`).
+pub fn discard_device(device: BorrowedFd<'_>, at: ByteOffset, len: ByteLen) -> io::Result<()> {
+    /// `_IO(0x12, 119)`.
+    const BLKDISCARD: libc::Ioctl = 0x1277;
+    let range = [at.0, len.0];
+    // SAFETY: the kernel reads two 64-bit numbers, start and length, and keeps no reference to them.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), BLKDISCARD, range.as_ptr()) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
 
 impl UringContext {
     /// Reads into the buffer, except its first `skip` bytes. With `no_wait` it fails with `EAGAIN` rather than block on

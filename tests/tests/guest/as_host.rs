@@ -67,6 +67,65 @@ fn a_suspended_device_costs_its_neighbours_nothing() -> Result<()> {
     })
 }
 
+/// A thin device, which is what Proxmox makes by default, and an encrypted one discard and cannot write zeroes without
+/// data. They are seen to give their space back.
+#[test]
+fn devices_that_cannot_write_zeroes_discard() -> Result<()> {
+    let program = ProgramDisk::new()?;
+    let (metadata, data) = (HostImage::sparse(8)?, HostImage::sparse(64)?);
+    let disks = [("program", program.path()), ("metadata", metadata.path()), ("data", data.path())];
+    let daemon = VhostUserDaemon::start(&disks.map(|(id, path)| DaemonDisk::new(id, path, 1)))?;
+    let builder = disks.iter().fold(Guest::builder().memory_mib(512), |builder, (id, _)| {
+        builder.disk(GuestDisk::new(id, &daemon.socket(id), 1))
+    });
+    let mut guest = builder.boot()?;
+    program.install(&mut guest, "/dev/vda")?;
+    // Chunks of 64 KiB; the encrypted device lies on the thin one.
+    let key = "0123456789abcdef".repeat(4);
+    guest.must(&format!(
+        "set -e
+         load-later
+         dmsetup create pool --table '0 131072 thin-pool /dev/vdb /dev/vdc 128 0'
+         dmsetup mknodes
+         dmsetup message pool 0 'create_thin 0'
+         dmsetup create thin --table '0 65536 thin /dev/mapper/pool 0'
+         dmsetup mknodes
+         dmsetup create crypt --table '0 65536 crypt aes-xts-plain64 {key} 0 /dev/mapper/thin 0 1 allow_discards'
+         dmsetup mknodes
+         for device in /sys/block/dm-*; do cat $device/queue/write_zeroes_max_bytes; done | sort -u"
+    ))?;
+    for device in ["thin", "crypt"] {
+        serve(
+            &mut guest,
+            &format!("--workers 1 --disk id=a,path=/dev/mapper/{device},socket=/run/{device}.sock,queues=1"),
+            &format!("/run/{device}.sock"),
+        )?;
+        let load = |rw: &str| {
+            format!(
+                "mqblk bench --socket /run/{device}.sock --rw {rw} --bs 1M --iodepth 8 --size 16M --runtime 0 --allow-write"
+            )
+        };
+        guest.must_within(&load("write"), WITHIN)?;
+        let written = used_chunks(&mut guest)?;
+        guest.must_within(&load("trim"), WITHIN)?;
+        let trimmed = used_chunks(&mut guest)?;
+        ensure!((written, trimmed) == (256, 0), "{device}: found {written} chunks, then {trimmed}, expected 256 and 0");
+        guest.must("killall mqblk.program")?;
+        let served = guest.finish("serve", WITHIN)?;
+        ensure!(served.status == 0 && !served.output.contains("cannot discard"), "the daemon: {}", served.output);
+    }
+    guest.power_off()?;
+    daemon.stop().map(drop)
+}
+
+/// Returns the number of chunks of the pool that its thin devices use.
+fn used_chunks(guest: &mut Guest) -> Result<u64> {
+    // Source: Documentation/admin-guide/device-mapper/thin-provisioning.rst, the sixth word of the status.
+    let status = guest.must("dmsetup status pool")?;
+    let used = status.split_whitespace().nth(5).and_then(|word| word.split('/').next()?.parse().ok());
+    used.with_context(|| format!("the status of the pool is {status:?}"))
+}
+
 /// A version of control groups: the mount of the memory controller, and the names of its files.
 struct ControlGroups {
     mount: &'static str,

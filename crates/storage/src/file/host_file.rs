@@ -40,6 +40,7 @@ impl HostFile {
             uses_threads: false,
             unmap: false,
             discard: None,
+            threads_discard: false,
             small_blocks: None,
             locked: false,
         }))))

@@ -17,17 +17,16 @@
 //!   which would delay the worker's other disks.
 //! * A flush is `fdatasync`, one at a time: flushes that arrive meanwhile share the next one (`threaded.rs`). A durable
 //!   write is a write with `RWF_DSYNC`; durable zeroes are followed by `fdatasync`.
-//! * Discard is `fallocate(PUNCH_HOLE)`. Zeroes are `PUNCH_HOLE` (when space may be deallocated) or `ZERO_RANGE`; where
+//! * Discard is `fallocate(PUNCH_HOLE)`; of a block device that cannot write zeroes without data `BLKDISCARD`, by
+//!   threads of the disk's own (`discarding.rs`). Zeroes are `PUNCH_HOLE` (when space may be deallocated) or `ZERO_RANGE`; where
 //!   the host has neither, zeroes are written.
 //! * Secure discard is not supported.
 //! * Short transfers are continued where they stopped; a transfer past the end of a file that has shrunk completes with
 //!   [`OutOfRange`](mqblk_core::Outcome::OutOfRange).
-//!
-//! Block devices offer discard if the host's device can also write zeroes without data: io_uring has only `fallocate`
-//! for it. The `BLKDISCARD` ioctl would block the worker.
 
 mod accessed;
 mod channel;
+mod discarding;
 mod format;
 mod host;
 #[cfg(feature = "qcow2")]
@@ -60,6 +59,7 @@ pub(crate) use open::KEYS;
 use crate::admission::{self, DiskSize};
 use crate::blocking::BlockingThreads;
 pub(crate) use channel::FileChannel;
+use discarding::{DISCARD_THREADS, DiscardingChannel};
 #[cfg(feature = "qcow2")]
 pub(crate) use host_file::HostFile;
 use lock::ImageLock;
@@ -83,8 +83,9 @@ const THREADS: u32 = 16;
 pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     let (open, lock) = open::open(settings, opener)?;
     let open = Arc::new(open);
-    let start = || BlockingThreads::start(Box::new(FileCalls::new(Arc::clone(&open))), THREADS);
-    let threads = open.uses_threads.then(start).transpose();
+    let start = |count| BlockingThreads::start(Box::new(FileCalls::new(Arc::clone(&open))), count);
+    let count = if open.uses_threads { THREADS } else { DISCARD_THREADS };
+    let threads = (open.uses_threads || open.threads_discard).then(|| start(count)).transpose();
     let what = || format!("threads for {}", open.path.display());
     let threads = threads.map_err(|source| DiskError::Os { what: what(), source })?;
     Ok(Arc::new(FileDisk { open, lock, threads }))
@@ -107,6 +108,8 @@ struct OpenFile {
     unmap: bool,
     /// Granularity of discards in bytes; `None` when they are not possible.
     discard: Option<ByteLen>,
+    /// True if they go through the disk's own threads, too.
+    threads_discard: bool,
     /// Set if logical blocks are smaller than the storage's unit of reads, writes and frees.
     small_blocks: Option<SmallBlocks>,
     /// True if it holds the lock of its file while it is open.
@@ -156,7 +159,7 @@ struct Alignment {
 struct FileDisk {
     open: Arc<OpenFile>,
     lock: Arc<ImageLock>,
-    /// With `aio=threads`.
+    /// For all requests with `aio=threads`, else for discards.
     threads: Option<BlockingThreads>,
 }
 
@@ -174,7 +177,7 @@ impl Disk<UringContext> for FileDisk {
             write_zeroes: (!self.open.geometry.read_only).then_some(MAX_ZEROES),
             volatile_cache: true,
             cost_per_request: true,
-            pins_memory: self.open.direct.is_some() && self.threads.is_none(),
+            pins_memory: self.open.direct.is_some() && !self.open.uses_threads,
         }
     }
 
@@ -186,7 +189,7 @@ impl Disk<UringContext> for FileDisk {
             ("readonly", admission::on_off(self.open.geometry.read_only)),
             ("block-size", self.open.geometry.logical_block.bytes().to_string()),
             ("lock", self.lock.mode.name().to_owned()),
-            ("aio", if self.threads.is_some() { "threads" } else { "io_uring" }.to_owned()),
+            ("aio", if self.open.uses_threads { "threads" } else { "io_uring" }.to_owned()),
             ("discard", if self.open.unmap { "unmap" } else { "ignore" }.to_owned()),
         ]
     }
@@ -275,15 +278,19 @@ impl Disk<UringContext> for FileDisk {
     }
 
     fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
-        if let Some(threads) = &self.threads {
-            return Ok(threads.open_channel(self.open.geometry, &self.open.size, self.open.discard.is_some(), context));
-        }
-        match FileChannel::new(Arc::clone(&self.open), self.open.size.get(), context) {
-            Ok(channel) => Ok(Box::new(channel)),
-            Err(source) => {
-                Err(DiskError::Os { what: format!("bounce memory for {}", self.open.path.display()), source })
-            }
-        }
+        let OpenFile { geometry, size, discard, uses_threads, .. } = self.open.as_ref();
+        let threads = self.threads.as_ref();
+        let threads = threads.map(|threads| threads.open_channel(*geometry, size, discard.is_some(), context));
+        let what = || format!("bounce memory for {}", self.open.path.display());
+        let mut of_file = || {
+            let channel = FileChannel::new(Arc::clone(&self.open), size.get(), context);
+            channel.map_err(|source| DiskError::Os { what: what(), source })
+        };
+        Ok(match threads {
+            Some(threads) if *uses_threads => threads,
+            Some(threads) => Box::new(DiscardingChannel::new(of_file()?, threads)),
+            None => Box::new(of_file()?),
+        })
     }
 }
 

@@ -112,6 +112,11 @@ pub(super) fn open(
     let physical = small_blocks.as_ref().and_then(|_| BlockSize::new(unit)).unwrap_or(block);
     let geometry = geometry(size, (block, physical), config.read_only, kind, device.unwrap_or_default());
     let discard = if config.unmap && !config.read_only { discard_granularity(&file, kind, size, device) } else { None };
+    let threads_discard = discard.is_some() && device.is_some_and(|device| device.write_zeroes_max_bytes == 0);
+    let threads_discard = threads_discard && kind == FileKind::BlockDevice;
+    if discard.is_none() && config.unmap && !config.read_only {
+        tracing::info!("{}: the storage cannot discard, and guests are not offered it", config.path.display());
+    }
     let uses_threads = config.threads.unwrap_or(kind == FileKind::Regular && !host::has_nowait(&file));
     let FileSettings { path, unmap, lock, read_only, .. } = config;
     if uses_threads {
@@ -121,7 +126,21 @@ pub(super) fn open(
     let fd = Arc::new(file.into());
     let lock = ImageLock::new(lock, (&path, &fd), read_only, kind == FileKind::BlockDevice, opener);
     let locked = lock.mode == LockMode::Exclusive;
-    Ok((OpenFile { path, fd, geometry, size, kind, direct, uses_threads, unmap, discard, small_blocks, locked }, lock))
+    let open = OpenFile {
+        path,
+        fd,
+        geometry,
+        size,
+        kind,
+        direct,
+        uses_threads,
+        unmap,
+        discard,
+        threads_discard,
+        small_blocks,
+        locked,
+    };
+    Ok((open, lock))
 }
 
 /// Returns the identity of the image at its path: the file or device, and its size. An image not made by the guest (by
@@ -443,7 +462,7 @@ fn geometry(
 fn discard_granularity(file: &File, kind: FileKind, size: ByteLen, device: Option<BlockDeviceInfo>) -> Option<ByteLen> {
     if kind == FileKind::BlockDevice {
         let device = device?;
-        let able = device.discard_max_bytes > 0 && device.write_zeroes_max_bytes > 0;
+        let able = device.discard_max_bytes > 0;
         return able.then_some(ByteLen(u64::from(device.discard_granularity.max(device.logical_block))));
     }
     // Probed past the end, where nothing is stored.

@@ -216,6 +216,7 @@ fn a_full_device() {
             uses_threads: false,
             unmap: true,
             discard: None,
+            threads_discard: false,
             small_blocks: None,
             locked: false,
         };

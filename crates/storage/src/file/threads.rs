@@ -1,14 +1,16 @@
 //! A file by plain system calls, made by the disk's own threads (`aio=threads`).
 
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use mqblk_core::{ByteLen, ByteOffset};
+use mqblk_uring::discard_device;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::small_blocks::{Slice, SmallBlocks};
-use super::{OpenFile, host};
+use super::{FileKind, OpenFile, host};
 use crate::blocking::BlockingStorage;
 
 /// The calls to a file.
@@ -130,7 +132,10 @@ impl BlockingStorage for FileCalls {
         };
         let Some((at, len)) = whole else { return Ok(()) };
         let _beside = self.changes_whole_units();
-        Ok(self.allocate(FallocateFlags::PUNCH_HOLE, at, len)?)
+        match self.file.kind {
+            FileKind::BlockDevice => discard_device(self.file.fd.as_fd(), at, len),
+            _ => Ok(self.allocate(FallocateFlags::PUNCH_HOLE, at, len)?),
+        }
     }
 
     fn write_zeroes(&self, at: ByteOffset, len: ByteLen, may_unmap: bool) -> io::Result<()> {

@@ -123,8 +123,13 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Returns the number of rows of the results.
+    pub fn row_count(&self) -> usize {
+        self.combinations.len() * self.targets.len()
+    }
+
     /// Returns the number of all runs.
     pub fn run_count(&self) -> u64 {
-        self.combinations.len() as u64 * self.targets.len() as u64 * u64::from(self.runs)
+        self.row_count() as u64 * u64::from(self.runs)
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! args -> the commands of the experiments (crate::experiment), all planned before anything starts
-//!      -> session: the plans, run by run; rows to results/ after each combination
-//!      -> result: tables, claims and their outcomes -> files, page
+//!      -> result: their rows, measured by crate::sweep; tables, claims and their outcomes
+//!      -> files (to results/ after each combination), page
 //! ```
 
 mod args;
@@ -12,24 +12,26 @@ mod machine;
 mod page;
 mod result;
 mod scratch;
-mod session;
 #[cfg(test)]
 mod tests;
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use mqblk_core::ByteLen;
 
 use crate::BenchError;
-use crate::experiment::{ALL, ExperimentScale};
+use crate::experiment::{ALL, Experiment, ExperimentScale};
+use crate::interrupt::Interrupt;
+use crate::sweep::Sweep;
 use files::ResultFiles;
 use machine::MachineDescription;
 use result::ExperimentResult;
 use scratch::ScratchFile;
-use session::ReproductionSession;
 
 pub use args::ReproduceArgs;
+
 /// Sizes of the scratch file.
 const SCRATCH: ByteLen = ByteLen(1 << 30);
 const QUICK_SCRATCH: ByteLen = ByteLen(256 << 20);
@@ -67,28 +69,48 @@ fn reproduce(args: &ReproduceArgs) -> Result<u8, BenchError> {
     let image = image.map_err(|error| BenchError::option("folder", folder.display(), format!("a path: {error}")))?;
     let scale = ExperimentScale { quick: args.quick, runs: args.runs, runtime: args.runtime, image };
     let mut files = ResultFiles::check(args)?;
-    let mut session = ReproductionSession::new(&chosen, &scale)?;
     if needs_disk {
         scratch::check(folder, size)?;
     }
     let machine = MachineDescription::read(folder);
-    session.announce(needs_disk.then_some(size));
-    let scratch = needs_disk.then(|| ScratchFile::create(folder, size, |share| session.filling(share))).transpose()?;
-    let mut results: Vec<ExperimentResult> = vec![];
-    for one in &chosen {
-        if session.is_interrupted() {
-            break;
-        }
-        let result = session.measure(one, machine.cores, &mut |result| files.write_experiment(result))?;
+    let interrupt = Interrupt::default();
+    interrupt.on_signals()?;
+    let plan = |one: &&'static Experiment| ExperimentResult::plan(one, &scale, machine.cores, &interrupt);
+    let mut results: Vec<ExperimentResult> = chosen.iter().map(plan).collect::<Result<_, _>>()?;
+    let plans = results.iter().flat_map(|result| &result.planned).map(|benchmark| &benchmark.plan);
+    let mut sweep = Sweep::new("reproduce", plans);
+    // Nothing is compared to a run that was cut short.
+    sweep.counts_cut_short = false;
+    announce(&results, &sweep, needs_disk.then_some(size));
+    let fill = |share: f64| {
+        sweep.progress.start(&format!("filling the file for block-sizes: {:.0}%", share * 100.0), Duration::ZERO);
+        interrupt.signal().is_none()
+    };
+    let scratch = needs_disk.then(|| ScratchFile::create(folder, size, fill)).transpose()?;
+    let mut measured = 0;
+    while measured < results.len() && interrupt.signal().is_none() {
+        let result = &mut results[measured];
+        result.measure(&mut sweep, |result| files.write_experiment(result))?;
         files.say(&result.text())?;
-        results.push(result);
+        measured += 1;
     }
+    results.truncate(measured);
     drop(scratch);
-    session.finish();
+    sweep.progress.finish();
     files.write_whole(&machine, &results)?;
-    files.say(&summary(&results, session.is_interrupted(), args))?;
+    files.say(&summary(&results, interrupt.signal().is_some(), args))?;
     let failed = results.iter().any(|result| result.failure.is_some() || result.failed_requests() > 0);
-    Ok(session.signal().map_or(u8::from(failed), |signal| 128 + signal as u8))
+    Ok(interrupt.signal().map_or(u8::from(failed), |signal| 128 + signal as u8))
+}
+
+/// Announces the experiments on standard error.
+fn announce(planned: &[ExperimentResult], sweep: &Sweep, scratch: Option<ByteLen>) {
+    let names: Vec<&str> = planned.iter().map(|result| result.experiment.name).collect();
+    let rows: usize = planned.iter().map(|result| result.expected_rows).sum();
+    let scratch = scratch.map_or(String::new(), |size| format!(", and a file of {size}B is made first"));
+    let text = format!("{}: {rows} rows, about {}{scratch}", names.join(", "), sweep.progress.total());
+    // Standard error may be closed.
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Returns the sentences of all experiments, and the paths of the results.

@@ -1,10 +1,13 @@
-//! Rows and claims of an experiment.
+//! An experiment, planned and measured: its rows and claims, and their forms for people and programs.
 
 use serde::Serialize;
 
-use crate::capitalised;
-use crate::experiment::{self, BenchCommand, Claim, ClaimResult, Experiment};
+use crate::benchmark::Benchmark;
+use crate::experiment::{self, BenchCommand, Claim, ClaimResult, Experiment, ExperimentScale};
+use crate::interrupt::Interrupt;
 use crate::report::ResultRow;
+use crate::sweep::Sweep;
+use crate::{BenchError, capitalised};
 
 /// The result of an experiment, also of an unfinished one.
 #[derive(Debug)]
@@ -12,6 +15,8 @@ pub(super) struct ExperimentResult {
     pub experiment: &'static Experiment,
     /// The commands whose rows these are.
     pub commands: Vec<BenchCommand>,
+    /// Their benchmarks, until they are measured.
+    pub planned: Vec<Benchmark>,
     /// Number of rows of the complete experiment.
     pub expected_rows: usize,
     /// The rows so far.
@@ -37,6 +42,49 @@ pub(super) struct ResultDocument<'a> {
 }
 
 impl ExperimentResult {
+    /// Plans all commands of an experiment. `interrupt` ends them early.
+    ///
+    /// # Errors
+    /// [`BenchError`] when a command cannot be planned.
+    pub(super) fn plan(
+        experiment: &'static Experiment,
+        scale: &ExperimentScale,
+        cores: usize,
+        interrupt: &Interrupt,
+    ) -> Result<ExperimentResult, BenchError> {
+        let commands = (experiment.commands)(scale);
+        let mut planned = commands.iter().map(Benchmark::of_command).collect::<Result<Vec<_>, _>>()?;
+        planned.iter_mut().for_each(|benchmark| benchmark.plan.interrupt = interrupt.clone());
+        let expected_rows = planned.iter().map(|benchmark| benchmark.plan.row_count()).sum();
+        Ok(ExperimentResult { experiment, commands, planned, expected_rows, rows: vec![], cores, failure: None })
+    }
+
+    /// Measures it, until it fails or is interrupted. `write` is called after each combination.
+    ///
+    /// # Errors
+    /// When `write` fails. A failure of the measurement is part of the result.
+    pub(super) fn measure(
+        &mut self,
+        sweep: &mut Sweep,
+        mut write: impl FnMut(&ExperimentResult) -> Result<(), BenchError>,
+    ) -> Result<(), BenchError> {
+        for benchmark in std::mem::take(&mut self.planned) {
+            for combination in &benchmark.plan.combinations {
+                let (rows, outcome) = sweep.measure(&benchmark, combination, &mut |_| {});
+                self.rows.extend(rows);
+                self.failure = match benchmark.plan.interrupt.signal() {
+                    Some(_) => Some("interrupted".into()),
+                    None => outcome.err().map(|error| error.to_string()),
+                };
+                write(self)?;
+                if self.failure.is_some() {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the result of each claim.
     pub(super) fn claims(&self) -> Vec<ClaimResult> {
         (self.experiment.claims)(&self.rows, self.cores).iter().map(Claim::result).collect()

@@ -11,6 +11,7 @@ fn result(one: &'static Experiment, rows: Vec<ResultRow>) -> ExperimentResult {
     ExperimentResult {
         experiment: one,
         commands: (one.commands)(&scale(true)),
+        planned: vec![],
         expected_rows: rows.len(),
         rows,
         cores: 64,

@@ -114,7 +114,7 @@ impl Benchmark {
     /// [`BenchError::Usage`], with the command.
     pub(crate) fn of_command(command: &BenchCommand) -> Result<Benchmark, BenchError> {
         let wrong = |why: &dyn fmt::Display| BenchError::Usage(format!("{command}: {why}"));
-        let args = parse_options(command.options()).map_err(|error| wrong(&error))?;
+        let args = parse_options(&command.options).map_err(|error| wrong(&error))?;
         Benchmark::new(&args).map_err(|error| wrong(&error))
     }
 
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_command_of_an_experiment_is_a_benchmark() {
-        let of = |options| Benchmark::of_command(&BenchCommand::new(options));
+        let of = |options| Benchmark::of_command(&BenchCommand::new(options, ""));
         let plan = of("--disk storage=null,size=1G --queues 1,2 --runs 2").unwrap().plan;
         assert_eq!((plan.combinations.len(), plan.runs), (2, 2));
         let error = of("--disk storage=null,size=1G --bs 5").unwrap_err().to_string();

@@ -8,7 +8,7 @@
 //!            server: connects, or starts a server
 //!            streams (which job works where), worker (a thread with its queues), pattern (the next block),
 //!            verification
-//!      -> report (rows), machine (where they were measured), table (for people), experiment (published tables)
+//!      -> report (rows), machine (where they were measured), table and columns (for people), experiment (published tables)
 //!      -> output: the JSON after each run, the tables at the end
 //! ```
 //!
@@ -19,13 +19,13 @@
 
 mod args;
 mod benchmark;
+mod columns;
 mod connector;
 mod control;
 mod cpu;
 mod defaults;
 mod device;
 mod experiment;
-mod grid;
 mod help;
 mod holes;
 mod interface;

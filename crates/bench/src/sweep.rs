@@ -7,13 +7,13 @@ use rand::Rng;
 
 use crate::BenchError;
 use crate::benchmark::Benchmark;
+use crate::columns::table;
 use crate::output::{JsonOutput, write_text};
 use crate::plan::{Combination, Plan, Target};
 use crate::preflight;
 use crate::progress::ProgressDisplay;
 use crate::report::{RateSummary, ResultRow};
 use crate::run::{RunInput, RunResult};
-use crate::table::table;
 
 /// First estimate of a run's time besides its measurement: start and end of a server.
 const OVERHEAD: Duration = Duration::from_millis(200);

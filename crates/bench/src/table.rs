@@ -1,165 +1,249 @@
-//! The table on standard output.
+//! Tables of results, as text, Markdown and HTML, and their cells.
 
-use mqblk_core::ByteLen;
+use std::fmt::Write as _;
 
-use crate::grid::{Heading, format_grid, or_dash, ratio, three_digits};
-use crate::plan::Plan;
-use crate::report::{OpSummary, ResultRow};
-use crate::words::{ClientMode, Distribution, IoSizes};
+use crate::plot::markup_text;
+use crate::report::ResultRow;
 
-/// Text of a cell: of its row, and the row of the first target.
-type Cell = Box<dyn Fn(&ResultRow, &ResultRow) -> String>;
-
-/// A column of the table.
-struct Column {
-    heading: &'static str,
-    number: bool,
-    /// True if a value that all rows share is printed once, above the table.
-    constant: bool,
-    cell: Cell,
+/// A column's heading.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Heading {
+    pub text: String,
+    /// Numbers are aligned to the right.
+    pub number: bool,
 }
 
-/// Returns the table. `groups`: the rows of one combination each.
-pub(crate) fn table(plan: &Plan, groups: &[Vec<ResultRow>]) -> String {
-    let columns = columns(plan, groups);
-    let rows: Vec<Vec<String>> = groups
-        .iter()
-        .flat_map(|group| group.iter().map(|row| (row, &group[0])))
-        .map(|(row, first)| columns.iter().map(|column| (column.cell)(row, first)).collect())
-        .collect();
-    let same = |at: usize| rows.iter().all(|row| row[at] == rows[0][at]);
-    let (mut varying, mut constants) = (vec![], vec![]);
-    for (at, column) in columns.iter().enumerate() {
-        match column.constant && same(at) {
-            // A running server's policy is not known, and an interface may have no targets.
-            true if matches!(rows[0][at].as_str(), "unknown" | "-") => {}
-            true => constants.push(format!("{} {}", column.heading, rows[0][at])),
-            false => varying.push(at),
+/// A table.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ResultTable {
+    pub title: String,
+    /// Headings of the columns.
+    pub headings: Vec<Heading>,
+    /// Rows, with a cell for each heading.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// A column of a table that has a line for each row: its heading, and what makes its cells.
+pub(crate) type Column<'a> = (&'a str, &'a dyn Fn(&ResultRow) -> String);
+
+impl ResultTable {
+    /// Creates a table. The first `names` columns are names, the others numbers.
+    pub(crate) fn new(
+        title: impl Into<String>,
+        names: usize,
+        headings: &[&str],
+        rows: Vec<Vec<String>>,
+    ) -> ResultTable {
+        let heading = |(at, text): (usize, &&str)| Heading { text: (*text).to_owned(), number: at >= names };
+        ResultTable { title: title.into(), headings: headings.iter().enumerate().map(heading).collect(), rows }
+    }
+
+    /// Creates a table with a line for each of `rows`.
+    pub(crate) fn of_rows(
+        title: impl Into<String>,
+        names: usize,
+        columns: &[Column<'_>],
+        rows: &[&ResultRow],
+    ) -> ResultTable {
+        let headings: Vec<&str> = columns.iter().map(|(heading, _)| *heading).collect();
+        let cells = |row: &&ResultRow| columns.iter().map(|(_, cell)| cell(row)).collect();
+        ResultTable::new(title, names, &headings, rows.iter().map(cells).collect())
+    }
+
+    /// Returns the table with more columns at its right. `cells` gets the name of a line.
+    pub(crate) fn with_columns<const N: usize>(
+        mut self,
+        headings: [&str; N],
+        cells: impl Fn(&str) -> [String; N],
+    ) -> ResultTable {
+        self.headings.extend(headings.map(|text| Heading { text: text.to_owned(), number: true }));
+        self.rows.iter_mut().for_each(|row| row.extend(cells(&row[0])));
+        self
+    }
+
+    /// Returns the table with another line below. `cell` gets the heading of a column.
+    pub(crate) fn with_line(mut self, name: &str, cell: impl Fn(&str) -> String) -> ResultTable {
+        let cells = self.headings[1..].iter().map(|heading| cell(&heading.text));
+        self.rows.push(std::iter::once(name.to_owned()).chain(cells).collect());
+        self
+    }
+
+    /// Returns the texts of the headings.
+    fn texts(&self) -> Vec<String> {
+        self.headings.iter().map(|heading| heading.text.clone()).collect()
+    }
+
+    /// Returns the table as text of aligned columns.
+    pub(crate) fn text(&self) -> String {
+        let lines = || std::iter::once(self.texts()).chain(self.rows.iter().cloned());
+        let width = |at: usize| lines().map(|line| line[at].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..self.headings.len()).map(width).collect();
+        let mut text = format!("{}\n", self.title);
+        for line in lines() {
+            let cells = line.iter().zip(&self.headings).zip(&widths);
+            let cells = cells.map(|((cell, heading), width)| match heading.number {
+                true => format!("{cell:>width$}  "),
+                false => format!("{cell:<width$}  "),
+            });
+            text.push_str(cells.collect::<String>().trim_end());
+            text.push('\n');
+        }
+        text
+    }
+
+    /// Returns the table as Markdown.
+    pub(crate) fn markdown(&self) -> String {
+        let cells =
+            |cells: &[String]| cells.iter().map(|cell| cell.replace('|', "\\|")).collect::<Vec<_>>().join(" | ");
+        let rule: Vec<&str> = self.headings.iter().map(|heading| if heading.number { "---:" } else { "---" }).collect();
+        let mut text = format!("### {}\n\n| {} |\n| {} |\n", self.title, cells(&self.texts()), rule.join(" | "));
+        for row in &self.rows {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "| {} |", cells(row));
+        }
+        text
+    }
+
+    /// Returns the table as HTML.
+    pub(crate) fn html(&self) -> String {
+        let line = |tag: &str, cells: &[String]| {
+            let cells = cells.iter().zip(&self.headings).map(|(cell, heading)| {
+                let class = if heading.number { " class=\"number\"" } else { "" };
+                format!("<{tag}{class}>{}</{tag}>", markup_text(cell))
+            });
+            format!("<tr>{}</tr>\n", cells.collect::<String>())
+        };
+        let body: String = self.rows.iter().map(|row| line("td", row)).collect();
+        let (title, head) = (markup_text(&self.title), line("th", &self.texts()));
+        format!("<table>\n<caption>{title}</caption>\n<thead>\n{head}</thead>\n<tbody>\n{body}</tbody>\n</table>\n")
+    }
+}
+
+/// Arranges rows in tables: `line` and `column` name a row's line and column. Both keep the order of the rows.
+pub(crate) struct Pivot<'a> {
+    /// The rows.
+    pub rows: &'a [&'a ResultRow],
+    /// Heading of the lines' names.
+    pub heading: &'a str,
+    /// Returns the name of a row's line.
+    pub line: &'a dyn Fn(&ResultRow) -> String,
+    /// Returns the heading of a row's column.
+    pub column: &'a dyn Fn(&ResultRow) -> String,
+    /// True if names are numbers.
+    pub numbers: bool,
+}
+
+impl Pivot<'_> {
+    /// Returns a table. A cell gets its row, and all rows of its line.
+    pub(crate) fn table(
+        &self,
+        title: impl Into<String>,
+        cell: &dyn Fn(&ResultRow, &[&ResultRow]) -> String,
+    ) -> ResultTable {
+        let rows = || self.rows.iter().copied();
+        let columns: Vec<String> = groups(rows(), self.column).iter().map(|column| (self.column)(column[0])).collect();
+        let cells = |line: Vec<&ResultRow>| {
+            let find = |column: &String| line.iter().find(|row| (self.column)(row) == *column);
+            let cells = columns.iter().map(|column| or_dash(find(column).map(|row| cell(row, &line))));
+            std::iter::once((self.line)(line[0])).chain(cells).collect()
+        };
+        let lines = groups(rows(), self.line).into_iter().map(cells).collect();
+        let headings: Vec<&str> = std::iter::once(self.heading).chain(columns.iter().map(String::as_str)).collect();
+        ResultTable::new(title, usize::from(!self.numbers), &headings, lines)
+    }
+}
+
+/// Returns the rows of each value of `of`, in the order of the rows.
+pub(crate) fn groups<'a, T: PartialEq>(
+    rows: impl IntoIterator<Item = &'a ResultRow>,
+    of: impl Fn(&ResultRow) -> T,
+) -> Vec<Vec<&'a ResultRow>> {
+    let mut groups: Vec<Vec<&ResultRow>> = vec![];
+    for row in rows {
+        match groups.iter_mut().find(|group| of(group[0]) == of(row)) {
+            Some(group) => group.push(row),
+            None => groups.push(vec![row]),
         }
     }
-    let headings: Vec<Heading> =
-        varying.iter().map(|at| Heading { text: columns[*at].heading.into(), number: columns[*at].number }).collect();
-    let cells: Vec<Vec<String>> = rows.iter().map(|row| varying.iter().map(|at| row[*at].clone()).collect()).collect();
-    format!("{}\n{}", summary(plan, constants), format_grid(&headings, &cells))
+    groups
 }
 
-/// Returns the line above a table: `words`, and the settings of the plan.
-pub(crate) fn summary(plan: &Plan, mut words: Vec<String>) -> String {
-    words.push(match plan.client {
-        ClientMode::Poll => "client polls".into(),
-        ClientMode::Wait => "client sleeps".into(),
-    });
-    if plan.combinations.iter().any(|combination| combination.rw.is_mixed()) {
-        words.push(format!("{} % reads", plan.read_share));
+/// Returns a number with three significant digits, with at most two decimals.
+pub(crate) fn three_digits(value: f64) -> String {
+    match value {
+        // A value that rounds up to the next power of ten has its decimals.
+        v if v >= 99.95 => format!("{v:.0}"),
+        v if v >= 9.995 => format!("{v:.1}"),
+        v => format!("{v:.2}"),
     }
-    if plan.distribution != Distribution::Uniform {
-        words.push(plan.distribution.to_string());
-    }
-    if plan.fsync > 0 {
-        words.push(format!("fsync {}", plan.fsync));
-    }
-    let runs = if plan.runs == 1 { "1 run".to_owned() } else { format!("{} runs", plan.runs) };
-    words.push(match plan.runtime {
-        Some(time) => format!("{runs} of {} s", time.as_secs_f64()),
-        None => format!("{runs}, each block once"),
-    });
-    words.join(", ")
 }
 
-/// Returns the block size, or the range of mixed sizes.
-pub(crate) fn block_size(row: &ResultRow) -> String {
-    IoSizes { min: ByteLen(row.bs), max: ByteLen(row.bs_max) }.to_string()
+/// Returns a count with three significant digits and the suffix of thousands or millions, K or M.
+pub(crate) fn with_suffix(value: f64) -> String {
+    match value {
+        // A value that rounds up to the next suffix gets it.
+        v if v >= 999_500.0 => format!("{}M", three_digits(v / 1e6)),
+        v if v >= 999.5 => format!("{}K", three_digits(v / 1e3)),
+        v => format!("{v:.0}"),
+    }
 }
 
-/// Returns bytes per second in MiB/s, with at least three significant digits.
+/// Returns bytes per second in MiB/s, with three significant digits.
 pub(crate) fn mebibytes(bytes: f64) -> String {
     three_digits(bytes / f64::from(1 << 20))
 }
 
 /// Returns a value as text, or a dash.
-fn text_or_dash(value: Option<impl ToString>) -> String {
+pub(crate) fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".into(), |value| value.to_string())
 }
 
-fn columns(plan: &Plan, groups: &[Vec<ResultRow>]) -> Vec<Column> {
-    fn column(
-        heading: &'static str,
-        number: bool,
-        constant: bool,
-        cell: impl Fn(&ResultRow, &ResultRow) -> String + 'static,
-    ) -> Column {
-        Column { heading, number, constant, cell: Box::new(cell) }
+/// Returns a ratio as a cell. In a short run no I/O may have completed: a ratio to 0 is a dash.
+pub(crate) fn ratio_cell(ratio: Option<f64>) -> String {
+    or_dash(ratio.filter(|ratio| ratio.is_finite()).map(three_digits))
+}
+
+/// Returns CPU time for an I/O as a cell.
+pub(crate) fn cpu_cell(us: Option<f64>) -> String {
+    or_dash(us.map(|us| format!("{us:.2}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_have_three_digits() {
+        for (value, text) in [
+            (0.0, "0"),
+            (12.4, "12"),
+            (999.0, "999"),
+            (999.7, "1.00K"),
+            (1534.0, "1.53K"),
+            (11_260.0, "11.3K"),
+            (158_000.0, "158K"),
+            (999_400.0, "999K"),
+            (999_700.0, "1.00M"),
+            (3_530_904.0, "3.53M"),
+            (20_000_000.0, "20.0M"),
+        ] {
+            assert_eq!(with_suffix(value), text);
+        }
     }
-    fn of(op: &Option<OpSummary>, text: impl Fn(&OpSummary) -> String) -> String {
-        text_or_dash(op.as_ref().map(text))
+
+    #[test]
+    fn numbers_stand_at_the_right() {
+        let rows = vec![vec!["a".to_owned(), "1000".to_owned()], vec!["long".to_owned(), "1".to_owned()]];
+        let table = ResultTable::new("title", 1, &["x", "n"], rows);
+        assert_eq!(table.text(), "title\nx        n\na     1000\nlong     1\n");
     }
-    let has_errors = groups.iter().flatten().any(|row| row.errors > 0);
-    let mut columns = vec![
-        column("target", false, true, |row, _| row.target.clone()),
-        column("poll", false, true, |row, _| row.poll.clone()),
-        column("merge", false, true, |row, _| row.merge.clone()),
-        column("grants", false, true, |row, _| text_or_dash(row.grants.as_ref())),
-        column("rw", false, true, |row, _| row.rw.to_owned()),
-        column("bs", true, true, |row, _| block_size(row)),
-        column("queues", true, true, |row, _| row.queues.to_string()),
-        column("targets", true, true, |row, _| text_or_dash(row.targets)),
-        column("luns", true, true, |row, _| text_or_dash(row.luns)),
-        column("steer", false, true, |row, _| text_or_dash(row.steer)),
-        column("jobs", true, true, |row, _| row.jobs.to_string()),
-        column("iodepth", true, true, |row, _| row.iodepth.to_string()),
-        column("batch", true, true, |row, _| row.batch.to_string()),
-        column("rate-iops", true, true, |row, _| text_or_dash(row.rate_iops)),
-        column("runs", true, false, |row, _| row.runs.to_string()),
-        column("IOPS", true, false, |row, _| format!("{:.0}", row.iops_mean)),
-        column("+/-", true, false, |row, _| format!("{:.0}", row.iops_stderr)),
-        column("MiB/s", true, false, |row, _| format!("{:.0}", row.bw_bytes_per_s / f64::from(1 << 20))),
-        column("MiB/s per LUN", true, false, |row, _| or_dash(row.lun_bw_bytes_per_s, mebibytes)),
-        column("lat us: mean", true, false, |row, _| three_digits(row.lat_us.mean)),
-        column("p50", true, false, |row, _| three_digits(row.lat_us.p50)),
-        column("p99", true, false, |row, _| three_digits(row.lat_us.p99)),
-        column("p99.9", true, false, |row, _| three_digits(row.lat_us.p999)),
-        column("CPU us/IO: server", true, false, |row, _| or_dash(row.server_cpu_us_per_io, |us| format!("{us:.2}"))),
-        column("client", true, false, |row, _| format!("{:.2}", row.client_cpu_us_per_io)),
-        column("rrqm/s", true, false, |row, _| or_dash(row.rrqm_per_s, |rate| format!("{rate:.0}"))),
-        column("wrqm/s", true, false, |row, _| or_dash(row.wrqm_per_s, |rate| format!("{rate:.0}"))),
-        column("kicks/IO", true, false, |row, _| format!("{:.3}", row.kicks_per_io)),
-        column("calls/IO", true, false, |row, _| format!("{:.3}", row.calls_per_io)),
-        column("reads: IOPS", true, false, |row, _| of(&row.read, |op| format!("{:.0}", op.iops_mean))),
-        column("reads: p50", true, false, |row, _| of(&row.read, |op| three_digits(op.lat_us.p50))),
-        column("reads: p99", true, false, |row, _| of(&row.read, |op| three_digits(op.lat_us.p99))),
-        column("writes: IOPS", true, false, |row, _| of(&row.write, |op| format!("{:.0}", op.iops_mean))),
-        column("writes: p50", true, false, |row, _| of(&row.write, |op| three_digits(op.lat_us.p50))),
-        column("writes: p99", true, false, |row, _| of(&row.write, |op| three_digits(op.lat_us.p99))),
-        column("flushes/s", true, false, |row, _| of(&row.flush, |op| format!("{:.0}", op.iops_mean))),
-        column("flushes: p50", true, false, |row, _| of(&row.flush, |op| three_digits(op.lat_us.p50))),
-        column("flushes: p99", true, false, |row, _| of(&row.flush, |op| three_digits(op.lat_us.p99))),
-        column("not started", true, false, |row, _| text_or_dash(row.rate.map(|rate| rate.unstarted))),
-        // Errors must be visible beside the IOPS.
-        column("errors", true, !has_errors, |row, _| row.errors.to_string()),
-    ];
-    let rows = || groups.iter().flatten();
-    let mixed = rows().any(|row| row.read.is_some() && row.write.is_some());
-    let flushes = rows().any(|row| row.flush.is_some());
-    let unstarted = rows().any(|row| row.rate.is_some_and(|rate| rate.unstarted > 0));
-    columns.retain(|column| match column.heading.split_once([':', '/']) {
-        Some(("reads" | "writes", _)) => mixed,
-        Some(("flushes", _)) => flushes,
-        _ => column.heading != "not started" || unstarted,
-    });
-    if groups.iter().flatten().all(|row| row.runs == usize::from(plan.runs)) {
-        columns.retain(|column| column.heading != "runs");
+
+    #[test]
+    fn a_table_has_three_forms() {
+        let table = ResultTable::new("IOPS", 1, &["poll", "ratio"], vec![vec!["a|<b>".into(), "1.00".into()]]);
+        assert_eq!(table.text(), "IOPS\npoll   ratio\na|<b>   1.00\n");
+        assert_eq!(table.markdown(), "### IOPS\n\n| poll | ratio |\n| --- | ---: |\n| a\\|<b> | 1.00 |\n");
+        let html = table.html();
+        assert!(html.contains("<td>a|&lt;b&gt;</td><td class=\"number\">1.00</td>"), "{html}");
     }
-    if groups.iter().flatten().all(|row| row.rrqm_per_s.is_none()) {
-        columns.retain(|column| !matches!(column.heading, "rrqm/s" | "wrqm/s"));
-    }
-    if groups.iter().flatten().all(|row| row.luns.is_none()) {
-        columns.retain(|column| column.heading != "MiB/s per LUN");
-    }
-    if plan.verify.is_some() {
-        columns.push(column("verified blocks", true, false, |row, _| row.verified.to_string()));
-    }
-    if plan.targets.len() > 1 {
-        columns.push(column("ratio", true, false, |row, first| ratio(row.iops_median, first.iops_median)));
-    }
-    columns
 }

@@ -6,19 +6,14 @@
 use mqblk_core::ByteLen;
 
 use super::published::{BLOCK_SIZE_WRITES_4K, BLOCK_SIZES};
-use super::tables::Pivot;
-use super::{
-    BenchCommand, Claim, Columns, Experiment, ExperimentScale, MeasuredMean, RatioEstimate, ResultTable, cpu_cell,
-    groups, iops_claim, needs_cores, prefix, queue_count, ratio_cell,
-};
+use super::{Claim, Columns, Experiment, MeasuredMean, column, plot_of, prefix, published_series, queue_count};
 use crate::BenchError;
-use crate::grid::{or_dash, with_suffix};
 use crate::plan::{MergeMode, Target, TargetSource};
 use crate::plot::{
     AxisChoice, Figure, KeyValue, Metric, PlotGroup, PlotRow, PublishedSeries, RowFilter, RowKey, size_label,
 };
 use crate::report::ResultRow;
-use crate::table::mebibytes;
+use crate::table::{Pivot, ResultTable, cpu_cell, groups, mebibytes, or_dash, ratio_cell, with_suffix};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "block-sizes",
@@ -28,7 +23,9 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     needs_disk: true,
     defaults: "--rw read --bs 512-4M --iodepth 32 --queues 8 --jobs 8 --runtime 2 --warmup 0.5",
     columns,
-    commands,
+    loads,
+    full: (0.3, 3),
+    quick: (0.12, 2),
     tables,
     claims,
     figure,
@@ -58,24 +55,23 @@ fn columns(queues: &[u16], targets: &[Target]) -> Columns {
     for disk in disks {
         let own = prefix(&own, disk);
         let name = |queues: u16| format!("{own}{}", queue_count(queues));
-        columns.push(column(disk, 1, MergeMode::On, name(1))?);
+        columns.push(with_merging(disk, 1, MergeMode::On, name(1))?);
         for &queues in queues {
             if queues != 1 {
-                columns.push(column(disk, queues, MergeMode::On, name(queues))?);
+                columns.push(with_merging(disk, queues, MergeMode::On, name(queues))?);
             }
-            columns.push(column(disk, queues, MergeMode::Off, format!("{} without merging", name(queues)))?);
+            columns.push(with_merging(disk, queues, MergeMode::Off, format!("{} without merging", name(queues)))?);
         }
     }
     for (peer, queues) in peers.iter().flat_map(|peer| queues.iter().map(move |queues| (peer, *queues))) {
-        let name = Some(format!("{}, {}", peer.label, queue_count(queues)));
-        columns.push(Target { column: name, queues: Some(queues), ..(*peer).clone() });
+        columns.push(peer.as_column(format!("{}, {}", peer.label, queue_count(queues)), queues));
     }
     Ok(columns)
 }
 
 /// Returns `disk` with this number of queues and this merging.
-fn column(disk: &Target, queues: u16, merge: MergeMode, name: String) -> Result<Target, BenchError> {
-    let mut column = disk.clone();
+fn with_merging(disk: &Target, queues: u16, merge: MergeMode, name: String) -> Result<Target, BenchError> {
+    let mut column = disk.as_column(name, queues);
     if let TargetSource::Disk { spec, merge: own_merge, .. } = &mut column.source {
         if spec.split(',').any(|pair| pair.starts_with("merge=")) {
             let expected = "one without: the experiment sets it";
@@ -83,24 +79,18 @@ fn column(disk: &Target, queues: u16, merge: MergeMode, name: String) -> Result<
         }
         *own_merge = Some(merge);
     }
-    Ok(Target { merge: merge.name().into(), queues: Some(queues), column: Some(name), ..column })
+    Ok(Target { merge: merge.name().into(), ..column })
 }
 
-fn commands(scale: &ExperimentScale) -> Vec<BenchCommand> {
-    let length = scale.length((0.3, 3), (0.12, 2));
-    let (all, some) = if scale.quick { ("512,4k,64k,1M", "4k") } else { ("512-4M", "512,4k,32k") };
-    let image = scale.image.display().to_string().replace(',', ",,");
-    let command = |interface: &str, sizes: &str, batch: u16| {
-        let options = format!(
-            "--interface {interface} --experiment block-size --rw read,write --allow-write --bs {sizes} --queues 8 --jobs 8 --iodepth 32 \
-             --batch {batch} {length} --label disk"
-        );
-        BenchCommand::new(&options).with("--disk", format!("path={image}"))
+fn loads(quick: bool) -> Vec<String> {
+    let (all, some) = if quick { ("512,4k,64k,1M", "4k") } else { ("512-4M", "512,4k,32k") };
+    let load = |interface: &str, sizes: &str, batch: u16| {
+        format!(
+            "--interface {interface} --rw read,write --allow-write --bs {sizes} --queues 8 --jobs 8 --iodepth 32 --batch {batch} \
+             --label disk --disk path=IMAGE"
+        )
     };
-    ["virtio-blk", "xen"]
-        .iter()
-        .flat_map(|interface| [command(interface, all, 1), command(interface, some, 16)])
-        .collect()
+    ["virtio-blk", "xen"].iter().flat_map(|interface| [load(interface, all, 1), load(interface, some, 16)]).collect()
 }
 
 /// Returns the document's values beside a row.
@@ -122,14 +112,8 @@ fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
         let ResultRow { interface, rw, jobs, iodepth, batch, .. } = group[0];
         let of = format!("{interface}, {rw}, jobs {jobs}, iodepth {iodepth}, batch {batch}");
         let size = |row: &ResultRow| ByteLen(row.bs).to_string();
-        let pivot = Pivot {
-            rows: &group,
-            heading: "block_size",
-            line: &size,
-            column: &|row| row.column.clone().unwrap_or_default(),
-            numbers: true,
-        };
-        let first = group[0].column.as_deref().unwrap_or_default();
+        let pivot = Pivot { rows: &group, heading: "block_size", line: &size, column: &column, numbers: true };
+        let first = column(group[0]);
         let best = |line: &[&ResultRow]| line.iter().map(|row| row.iops_mean).fold(0.0, f64::max);
         let mut to_best = pivot.table("IOPS, as a ratio to the best column of the line", &|row, line| {
             ratio_cell(Some(row.iops_mean / best(line)))
@@ -152,7 +136,7 @@ fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
         let mut merges = |title: &str, rate: fn(&ResultRow) -> Option<f64>| {
             tables.push(pivot.table(format!("{title} merged by the server, and their share"), &|row, _| {
                 let share = merged_percent(row).map_or(String::new(), |percent| format!(" ({percent:.0}%)"));
-                or_dash(rate(row), |rate| format!("{}{share}", with_suffix(rate)))
+                or_dash(rate(row).map(|rate| format!("{}{share}", with_suffix(rate))))
             }));
         };
         if !rw.ends_with("write") {
@@ -166,7 +150,7 @@ fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
     tables
 }
 
-fn claims(rows: &[ResultRow], cores: usize) -> Vec<Claim> {
+fn claims(rows: &[ResultRow]) -> Vec<Claim> {
     let find = |interface: &str, rw: &str, bs: u64, queues: u16, merge: &str| {
         let is_found = |row: &&ResultRow| {
             (row.interface, row.rw, row.bs, row.queues, row.batch) == (interface, rw, bs, queues, 1)
@@ -182,52 +166,48 @@ fn claims(rows: &[ResultRow], cores: usize) -> Vec<Claim> {
         let is_compared = |bs: u64| pairs.is_empty() || pairs.iter().any(|(on, _)| on.bs == bs);
         let documents = small.filter(|line| is_compared(line.0)).map(|(_, values)| (values[2] / values[1]).ln());
         let documents: Vec<f64> = documents.collect();
-        let means: Vec<_> = pairs.iter().map(|(on, off)| (MeasuredMean::iops(on), MeasuredMean::iops(off))).collect();
-        Claim {
-            what: format!("IOPS of 8 queues with merging over 8 without ({name}, reads of up to 4K)"),
-            published: (documents.iter().sum::<f64>() / documents.len() as f64).exp(),
-            measured: RatioEstimate::of(&means),
-            obstacle: None,
-            failed: pairs.iter().map(|(on, off)| on.errors + off.errors).sum(),
-        }
+        let published = (documents.iter().sum::<f64>() / documents.len() as f64).exp();
+        let what = format!("IOPS of 8 queues with merging over 8 without ({name}, reads of up to 4K)");
+        Claim::new(what, published, MeasuredMean::iops, pairs)
     };
     let small = BLOCK_SIZES.iter().find(|line| line.0 == SMALL).map_or([1.0; 3], |line| line.1);
-    let queues = |what: &str, rw: &str, [one, many]: [f64; 2]| {
+    let queues = |rw: &str, [one, many]: [f64; 2]| {
         let of = |queues: u16| find("xen", rw, SMALL, queues, "on");
-        iops_claim(what, many / one, of(8), of(1), needs_cores(16, "8 queues with a thread at each end", cores))
+        let what = format!("IOPS of 8 queues over 1 (blkif, {rw}s of 4K)");
+        Claim::new(what, many / one, MeasuredMean::iops, of(8).zip(of(1)))
+            .of_threads(16, "8 queues with a thread at each end")
     };
     vec![
         merging("xen", "blkif"),
         merging("virtio-blk", "virtio-blk"),
-        queues("IOPS of 8 queues over 1 (blkif, reads of 4K)", "read", [small[0], small[1]]),
-        queues("IOPS of 8 queues over 1 (blkif, writes of 4K)", "write", BLOCK_SIZE_WRITES_4K),
+        queues("read", [small[0], small[1]]),
+        queues("write", BLOCK_SIZE_WRITES_4K),
     ]
 }
 
 fn figure(rows: &[ResultRow]) -> Figure {
     let rows = Figure::rows(rows);
     let only = |passes: &dyn Fn(&PlotRow) -> bool| rows.iter().filter(|row| passes(row)).cloned().collect::<Vec<_>>();
-    let group = |metric: Metric, series: Vec<RowKey>, scale: AxisChoice| PlotGroup {
-        metrics: vec![metric],
-        x: Some(RowKey::Bs),
-        series,
+    let group = |metric: Metric, series: &[RowKey]| PlotGroup {
         panels: vec![RowKey::Interface, RowKey::Rw],
-        scale,
-        ..PlotGroup::default()
+        ..plot_of(metric, RowKey::Bs, series)
     };
-    let line = |column: usize| {
-        let points = BLOCK_SIZES.iter().map(|(bs, values)| (size_label(*bs), values[column] / values[0], 0.0));
-        let only = Some(RowFilter::new(RowKey::Rw, "read"));
-        PublishedSeries { name: PUBLISHED[column].to_owned(), points: points.collect(), only }
+    let line = |column: usize| PublishedSeries {
+        only: Some(RowFilter::new(RowKey::Rw, "read")),
+        ..published_series(
+            PUBLISHED[column],
+            BLOCK_SIZES.iter().map(|(bs, values)| (size_label(*bs), values[column] / values[0])),
+        )
     };
     let ratios = PlotGroup {
         ratio: vec![RowFilter::new(RowKey::Column, "1 queue")],
         references: vec![line(1), line(2)],
-        ..group(Metric::Iops, vec![RowKey::Column], AxisChoice::Log)
+        scale: AxisChoice::Log,
+        ..group(Metric::Iops, &[RowKey::Column])
     };
     // Both batches in one panel: the thread asks if the larger one restores merging. Without merging there is nothing
     // to see.
-    let merges = group(Metric::Merges, vec![RowKey::Batch, RowKey::Column], AxisChoice::Linear);
+    let merges = PlotGroup { scale: AxisChoice::Linear, ..group(Metric::Merges, &[RowKey::Batch, RowKey::Column]) };
     Figure {
         title: "Sequential streams by block size: IOPS as a ratio to one queue",
         subtitle: "8 jobs, iodepth 32, iodepth-batch 1, a file on a disk with O_DIRECT; 2015: merged is the frontend without multi-queue",

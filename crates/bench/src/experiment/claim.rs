@@ -3,7 +3,9 @@
 
 use serde::Serialize;
 
-use super::estimate::{RatioEstimate, digits};
+use super::estimate::{MeasuredMean, RatioEstimate};
+use crate::report::ResultRow;
+use crate::table::three_digits;
 
 /// An effect that a document shows, and its measurement here.
 #[derive(Clone, Debug)]
@@ -14,8 +16,8 @@ pub(crate) struct Claim {
     pub published: f64,
     /// The ratio here; `None` if a row is missing or nothing was completed.
     pub measured: Option<RatioEstimate>,
-    /// Reason why this machine cannot show the effect.
-    pub obstacle: Option<String>,
+    /// Threads that the effect needs at once, and what they are.
+    pub threads: (usize, &'static str),
     /// Requests that failed in the rows.
     pub failed: u64,
 }
@@ -52,14 +54,32 @@ pub(crate) struct ClaimResult {
 }
 
 impl Claim {
-    /// Returns the outcome of the claim.
-    pub(crate) fn result(&self) -> ClaimResult {
+    /// Creates a claim about the ratio of the values to the bases of pairs (value, base): their `mean`.
+    pub(super) fn new<'a>(
+        what: impl Into<String>,
+        published: f64,
+        mean: fn(&ResultRow) -> MeasuredMean,
+        pairs: impl IntoIterator<Item = (&'a ResultRow, &'a ResultRow)>,
+    ) -> Claim {
+        let pairs: Vec<(&ResultRow, &ResultRow)> = pairs.into_iter().collect();
+        let means: Vec<_> = pairs.iter().map(|(value, base)| (mean(value), mean(base))).collect();
+        let failed = pairs.iter().map(|(value, base)| value.errors + base.errors).sum();
+        Claim { what: what.into(), published, measured: RatioEstimate::of(&means), threads: (1, ""), failed }
+    }
+
+    /// Returns the claim as one that only a machine with this many cores can show.
+    pub(super) fn of_threads(self, threads: usize, what: &'static str) -> Claim {
+        Claim { threads: (threads, what), ..self }
+    }
+
+    /// Returns the outcome of the claim on a machine with this number of cores.
+    pub(crate) fn result(&self, cores: usize) -> ClaimResult {
         let with = |outcome: Outcome, why: &str| {
             let measured = self.measured.map_or("not measured".into(), |ratio| format!("{ratio} here"));
             let why = if why.is_empty() { String::new() } else { format!(": {why}") };
             ClaimResult {
                 outcome,
-                reason: format!("{}, {measured}, x{} published{why}", self.what, digits(self.published)),
+                reason: format!("{}, {measured}, x{} published{why}", self.what, three_digits(self.published)),
             }
         };
         let Some(measured) = self.measured else {
@@ -68,8 +88,13 @@ impl Claim {
         if self.failed > 0 {
             return with(Outcome::NotMeasurable, &format!("{} requests failed", self.failed));
         }
-        if let Some(obstacle) = &self.obstacle {
-            return with(Outcome::NotMeasurable, obstacle);
+        let (threads, what) = self.threads;
+        if threads > cores {
+            let cores = if cores == 1 { "1 core".into() } else { format!("{cores} cores") };
+            return with(
+                Outcome::NotMeasurable,
+                &format!("{what} are {threads} threads, and this machine has {cores}"),
+            );
         }
         // Positive in the document's direction.
         let expected = self.published.ln().abs();
@@ -92,17 +117,6 @@ impl Claim {
     }
 }
 
-/// Returns why a gain by more threads cannot be seen, if there are fewer `cores` than threads.
-pub(crate) fn needs_cores(threads: u16, what: &str, cores: usize) -> Option<String> {
-    let short = usize::from(threads) > cores;
-    short.then(|| {
-        format!(
-            "{what} are {threads} threads, and this machine has {cores} {}",
-            if cores == 1 { "core" } else { "cores" }
-        )
-    })
-}
-
 /// Returns the sentence at the end of an experiment: the outcome of its first (main) claim, and the number of other
 /// claims with each outcome.
 pub(crate) fn sentence(name: &str, results: &[ClaimResult]) -> String {
@@ -122,18 +136,17 @@ pub(crate) fn sentence(name: &str, results: &[ClaimResult]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::estimate::MeasuredMean;
     use super::*;
 
     /// Returns a claim about invented rows: the ratio `measured`, with a relative error of each side, of 3 runs.
     fn claim(published: f64, measured: f64, error: f64) -> Claim {
         let mean = |mean: f64| MeasuredMean { mean, error: mean * error, runs: 3 };
         let measured = RatioEstimate::of(&[(mean(measured * 1e5), mean(1e5))]);
-        Claim { what: "IOPS of A over B".into(), published, measured, obstacle: None, failed: 0 }
+        Claim { what: "IOPS of A over B".into(), published, measured, threads: (8, "4 queues"), failed: 0 }
     }
 
     fn outcome(claim: &Claim) -> Outcome {
-        claim.result().outcome
+        claim.result(8).outcome
     }
 
     #[test]
@@ -165,25 +178,22 @@ mod tests {
     fn what_cannot_be_compared_is_not_measurable() {
         let good = claim(1.59, 1.6, 0.01);
         let once = MeasuredMean { mean: 1.0, error: 0.0, runs: 1 };
-        for (claim, why) in [
-            (Claim { measured: None, ..good.clone() }, "rows are missing"),
-            (Claim { failed: 3, ..good.clone() }, "3 requests failed"),
-            (
-                Claim { obstacle: needs_cores(8, "4 queues", 2), ..good.clone() },
-                "4 queues are 8 threads, and this machine has 2 cores",
-            ),
-            (Claim { measured: RatioEstimate::of(&[(once, once)]), ..good.clone() }, "the runs differ by more"),
+        for (claim, cores, why) in [
+            (Claim { measured: None, ..good.clone() }, 8, "rows are missing"),
+            (Claim { failed: 3, ..good.clone() }, 8, "3 requests failed"),
+            (good.clone(), 2, "4 queues are 8 threads, and this machine has 2 cores"),
+            (Claim { measured: RatioEstimate::of(&[(once, once)]), ..good.clone() }, 8, "the runs differ by more"),
         ] {
-            let result = claim.result();
+            let result = claim.result(cores);
             assert_eq!(result.outcome, Outcome::NotMeasurable);
             assert!(result.reason.contains(why), "{}", result.reason);
         }
-        assert_eq!(needs_cores(2, "a queue", 2), None);
+        assert_eq!(good.result(8).outcome, Outcome::Reproduced);
     }
 
     #[test]
     fn the_sentence_has_both_ratios() {
-        let results = [claim(1.59, 1.6, 0.001).result(), claim(0.66, 1.0, 0.001).result()];
+        let results = [claim(1.59, 1.6, 0.001).result(8), claim(0.66, 1.0, 0.001).result(8)];
         assert_eq!(
             sentence("polling", &results),
             "polling: reproduced: IOPS of A over B, x1.60 (1.59 to 1.61) here, x1.59 published; its other effect: not reproduced."

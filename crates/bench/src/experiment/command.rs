@@ -5,24 +5,14 @@ use std::fmt;
 /// The options of a command line of `mqblk bench`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BenchCommand {
-    options: Vec<String>,
+    pub options: Vec<String>,
 }
 
 impl BenchCommand {
-    /// Creates a command of space-separated options.
-    pub(crate) fn new(options: &str) -> BenchCommand {
-        BenchCommand { options: options.split_ascii_whitespace().map(str::to_owned).collect() }
-    }
-
-    /// Adds an option with any value.
-    pub(crate) fn with(mut self, option: &str, value: impl Into<String>) -> BenchCommand {
-        self.options.extend([option.to_owned(), value.into()]);
-        self
-    }
-
-    /// Returns the options, as the command line's words.
-    pub(crate) fn options(&self) -> &[String] {
-        &self.options
+    /// Creates a command of space-separated options. `IMAGE` stands for `image`, which may have spaces.
+    pub(crate) fn new(options: &str, image: &str) -> BenchCommand {
+        let options = options.split_ascii_whitespace().map(|word| word.replace("IMAGE", image));
+        BenchCommand { options: options.collect() }
     }
 }
 
@@ -49,7 +39,7 @@ mod tests {
 
     #[test]
     fn a_command_is_printed_as_a_shell_takes_it() {
-        let command = BenchCommand::new("--rw read --bs 512-4M").with("--disk", "path=/srv/it's here.img");
+        let command = BenchCommand::new("--rw read --bs 512-4M --disk path=IMAGE", "/srv/it's here.img");
         assert_eq!(command.to_string(), r"mqblk bench --rw read --bs 512-4M --disk 'path=/srv/it'\''s here.img'");
         assert_eq!((shell_word(""), shell_word("a=b,c")), ("''".into(), "a=b,c".into()));
     }

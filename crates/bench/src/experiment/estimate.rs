@@ -1,6 +1,7 @@
 //! Ratios of measured means, with confidence intervals.
 
 use crate::report::ResultRow;
+use crate::table::three_digits;
 
 /// Two-sided 95 % quantiles of Student's t distribution for 1 to 10 degrees of freedom. Beyond, the last one is used:
 /// intervals become too wide rather than too narrow.
@@ -80,20 +81,11 @@ impl std::fmt::Display for RatioEstimate {
     /// Writes `x1.62 (1.58 to 1.66)`: the ratio, and its 95 % confidence interval.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [low, high] = [self.ln - self.margin, self.ln + self.margin].map(f64::exp);
-        write!(f, "x{}", digits(self.ratio()))?;
+        write!(f, "x{}", three_digits(self.ratio()))?;
         match self.margin.is_finite() {
-            true => write!(f, " ({} to {})", digits(low), digits(high)),
+            true => write!(f, " ({} to {})", three_digits(low), three_digits(high)),
             false => write!(f, " (one run, so its error is not known)"),
         }
-    }
-}
-
-/// Returns a ratio with two decimals, or three digits.
-pub(crate) fn digits(ratio: f64) -> String {
-    match ratio {
-        r if r >= 99.95 => format!("{r:.0}"),
-        r if r >= 9.995 => format!("{r:.1}"),
-        r => format!("{r:.2}"),
     }
 }
 

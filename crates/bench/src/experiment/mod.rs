@@ -12,7 +12,6 @@ mod estimate;
 mod polling;
 mod published;
 mod scsi_targets;
-mod tables;
 #[cfg(test)]
 pub(crate) mod tests;
 mod virtio_queues;
@@ -23,17 +22,16 @@ use std::path::PathBuf;
 use clap::builder::PossibleValue;
 
 use crate::BenchError;
+use crate::columns::{block_size, summary};
 use crate::plan::{Plan, Target, TargetSource};
-use crate::plot::Figure;
+use crate::plot::{Figure, Metric, PlotGroup, PublishedSeries, RowKey};
 use crate::report::ResultRow;
-use crate::table::{block_size, summary};
+use crate::table::{ResultTable, or_dash};
 
 pub(crate) use claim::{Claim, ClaimResult, Outcome, sentence};
 pub(crate) use command::{BenchCommand, shell_word};
-pub(crate) use tables::ResultTable;
 
-use claim::needs_cores;
-use estimate::{MeasuredMean, RatioEstimate, digits};
+use estimate::{MeasuredMean, RatioEstimate};
 
 /// The columns of an experiment, each a target; or the reason why its options make none.
 pub(crate) type Columns = Result<Vec<Target>, BenchError>;
@@ -55,12 +53,16 @@ pub struct Experiment {
     pub(crate) defaults: &'static str,
     /// Makes the columns for `--queues` and the targets of the command line, each a target.
     pub(crate) columns: fn(&[u16], &[Target]) -> Columns,
-    /// Makes the commands of `mqblk reproduce`.
-    pub(crate) commands: fn(&ExperimentScale) -> Vec<BenchCommand>,
-    /// Makes the tables of rows: measured and published values beside each other. Without rows a table may be empty.
+    /// Makes the options of each command of `mqblk reproduce`, quick or not, besides those for its length.
+    pub(crate) loads: fn(bool) -> Vec<String>,
+    /// Seconds and runs of each row of `mqblk reproduce`.
+    pub(crate) full: (f64, u16),
+    /// The same with `--quick`.
+    pub(crate) quick: (f64, u16),
+    /// Makes the tables of rows: measured and published values beside each other.
     pub(crate) tables: fn(&[ResultRow]) -> Vec<ResultTable>,
-    /// Compares rows to the document's effects, the main one first, on a machine with this number of cores.
-    pub(crate) claims: fn(&[ResultRow], usize) -> Vec<Claim>,
+    /// Compares rows to the document's effects, the main one first.
+    pub(crate) claims: fn(&[ResultRow]) -> Vec<Claim>,
     /// Makes the picture of rows, with the published values in grey.
     pub(crate) figure: fn(&[ResultRow]) -> Figure,
     /// Sentences on its interpretation and limits.
@@ -88,11 +90,20 @@ impl Experiment {
         if self.name == self.option { value } else { value.alias(self.name) }
     }
 
+    /// Returns the commands of `mqblk reproduce`.
+    pub(crate) fn commands(&self, scale: &ExperimentScale) -> Vec<BenchCommand> {
+        let (seconds, runs) = if scale.quick { self.quick } else { self.full };
+        let (seconds, runs) = (scale.runtime.unwrap_or(seconds), scale.runs.unwrap_or(runs));
+        let warmup = (seconds / 4.0 * 1000.0).round() / 1000.0;
+        let length = format!("--runtime {seconds} --warmup {warmup} --runs {runs}");
+        let image = scale.image.display().to_string().replace(',', ",,");
+        let command = |load| BenchCommand::new(&format!("--experiment {} {load} {length}", self.option), &image);
+        (self.loads)(scale.quick).iter().map(command).collect()
+    }
+
     /// Returns the output of `mqblk bench --experiment` for at least one row.
     pub(crate) fn text(&self, plan: &Plan, rows: &[ResultRow]) -> String {
-        let tables = (self.tables)(rows);
-        let tables = tables.iter().filter(|table| !table.rows.is_empty());
-        let tables: String = tables.map(|table| format!("\n{}", table.text())).collect();
+        let tables: String = (self.tables)(rows).iter().map(|table| format!("\n{}", table.text())).collect();
         format!("{}\n{tables}", summary(plan, settings(plan, rows)))
     }
 }
@@ -108,15 +119,6 @@ pub(crate) struct ExperimentScale {
     pub runtime: Option<f64>,
     /// The file on a real disk.
     pub image: PathBuf,
-}
-
-impl ExperimentScale {
-    /// Returns the options for the length and number of runs: `full` and `quick` are (seconds, runs).
-    fn length(&self, full: (f64, u16), quick: (f64, u16)) -> String {
-        let (seconds, runs) = if self.quick { quick } else { full };
-        let (seconds, runs) = (self.runtime.unwrap_or(seconds), self.runs.unwrap_or(runs));
-        format!("--runtime {seconds} --warmup {} --runs {runs}", (seconds / 4.0 * 1000.0).round() / 1000.0)
-    }
 }
 
 /// Returns the common settings of all rows, in words.
@@ -168,53 +170,31 @@ fn load(row: &ResultRow) -> String {
     format!("{rw} bs {}, jobs {jobs}, iodepth {iodepth}, batch {batch}", block_size(row))
 }
 
-/// Returns the rows of each value of `of`, in the order of the rows.
-fn groups<T: PartialEq>(rows: &[ResultRow], of: impl Fn(&ResultRow) -> T) -> Vec<Vec<&ResultRow>> {
-    let mut groups: Vec<(T, Vec<&ResultRow>)> = vec![];
-    for row in rows {
-        let value = of(row);
-        match groups.iter_mut().find(|(own, _)| *own == value) {
-            Some((_, rows)) => rows.push(row),
-            None => groups.push((value, vec![row])),
-        }
-    }
-    groups.into_iter().map(|(_, rows)| rows).collect()
-}
-
-/// Returns the ratio of the IOPS of two rows.
-fn iops_ratio(value: Option<&ResultRow>, base: Option<&ResultRow>) -> Option<RatioEstimate> {
-    RatioEstimate::of(&[(MeasuredMean::iops(value?), MeasuredMean::iops(base?))])
-}
-
-/// Returns a claim about the IOPS of two rows.
-fn iops_claim(
-    what: impl Into<String>,
-    published: f64,
-    value: Option<&ResultRow>,
-    base: Option<&ResultRow>,
-    obstacle: Option<String>,
-) -> Claim {
-    let failed = [value, base].into_iter().flatten().map(|row| row.errors).sum();
-    Claim { what: what.into(), published, measured: iops_ratio(value, base), obstacle, failed }
-}
-
-/// Returns a ratio as a cell.
-fn ratio_cell(ratio: Option<f64>) -> String {
-    ratio.filter(|ratio| ratio.is_finite()).map_or_else(|| "-".into(), digits)
-}
-
-/// Returns a measured ratio as a cell, with its 95 % confidence interval.
-fn estimate_cell(ratio: Option<RatioEstimate>) -> String {
-    ratio.map_or_else(|| "-".into(), |ratio| ratio.to_string().trim_start_matches('x').to_owned())
+/// Returns the measured ratio of the IOPS of two rows as a cell, with its 95 % confidence interval.
+fn iops_ratio_cell(rows: Option<(&ResultRow, &ResultRow)>) -> String {
+    let means = rows.map(|(value, base)| (MeasuredMean::iops(value), MeasuredMean::iops(base)));
+    let ratio = means.and_then(|means| RatioEstimate::of(&[means]));
+    or_dash(ratio.map(|ratio| ratio.to_string().trim_start_matches('x').to_owned()))
 }
 
 /// Returns the standard error of a row's IOPS in percent.
 fn error_cell(row: &ResultRow) -> String {
     let share = (row.iops_mean > 0.0 && row.runs > 1).then(|| row.iops_stderr / row.iops_mean * 100.0);
-    share.map_or_else(|| "-".into(), |percent| format!("± {percent:.2}%"))
+    or_dash(share.map(|percent| format!("± {percent:.2}%")))
 }
 
-/// Returns CPU time for an I/O as a cell.
-fn cpu_cell(us: Option<f64>) -> String {
-    us.map_or_else(|| "-".into(), |us| format!("{us:.2}"))
+/// Returns the heading that an experiment's columns gave a row.
+fn column(row: &ResultRow) -> String {
+    row.column.clone().unwrap_or_default()
+}
+
+/// Returns a plot of `metric` against `x`, with a series for each value of the keys `series`.
+fn plot_of(metric: Metric, x: RowKey, series: &[RowKey]) -> PlotGroup {
+    PlotGroup { metrics: vec![metric], x: Some(x), series: series.to_vec(), ..PlotGroup::default() }
+}
+
+/// Returns published values as a series: points on the horizontal axis, and ratios.
+fn published_series(name: &str, points: impl IntoIterator<Item = (impl ToString, f64)>) -> PublishedSeries {
+    let points = points.into_iter().map(|(at, ratio)| (at.to_string(), ratio, 0.0));
+    PublishedSeries { name: name.to_owned(), points: points.collect(), only: None }
 }

@@ -3,15 +3,12 @@
 //! the window gave 68.5 thousand IOPS instead of 43.2 thousand. Here also with storage that takes 10, 30 and 100 us,
 //! and with other policies.
 
-use super::published::{POLLING, PublishedPolling};
-use super::{
-    BenchCommand, Claim, Columns, Experiment, ResultTable, cpu_cell, error_cell, estimate_cell, groups, iops_claim,
-    iops_ratio, load, needs_cores, ratio_cell,
-};
-use crate::grid::three_digits;
+use super::published::{POLLING, POLLING_CPU_PERCENT, POLLING_IOPS, POLLING_MEAN_US, POLLING_PERCENTILES};
+use super::{Claim, Columns, Experiment, MeasuredMean, error_cell, iops_ratio_cell, load, plot_of, published_series};
 use crate::plan::{Target, TargetSource, null_latency, value_of};
-use crate::plot::{AxisChoice, Figure, Metric, PlotGroup, PublishedSeries, RowFilter, RowKey};
+use crate::plot::{AxisChoice, Figure, Metric, PlotGroup, RowFilter, RowKey};
 use crate::report::ResultRow;
+use crate::table::{Column, ResultTable, cpu_cell, groups, ratio_cell, three_digits};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "polling",
@@ -21,7 +18,9 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     needs_disk: false,
     defaults: "--disk storage=null,size=1T --rw randread --bs 4k --iodepth 1 --queues 1 --runtime 1 --warmup 0.25",
     columns,
-    commands: |scale| vec![BenchCommand::new(&format!("--experiment polling {}", scale.length((0.8, 5), (0.2, 3))))],
+    loads: |_| vec![String::new()],
+    full: (0.8, 5),
+    quick: (0.2, 3),
     tables,
     claims,
     figure,
@@ -44,7 +43,7 @@ fn columns(queues: &[u16], targets: &[Target]) -> Columns {
     let column = |target: Target| {
         let storage = target.latency_us.map_or_else(|| target.label.clone(), |us| format!("{us} us"));
         let name = format!("{storage}, poll {}", target.poll);
-        queues.iter().map(move |queues| Target { column: Some(name.clone()), queues: Some(*queues), ..target.clone() })
+        queues.iter().map(move |queues| target.as_column(name.clone(), *queues))
     };
     Ok(all.flat_map(|target| column(target).collect::<Vec<_>>()).collect())
 }
@@ -100,45 +99,35 @@ fn storage(row: &ResultRow) -> String {
 }
 
 fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
-    const HEADINGS: [&str; 12] = [
-        "storage",
-        "poll",
-        "IOPS",
-        "error",
-        "ratio (95 %)",
-        "2020",
-        "mean us",
-        "p50",
-        "p99",
-        "p99.9",
-        "server CPU us/IO",
-        "client CPU us/IO",
-    ];
     let mut tables = vec![];
     for group in groups(rows, |row| (load(row), row.queues)) {
-        let is_published = load(group[0]) == "randread bs 4K, jobs 1, iodepth 1, batch 1";
-        let mut table = ResultTable::new(load(group[0]), 2, &HEADINGS);
-        for row in &group {
-            let first = group.iter().find(|other| storage(other) == storage(row)).copied();
-            let is_first = first.is_some_and(|first| std::ptr::eq(first, *row));
-            let published =
-                POLLING.iter().find(|run| is_published && row.storage_latency_us == Some(0) && run.poll == row.poll);
-            table.rows.push(vec![
-                storage(row),
-                row.poll.clone(),
-                format!("{:.0}", row.iops_mean),
-                error_cell(row),
-                if is_first { "1.00".into() } else { estimate_cell(iops_ratio(Some(row), first)) },
-                ratio_cell(published.map(|run| run.iops / POLLING[0].iops)),
-                three_digits(row.lat_us.mean),
-                three_digits(row.lat_us.p50),
-                three_digits(row.lat_us.p99),
-                three_digits(row.lat_us.p999),
-                cpu_cell(row.server_cpu_us_per_io),
-                cpu_cell(Some(row.client_cpu_us_per_io)),
-            ]);
-        }
-        tables.push(table);
+        let load = load(group[0]);
+        let is_published = load == "randread bs 4K, jobs 1, iodepth 1, batch 1";
+        let ratio = |row: &ResultRow| {
+            let first = group.iter().copied().find(|other| storage(other) == storage(row));
+            let first = first.filter(|first| !std::ptr::eq(*first, row));
+            first.map_or("1.00".into(), |first| iops_ratio_cell(Some((row, first))))
+        };
+        let published = |row: &ResultRow| {
+            let at = POLLING.iter().position(|poll| row.poll == *poll);
+            let at = at.filter(|_| is_published && row.storage_latency_us == Some(0));
+            ratio_cell(at.map(|at| POLLING_IOPS[at] / POLLING_IOPS[0]))
+        };
+        let columns: [Column<'_>; 12] = [
+            ("storage", &storage),
+            ("poll", &|row| row.poll.clone()),
+            ("IOPS", &|row| format!("{:.0}", row.iops_mean)),
+            ("error", &error_cell),
+            ("ratio (95 %)", &ratio),
+            ("2020", &published),
+            ("mean us", &|row| three_digits(row.lat_us.mean)),
+            ("p50", &|row| three_digits(row.lat_us.p50)),
+            ("p99", &|row| three_digits(row.lat_us.p99)),
+            ("p99.9", &|row| three_digits(row.lat_us.p999)),
+            ("server CPU us/IO", &|row| cpu_cell(row.server_cpu_us_per_io)),
+            ("client CPU us/IO", &|row| cpu_cell(Some(row.client_cpu_us_per_io))),
+        ];
+        tables.push(ResultTable::of_rows(load, 2, &columns, &group));
     }
     tables.extend(latencies(rows));
     tables
@@ -146,59 +135,40 @@ fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
 
 /// Returns the table of the document's latencies, if both of its policies were measured.
 fn latencies(rows: &[ResultRow]) -> Option<ResultTable> {
-    let [off, polled] = POLLING;
-    let [own_off, own_polled] = [find(rows, 0, off.poll)?, find(rows, 0, polled.poll)?];
-    let mut table = ResultTable::new(
-        "Latency with static:50 as a ratio to off, storage that takes 0 us",
-        1,
-        &["", "here", "2020", "2020: off (us)", "2020: static:50 (us)"],
-    );
-    type Here<'a> = &'a dyn Fn(&ResultRow) -> Option<f64>;
-    type There<'a> = &'a dyn Fn(&PublishedPolling) -> Option<f64>;
-    let mut add = |name: String, here: Here, there: There| {
-        let ratio = |[off, polled]: [Option<f64>; 2]| ratio_cell(off.zip(polled).map(|(off, polled)| polled / off));
-        let document = [there(&off), there(&polled)];
-        let mut row = vec![name, ratio([here(own_off), here(own_polled)]), ratio(document)];
-        row.extend(document.map(cpu_cell));
-        table.rows.push(row);
+    let own = [find(rows, 0, POLLING[0])?, find(rows, 0, POLLING[1])?];
+    let line = |name: String, own: [Option<f64>; 2], document: [f64; 2]| {
+        let here = own[0].zip(own[1]).map(|(off, polled)| polled / off);
+        let [off, polled] = document;
+        vec![name, ratio_cell(here), ratio_cell(Some(polled / off)), cpu_cell(Some(off)), cpu_cell(Some(polled))]
     };
-    add("mean".into(), &|row| Some(row.lat_us.mean), &|run| Some(run.mean_us));
-    for at in [1.0, 50.0, 90.0, 99.0, 99.9, 99.99] {
-        let find = |points: &[(f64, f64)]| points.iter().find(|point| point.0 == at).map(|point| point.1);
-        add(format!("p{at}"), &|row| find(&row.percentiles), &|run| find(&run.percentiles));
-    }
-    let per_io = |run: &PublishedPolling| run.client_cpu_percent / 100.0 / (run.iops * 1e3) * 1e6;
-    add("client CPU for an I/O".into(), &|row| Some(row.client_cpu_us_per_io), &|run| Some(per_io(run)));
-    Some(table)
+    let mut lines = vec![line("mean".into(), own.map(|row| Some(row.lat_us.mean)), POLLING_MEAN_US)];
+    lines.extend(POLLING_PERCENTILES.iter().map(|(at, document)| {
+        let find = |row: &ResultRow| row.percentiles.iter().find(|point| point.0 == *at).map(|point| point.1);
+        line(format!("p{at}"), own.map(find), *document)
+    }));
+    let per_io = [0, 1].map(|at| POLLING_CPU_PERCENT[at] / 100.0 / (POLLING_IOPS[at] * 1e3) * 1e6);
+    lines.push(line("client CPU for an I/O".into(), own.map(|row| Some(row.client_cpu_us_per_io)), per_io));
+    let title = "Latency with static:50 as a ratio to off, storage that takes 0 us";
+    Some(ResultTable::new(title, 1, &["", "here", "2020", "2020: off (us)", "2020: static:50 (us)"], lines))
 }
 
-fn claims(rows: &[ResultRow], cores: usize) -> Vec<Claim> {
-    let [off, polled] = POLLING;
-    vec![iops_claim(
-        "IOPS of static:50 over off on storage that takes 0 us",
-        polled.iops / off.iops,
-        find(rows, 0, polled.poll),
-        find(rows, 0, off.poll),
-        needs_cores(2, "a client and a worker that polls", cores),
-    )]
+fn claims(rows: &[ResultRow]) -> Vec<Claim> {
+    let what = "IOPS of static:50 over off on storage that takes 0 us";
+    let pair = find(rows, 0, POLLING[1]).zip(find(rows, 0, POLLING[0]));
+    let claim = Claim::new(what, POLLING_IOPS[1] / POLLING_IOPS[0], MeasuredMean::iops, pair);
+    vec![claim.of_threads(2, "a client and a worker that polls")]
 }
 
 fn figure(rows: &[ResultRow]) -> Figure {
-    let [off, polled] = POLLING;
-    let group = |metric: Metric, x: Option<RowKey>, scale: AxisChoice| PlotGroup {
-        metrics: vec![metric],
-        x,
-        series: vec![RowKey::Poll],
-        scale,
-        ..PlotGroup::default()
-    };
-    let against_latency = |metric: Metric| group(metric, Some(RowKey::Latency), AxisChoice::Log);
-    let published = vec![("0".to_owned(), polled.iops / off.iops, 0.0)];
+    let against_latency =
+        |metric| PlotGroup { scale: AxisChoice::Log, ..plot_of(metric, RowKey::Latency, &[RowKey::Poll]) };
     let gain = PlotGroup {
-        ratio: vec![RowFilter::new(RowKey::Poll, off.poll)],
-        references: vec![PublishedSeries { name: "2020: static:50".into(), points: published, only: None }],
+        ratio: vec![RowFilter::new(RowKey::Poll, POLLING[0])],
+        references: vec![published_series("2020: static:50", [(0, POLLING_IOPS[1] / POLLING_IOPS[0])])],
         ..against_latency(Metric::Iops)
     };
+    let distribution =
+        PlotGroup { x: None, scale: AxisChoice::Linear, ..plot_of(Metric::Cdf, RowKey::Latency, &[RowKey::Poll]) };
     let rows = Figure::rows(rows);
     let fast = rows.iter().filter(|row| row.number(RowKey::Latency) == Some(0)).cloned().collect();
     Figure {
@@ -208,7 +178,7 @@ fn figure(rows: &[ResultRow]) -> Figure {
             (rows.clone(), gain),
             (rows.clone(), against_latency(Metric::Mean)),
             (rows, against_latency(Metric::Cpu)),
-            (fast, group(Metric::Cdf, None, AxisChoice::Linear)),
+            (fast, distribution),
         ],
     }
 }

@@ -4,16 +4,12 @@
 //! 6 to 13 percent from 16 to 32.
 
 use super::published::{SCSI_BANDWIDTH, SCSI_COLUMNS};
-use super::tables::Pivot;
-use super::{
-    BenchCommand, Claim, Columns, Experiment, ExperimentScale, MeasuredMean, RatioEstimate, ResultTable, cpu_cell,
-    groups, needs_cores, prefix, queue_count, ratio_cell,
-};
-use crate::grid::{or_dash, three_digits};
+use super::{Claim, Columns, Experiment, MeasuredMean, column, plot_of, prefix, published_series, queue_count};
+use crate::columns::block_size;
 use crate::plan::Target;
-use crate::plot::{AxisChoice, Figure, Metric, PlotGroup, PublishedSeries, RowFilter, RowKey};
+use crate::plot::{AxisChoice, Figure, Metric, PlotGroup, RowFilter, RowKey};
 use crate::report::ResultRow;
-use crate::table::block_size;
+use crate::table::{Pivot, ResultTable, cpu_cell, groups, or_dash, ratio_cell, three_digits};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "scsi-targets",
@@ -25,7 +21,9 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     defaults: "--interface virtio-scsi --targets 1,2,4,8,16,24,32 --disk storage=ram,size=64M --fill --rw read --bsrange 4k-64k --iodepth 4 \
                --queues 1,2,4,8 --runtime 2 --warmup 0.5",
     columns,
-    commands,
+    loads,
+    full: (0.5, 3),
+    quick: (0.15, 2),
     tables,
     claims,
     figure,
@@ -44,23 +42,17 @@ const QUEUES: [u16; 3] = [1, 4, 8];
 const STEERING: [&str; 3] = ["target", "submitter", "fixed"];
 
 fn columns(queues: &[u16], targets: &[Target]) -> Columns {
-    let column = |target: &Target, queues: u16| Target {
-        column: Some(format!("{}{}", prefix(targets, target), queue_count(queues))),
-        queues: Some(queues),
-        ..target.clone()
+    let column = |target: &Target, queues: u16| {
+        target.as_column(format!("{}{}", prefix(targets, target), queue_count(queues)), queues)
     };
     Ok(targets.iter().flat_map(|target| queues.iter().map(|queues| column(target, *queues))).collect())
 }
 
-fn commands(scale: &ExperimentScale) -> Vec<BenchCommand> {
-    let length = scale.length((0.5, 3), (0.15, 2));
-    let (targets, size) = if scale.quick { ("1,4,8,16,32", "8M") } else { ("1,2,4,8,16,24,32", "32M") };
-    let command = |steer: &str| {
-        BenchCommand::new(&format!(
-            "--experiment targets --disk storage=ram,size={size} --targets {targets} --queues 1,4,8 --steer {steer} {length}"
-        ))
-    };
-    STEERING.map(command).to_vec()
+fn loads(quick: bool) -> Vec<String> {
+    let (targets, size) = if quick { ("1,4,8,16,32", "8M") } else { ("1,2,4,8,16,24,32", "32M") };
+    let load =
+        |steer: &str| format!("--disk storage=ram,size={size} --targets {targets} --queues 1,4,8 --steer {steer}");
+    STEERING.map(load).to_vec()
 }
 
 fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
@@ -77,16 +69,16 @@ fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
         let load = load(group[0]);
         let is_published = load == "read bs 4K-64K, iodepth 4, batch 1";
         let several = group.iter().any(|row| row.steer != group[0].steer);
-        let column = |row: &ResultRow| match row.steer.filter(|_| several) {
-            Some(steer) => format!("{}, {steer}", row.column.as_deref().unwrap_or_default()),
-            None => row.column.clone().unwrap_or_default(),
+        let heading = |row: &ResultRow| match row.steer.filter(|_| several) {
+            Some(steer) => format!("{}, {steer}", column(row)),
+            None => column(row),
         };
         let targets = |row: &ResultRow| row.targets.unwrap_or(1).to_string();
-        let pivot = Pivot { rows: &group, heading: "# of targets", line: &targets, column: &column, numbers: true };
+        let pivot = Pivot { rows: &group, heading: "# of targets", line: &targets, column: &heading, numbers: true };
         let with_document = |table: ResultTable, cell: PublishedCell<'_>| {
             let cells = |line: &str| {
                 let published = SCSI_BANDWIDTH.iter().find(|own| own.0.to_string() == line);
-                [0, 1, 2].map(|column| published.map_or("-".into(), |own| cell(column, &own.1, &own.2)))
+                [0, 1, 2].map(|column| or_dash(published.map(|own| cell(column, &own.1, &own.2))))
             };
             if is_published { table.with_columns(SCSI_COLUMNS, cells) } else { table }
         };
@@ -100,7 +92,7 @@ fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
             let is_single = |other: &&&ResultRow| (other.steer, other.targets) == (row.steer, Some(1));
             group.iter().find(is_single).and_then(|other| share(other))
         };
-        let name = group[0].column.as_deref().unwrap_or_default();
+        let name = column(group[0]);
         let one = SCSI_BANDWIDTH[0].2[0];
         tables.extend([
             with_document(
@@ -108,7 +100,7 @@ fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
                 &|column, overall, _| format!("{:.0}", overall[column]),
             ),
             with_document(
-                pivot.table("avg bandwidth per LUN (MB/s)", &|row, _| or_dash(share(row), megabytes)),
+                pivot.table("avg bandwidth per LUN (MB/s)", &|row, _| or_dash(share(row).map(megabytes))),
                 &|column, _, each| format!("{:.0}", each[column]),
             ),
             with_document(
@@ -132,7 +124,7 @@ fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
     tables
 }
 
-fn claims(rows: &[ResultRow], cores: usize) -> Vec<Claim> {
+fn claims(rows: &[ResultRow]) -> Vec<Claim> {
     let find = |(targets, column): (u16, usize)| {
         let own = |row: &&ResultRow| (row.steer, row.targets, row.queues);
         rows.iter().find(|row| own(row) == (Some(STEERING[0]), Some(targets), QUEUES[column]))
@@ -140,47 +132,29 @@ fn claims(rows: &[ResultRow], cores: usize) -> Vec<Claim> {
     let published = |(targets, column): (u16, usize)| {
         SCSI_BANDWIDTH.iter().find(|line| line.0 == targets).map_or(1.0, |line| line.1[column])
     };
-    let claim = |what: &str, value: (u16, usize), base: (u16, usize), obstacle: Option<String>| {
-        let rows = find(value).zip(find(base));
-        let means = rows.map(|(value, base)| [(MeasuredMean::bandwidth(value), MeasuredMean::bandwidth(base))]);
-        Claim {
-            what: what.to_owned(),
-            published: published(value) / published(base),
-            measured: means.and_then(|means| RatioEstimate::of(&means)),
-            obstacle,
-            failed: rows.map_or(0, |(value, base)| value.errors + base.errors),
-        }
+    let claim = |what: &str, value: (u16, usize), base: (u16, usize)| {
+        Claim::new(what, published(value) / published(base), MeasuredMean::bandwidth, find(value).zip(find(base)))
     };
     vec![
-        claim(
-            "bandwidth of 4 queues over one with 8 targets",
-            (8, 1),
-            (8, 0),
-            needs_cores(8, "4 queues with a thread at each end", cores),
-        ),
-        claim(
-            "bandwidth of 8 queues over one with 32 targets",
-            (32, 2),
-            (32, 0),
-            needs_cores(16, "8 queues with a thread at each end", cores),
-        ),
-        claim("bandwidth of 32 targets over 16 with 4 queues", (32, 1), (16, 1), None),
+        claim("bandwidth of 4 queues over one with 8 targets", (8, 1), (8, 0))
+            .of_threads(8, "4 queues with a thread at each end"),
+        claim("bandwidth of 8 queues over one with 32 targets", (32, 2), (32, 0))
+            .of_threads(16, "8 queues with a thread at each end"),
+        claim("bandwidth of 32 targets over 16 with 4 queues", (32, 1), (16, 1)),
     ]
 }
 
 fn figure(rows: &[ResultRow]) -> Figure {
     let line = |column: usize| {
-        let points = SCSI_BANDWIDTH.iter().map(|own| (own.0.to_string(), own.1[column] / SCSI_BANDWIDTH[0].1[0], 0.0));
-        PublishedSeries { name: SCSI_COLUMNS[column].to_owned(), points: points.collect(), only: None }
+        let points = SCSI_BANDWIDTH.iter().map(|own| (own.0, own.1[column] / SCSI_BANDWIDTH[0].1[0]));
+        published_series(SCSI_COLUMNS[column], points)
     };
     let group = PlotGroup {
-        metrics: vec![Metric::Bandwidth],
-        x: Some(RowKey::Targets),
-        series: vec![RowKey::Queues],
         panels: vec![RowKey::Steer],
         ratio: vec![RowFilter::new(RowKey::Targets, "1"), RowFilter::new(RowKey::Queues, "1")],
         scale: AxisChoice::Log,
         references: [0, 1, 2].map(line).to_vec(),
+        ..plot_of(Metric::Bandwidth, RowKey::Targets, &[RowKey::Queues])
     };
     Figure {
         title: "virtio-scsi targets: bandwidth as a ratio to one target and one queue",

@@ -3,6 +3,7 @@
 use super::polling::{LATENCIES, POLICIES};
 use super::*;
 use crate::benchmark::Benchmark;
+use crate::table::three_digits;
 use crate::tests::{benchmark, plan};
 
 pub(crate) fn scale(quick: bool) -> ExperimentScale {
@@ -16,7 +17,7 @@ pub(crate) fn experiment(name: &str) -> &'static Experiment {
 /// Returns the rows of an experiment's commands with invented values: `iops` of each row, differing by 1 % between
 /// runs.
 pub(crate) fn rows(one: &Experiment, quick: bool, iops: &dyn Fn(&ResultRow) -> f64) -> Vec<ResultRow> {
-    let all = (one.commands)(&scale(quick)).into_iter().map(|command| Benchmark::of_command(&command).unwrap());
+    let all = one.commands(&scale(quick)).into_iter().map(|command| Benchmark::of_command(&command).unwrap());
     all.flat_map(|benchmark| rows_of(&benchmark, iops)).collect()
 }
 
@@ -318,8 +319,8 @@ fn a_policy_is_compared_on_the_same_storage() {
 /// Returns the outcomes of an experiment on rows with these IOPS, on a machine with this number of cores.
 fn outcomes(name: &str, cores: usize, iops: &dyn Fn(&ResultRow) -> f64) -> Vec<Outcome> {
     let one = experiment(name);
-    let claims = (one.claims)(&rows(one, false, iops), cores);
-    claims.iter().map(Claim::result).map(|result| result.outcome).collect()
+    let claims = (one.claims)(&rows(one, false, iops));
+    claims.iter().map(|claim| claim.result(cores).outcome).collect()
 }
 
 #[test]
@@ -357,7 +358,7 @@ fn published_effects_are_reproduced_on_enough_cores_only() {
 #[test]
 fn published_ratios_are_the_documents() {
     let of = |name: &str| -> Vec<String> {
-        (experiment(name).claims)(&[], 64).iter().map(|claim| digits(claim.published)).collect()
+        (experiment(name).claims)(&[]).iter().map(|claim| three_digits(claim.published)).collect()
     };
     assert_eq!(of("xen-queues"), ["1.74", "2.06"]);
     assert_eq!(of("virtio-queues"), ["1.16", "1.30"]);
@@ -369,8 +370,8 @@ fn published_ratios_are_the_documents() {
 #[test]
 fn without_rows_nothing_is_claimed_or_drawn() {
     for one in &ALL {
-        let claims = (one.claims)(&[], 64);
-        assert!(!claims.is_empty() && claims.iter().all(|claim| claim.result().outcome == Outcome::NotMeasurable));
+        let claims = (one.claims)(&[]);
+        assert!(!claims.is_empty() && claims.iter().all(|claim| claim.result(64).outcome == Outcome::NotMeasurable));
         assert!((one.figure)(&[]).svg().contains("Nothing was measured."));
     }
 }

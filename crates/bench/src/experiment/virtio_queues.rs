@@ -5,13 +5,13 @@
 
 use super::published::VIRTIO_QUEUES;
 use super::{
-    BenchCommand, Claim, Columns, Experiment, ResultTable, cpu_cell, error_cell, estimate_cell, groups, iops_claim,
-    iops_ratio, load, needs_cores, prefix, queue_count, ratio_cell,
+    Claim, Columns, Experiment, MeasuredMean, column, error_cell, iops_ratio_cell, load, plot_of, prefix, queue_count,
 };
 use crate::BenchError;
 use crate::plan::{Target, TargetSource};
 use crate::plot::{Figure, KeyValue, Metric, PlotGroup, PublishedSeries, RowFilter, RowKey};
 use crate::report::ResultRow;
+use crate::table::{Column, ResultTable, cpu_cell, groups, or_dash, ratio_cell};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "virtio-queues",
@@ -21,11 +21,10 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     needs_disk: false,
     defaults: "--disk storage=null,size=1T --rw randread --bs 4k --iodepth 32 --queues 4 --jobs 4 --runtime 2 --warmup 0.5",
     columns,
-    commands: |scale| {
-        // The document states an error: at least 5 runs.
-        let length = scale.length((1.0, 7), (0.3, 5));
-        vec![BenchCommand::new(&format!("--experiment virtio-queues --queues 4 {length}"))]
-    },
+    loads: |_| vec!["--queues 4".into()],
+    // The document states an error: at least 5 runs.
+    full: (1.0, 7),
+    quick: (0.3, 5),
     tables,
     claims,
     figure,
@@ -52,11 +51,10 @@ fn columns(queues: &[u16], targets: &[Target]) -> Columns {
         let own = prefix(targets, target);
         // One queue twice with the same settings, as in the document: the difference of two equal rows.
         for queues in queues.iter().copied().filter(|queues| *queues > 1).chain([1]) {
+            let name = queue_count(queues).replace(' ', "-");
             columns.extend(DATAPLANE.map(|word| Target {
-                column: Some(format!("{own}{}-{word}", queue_count(queues).replace(' ', "-"))),
-                queues: Some(queues),
                 workers: Some(if word == DATAPLANE[0] { queues } else { 1 }),
-                ..target.clone()
+                ..target.as_column(format!("{own}{name}-{word}"), queues)
             }));
         }
     }
@@ -64,7 +62,7 @@ fn columns(queues: &[u16], targets: &[Target]) -> Columns {
 }
 
 fn is_plain(row: &ResultRow) -> bool {
-    row.column.as_deref().is_some_and(|name| name.ends_with(DATAPLANE[1]))
+    column(row).ends_with(DATAPLANE[1])
 }
 
 /// Returns the document's ratio of 4 queues to 1, and its standard error.
@@ -76,69 +74,51 @@ fn published(word: &str) -> (f64, f64) {
 }
 
 fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
-    const HEADINGS: [&str; 10] = [
-        "Name",
-        "Queues",
-        "Workers",
-        "IOPS",
-        "Error",
-        "mq / no-mq (95 %)",
-        "2016",
-        "CPU us/IO of the server",
-        "kicks/IO",
-        "calls/IO",
-    ];
     let mut tables = vec![];
     for group in groups(rows, load) {
-        let mut table = ResultTable::new(load(group[0]), 1, &HEADINGS);
-        for row in &group {
-            let is_same = |other: &&&ResultRow| {
+        let ratio = |row: &ResultRow| {
+            let is_same = |other: &&ResultRow| {
                 other.queues == 1
                     && (&other.target, &other.poll, is_plain(other)) == (&row.target, &row.poll, is_plain(row))
             };
-            let one = group.iter().find(is_same).copied().filter(|_| row.queues > 1);
-            let document = (row.queues == 4).then(|| published(DATAPLANE[usize::from(is_plain(row))]).0);
-            table.rows.push(vec![
-                row.column.clone().unwrap_or_default(),
-                row.queues.to_string(),
-                row.server_workers.map_or("-".into(), |workers| workers.to_string()),
-                format!("{:.1}", row.iops_mean),
-                error_cell(row),
-                estimate_cell(iops_ratio(one.map(|_| *row), one)),
-                ratio_cell(document),
-                cpu_cell(row.server_cpu_us_per_io),
-                format!("{:.3}", row.kicks_per_io),
-                format!("{:.3}", row.calls_per_io),
-            ]);
-        }
-        tables.push(table);
+            let one = group.iter().copied().find(is_same).filter(|_| row.queues > 1);
+            iops_ratio_cell(one.map(|one| (row, one)))
+        };
+        let document = |row: &ResultRow| (row.queues == 4).then(|| published(DATAPLANE[usize::from(is_plain(row))]).0);
+        let columns: [Column<'_>; 10] = [
+            ("Name", &column),
+            ("Queues", &|row| row.queues.to_string()),
+            ("Workers", &|row| or_dash(row.server_workers)),
+            ("IOPS", &|row| format!("{:.1}", row.iops_mean)),
+            ("Error", &error_cell),
+            ("mq / no-mq (95 %)", &ratio),
+            ("2016", &|row| ratio_cell(document(row))),
+            ("CPU us/IO of the server", &|row| cpu_cell(row.server_cpu_us_per_io)),
+            ("kicks/IO", &|row| format!("{:.3}", row.kicks_per_io)),
+            ("calls/IO", &|row| format!("{:.3}", row.calls_per_io)),
+        ];
+        tables.push(ResultTable::of_rows(load(group[0]), 1, &columns, &group));
     }
-    let mut document =
-        ResultTable::new("The document's rows: virtio-blk multiqueue, 2016", 1, &["Name", "IOPS", "Error"]);
-    for (word, queues, iops, error) in VIRTIO_QUEUES {
+    let document = VIRTIO_QUEUES.map(|(word, queues, iops, error)| {
         let name = format!("v4-smp-4-{word}{}", if queues == 1 { "-no-mq" } else { "" });
-        document.rows.push(vec![name, format!("{iops:.1}"), format!("± {error:.2}%")]);
-    }
-    tables.push(document);
+        vec![name, format!("{iops:.1}"), format!("± {error:.2}%")]
+    });
+    let title = "The document's rows: virtio-blk multiqueue, 2016";
+    tables.push(ResultTable::new(title, 1, &["Name", "IOPS", "Error"], document.to_vec()));
     tables
 }
 
-fn claims(rows: &[ResultRow], cores: usize) -> Vec<Claim> {
-    let claim = |what: &str, word: &str, obstacle: Option<String>| {
+fn claims(rows: &[ResultRow]) -> Vec<Claim> {
+    let claim = |what: &str, word: &str| {
         let find = |name: String| rows.iter().find(|row| row.column.as_ref() == Some(&name));
-        iops_claim(what, published(word).0, find(format!("4-queues-{word}")), find(format!("1-queue-{word}")), obstacle)
+        let pair = find(format!("4-queues-{word}")).zip(find(format!("1-queue-{word}")));
+        Claim::new(what, published(word).0, MeasuredMean::iops, pair)
     };
     vec![
-        claim(
-            "IOPS of 4 queues over 1 with a worker for each (dataplane)",
-            DATAPLANE[0],
-            needs_cores(8, "4 jobs and 4 workers", cores),
-        ),
-        claim(
-            "IOPS of 4 queues over 1 with one worker (no dataplane)",
-            DATAPLANE[1],
-            needs_cores(5, "4 jobs and a worker", cores),
-        ),
+        claim("IOPS of 4 queues over 1 with a worker for each (dataplane)", DATAPLANE[0])
+            .of_threads(8, "4 jobs and 4 workers"),
+        claim("IOPS of 4 queues over 1 with one worker (no dataplane)", DATAPLANE[1])
+            .of_threads(5, "4 jobs and a worker"),
     ]
 }
 
@@ -154,12 +134,9 @@ fn figure(rows: &[ResultRow]) -> Figure {
         (word.to_owned(), ratio, error)
     });
     let group = PlotGroup {
-        metrics: vec![Metric::Iops],
-        x: Some(RowKey::Column),
-        series: vec![RowKey::Queues],
         ratio: vec![RowFilter::new(RowKey::Queues, "1")],
         references: vec![PublishedSeries { name: "2016: 4 queues".into(), points: points.to_vec(), only: None }],
-        ..PlotGroup::default()
+        ..plot_of(Metric::Iops, RowKey::Column, &[RowKey::Queues])
     };
     Figure {
         title: "Virtqueues of a virtio-blk disk: IOPS as a ratio to one queue",

@@ -4,15 +4,11 @@
 //! grants and free pages under a lock. With a pool for each ring they did not fall. Here: both kinds of pool.
 
 use super::published::{XEN_IOPS, XEN_QUEUES};
-use super::tables::Pivot;
-use super::{
-    BenchCommand, Claim, Columns, Experiment, ResultTable, cpu_cell, groups, iops_claim, load, needs_cores, prefix,
-    ratio_cell,
-};
-use crate::grid::three_digits;
+use super::{Claim, Columns, Experiment, MeasuredMean, column, load, plot_of, prefix, published_series};
 use crate::plan::{Target, TargetSource, value_of};
-use crate::plot::{Figure, Metric, PlotGroup, PublishedSeries, RowFilter, RowKey};
+use crate::plot::{Figure, Metric, PlotGroup, RowFilter, RowKey};
 use crate::report::ResultRow;
+use crate::table::{Pivot, ResultTable, cpu_cell, groups, or_dash, ratio_cell, three_digits};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "xen-queues",
@@ -23,10 +19,9 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     defaults: "--interface xen --disk storage=null,size=16G --rw read --bs 4k --iodepth 64 --batch 64 --queues 1,4,8,16 --jobs 16 \
                --ring-order 0 --runtime 2 --warmup 0.5",
     columns,
-    commands: |scale| {
-        let length = scale.length((1.0, 5), (0.3, 3));
-        vec![BenchCommand::new(&format!("--experiment xen-queues --queues 1,4,8,16 {length}"))]
-    },
+    loads: |_| vec!["--queues 1,4,8,16".into()],
+    full: (1.0, 5),
+    quick: (0.3, 3),
     tables,
     claims,
     figure,
@@ -68,8 +63,8 @@ fn columns(queues: &[u16], targets: &[Target]) -> Columns {
                 }
                 keys.set(GRANTS_POOL, Some(pool.0));
             }
-            column.column = Some(format!("{own}{}", pool.map_or("as it runs", |pool| pool.1)));
-            columns.extend(queues.iter().map(|queues| Target { queues: Some(*queues), ..column.clone() }));
+            let name = format!("{own}{}", pool.map_or("as it runs", |pool| pool.1));
+            columns.extend(queues.iter().map(|queues| column.as_column(name.clone(), *queues)));
         }
     }
     Ok(columns)
@@ -83,7 +78,7 @@ fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
         let with_document = |table: ResultTable, cell: &dyn Fn(f64, &[f64; 4]) -> String| {
             let published = |values: &[f64; 4], heading: &str| {
                 let at = XEN_QUEUES.iter().position(|queues| queues.to_string() == heading);
-                at.map_or("-".into(), |at| cell(values[at], values))
+                or_dash(at.map(|at| cell(values[at], values)))
             };
             lines
                 .iter()
@@ -92,7 +87,7 @@ fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
         let pivot = Pivot {
             rows: &group,
             heading: "Queues:",
-            line: &|row| row.column.clone().unwrap_or_default(),
+            line: &column,
             column: &|row| row.queues.to_string(),
             numbers: false,
         };
@@ -116,47 +111,39 @@ fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
     tables
 }
 
-fn claims(rows: &[ResultRow], cores: usize) -> Vec<Claim> {
-    let find = |pool: &str, queues: u16| rows.iter().find(|row| row.grants_pool == Some(pool) && row.queues == queues);
-    let [shared, _, own] = XEN_IOPS.map(|(_, values)| values);
+fn claims(rows: &[ResultRow]) -> Vec<Claim> {
+    let find =
+        |(pool, queues): (&str, u16)| rows.iter().find(|row| row.grants_pool == Some(pool) && row.queues == queues);
+    let claim = |what: &str, published: f64, value: (&str, u16), base: (&str, u16)| {
+        Claim::new(what, published, MeasuredMean::iops, find(value).zip(find(base)))
+    };
+    let [(_, shared), _, (_, own)] = XEN_IOPS;
     vec![
-        iops_claim(
-            "IOPS of 4 rings over 1 with pools of each ring",
-            own[1] / own[0],
-            find("per-ring", 4),
-            find("per-ring", 1),
-            needs_cores(8, "4 rings with a thread at each end", cores),
-        ),
-        iops_claim(
+        claim("IOPS of 4 rings over 1 with pools of each ring", own[1] / own[0], ("per-ring", 4), ("per-ring", 1))
+            .of_threads(8, "4 rings with a thread at each end"),
+        claim(
             "IOPS of pools of each ring over one pool with 16 rings",
             own[3] / shared[3],
-            find("per-ring", 16),
-            find("shared", 16),
-            needs_cores(32, "16 rings with a thread at each end", cores),
-        ),
+            ("per-ring", 16),
+            ("shared", 16),
+        )
+        .of_threads(32, "16 rings with a thread at each end"),
     ]
 }
 
 fn figure(rows: &[ResultRow]) -> Figure {
     let line = |(name, values): (&str, [f64; 4])| {
-        let points = XEN_QUEUES.iter().zip(values).map(|(queues, value)| (queues.to_string(), value / values[0], 0.0));
-        PublishedSeries { name: name.to_owned(), points: points.collect(), only: None }
-    };
-    let group = |metric: Metric| PlotGroup {
-        metrics: vec![metric],
-        x: Some(RowKey::Queues),
-        series: vec![RowKey::Column],
-        ..PlotGroup::default()
+        published_series(name, XEN_QUEUES.into_iter().zip(values.map(|value| value / values[0])))
     };
     let gain = PlotGroup {
         ratio: vec![RowFilter::new(RowKey::Queues, "1")],
         references: XEN_IOPS.map(line).to_vec(),
-        ..group(Metric::Iops)
+        ..plot_of(Metric::Iops, RowKey::Queues, &[RowKey::Column])
     };
     let rows = Figure::rows(rows);
     Figure {
         title: "Rings of a Xen disk: IOPS as a ratio to one ring",
         subtitle: "blkif over a simulated Xen, null storage, 4K sequential reads, 16 jobs, iodepth 64, batch 64",
-        groups: vec![(rows.clone(), gain), (rows, group(Metric::Cpu))],
+        groups: vec![(rows.clone(), gain), (rows, plot_of(Metric::Cpu, RowKey::Queues, &[RowKey::Column]))],
     }
 }

@@ -121,6 +121,11 @@ impl Target {
         }
     }
 
+    /// Returns the target as an experiment's column, with its heading and number of queues.
+    pub(crate) fn as_column(&self, heading: String, queues: u16) -> Target {
+        Target { column: Some(heading), queues: Some(queues), ..self.clone() }
+    }
+
     /// Returns the combination of the sweep with the target's own queues.
     pub fn combination(&self, of: &Combination) -> Combination {
         Combination { queues: self.queues.unwrap_or(of.queues), ..*of }

@@ -79,8 +79,8 @@ fn section(result: &ExperimentResult) -> String {
     };
     let claims: String = result.claims().iter().map(claim).collect();
     let tables = (one.tables)(&result.rows);
-    let tables = tables.iter().filter(|table| !table.rows.is_empty());
-    let tables: String = tables.map(|table| format!("<div class=\"scroll\">\n{}</div>\n", table.html())).collect();
+    let tables: String =
+        tables.iter().map(|table| format!("<div class=\"scroll\">\n{}</div>\n", table.html())).collect();
     let notes: String = one.notes.iter().map(|note| format!("<p>{}</p>\n", markup_text(note))).collect();
     let commands: String =
         result.commands.iter().map(|command| format!("{}\n", markup_text(&command.to_string()))).collect();

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::benchmark::Benchmark;
-use crate::experiment::{self, BenchCommand, Claim, ClaimResult, Experiment, ExperimentScale};
+use crate::experiment::{self, BenchCommand, ClaimResult, Experiment, ExperimentScale};
 use crate::interrupt::Interrupt;
 use crate::report::ResultRow;
 use crate::sweep::Sweep;
@@ -52,7 +52,7 @@ impl ExperimentResult {
         cores: usize,
         interrupt: &Interrupt,
     ) -> Result<ExperimentResult, BenchError> {
-        let commands = (experiment.commands)(scale);
+        let commands = experiment.commands(scale);
         let mut planned = commands.iter().map(Benchmark::of_command).collect::<Result<Vec<_>, _>>()?;
         planned.iter_mut().for_each(|benchmark| benchmark.plan.interrupt = interrupt.clone());
         let expected_rows = planned.iter().map(|benchmark| benchmark.plan.row_count()).sum();
@@ -87,7 +87,7 @@ impl ExperimentResult {
 
     /// Returns the result of each claim.
     pub(super) fn claims(&self) -> Vec<ClaimResult> {
-        (self.experiment.claims)(&self.rows, self.cores).iter().map(Claim::result).collect()
+        (self.experiment.claims)(&self.rows).iter().map(|claim| claim.result(self.cores)).collect()
     }
 
     /// Returns the sentence at its end.
@@ -119,7 +119,7 @@ impl ExperimentResult {
         let one = self.experiment;
         let mut text =
             format!("\n== {}: {}\ndocument: {}; {}\n", one.name, one.about, one.document, self.completeness());
-        for table in (one.tables)(&self.rows).iter().filter(|table| !table.rows.is_empty()) {
+        for table in (one.tables)(&self.rows) {
             text.push_str(&format!("\n{}", table.text()));
         }
         text.push('\n');
@@ -147,7 +147,7 @@ impl ExperimentResult {
             text.push_str(&format!("- *{}*: {reason}\n", outcome.words()));
         }
         text.push_str("\n## Tables\n");
-        for table in (one.tables)(&self.rows).iter().filter(|table| !table.rows.is_empty()) {
+        for table in (one.tables)(&self.rows) {
             text.push_str(&format!("\n{}", table.markdown()));
         }
         text.push_str("\n## How to read it\n\n");

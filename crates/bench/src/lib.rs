@@ -8,7 +8,7 @@
 //!            server: connects, or starts a server
 //!            streams (which job works where), worker (a thread with its queues), pattern (the next block),
 //!            verification
-//!      -> report (rows), machine (where they were measured), table and columns (for people), experiment (published tables)
+//!      -> report (rows), machine (where they were measured), table, columns (for people), experiment (published tables)
 //!      -> output: the JSON after each run, the tables at the end
 //! ```
 //!

@@ -1,5 +1,7 @@
 //! Machine and command line of a benchmark, for the interpretation of its results.
 
+mod description;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,6 +9,8 @@ use std::sync::OnceLock;
 use std::time::SystemTime;
 
 use serde::Serialize;
+
+pub(crate) use description::MachineDescription;
 
 /// The machine that a benchmark ran on. Its serialized keys are an interface: they do not change. Unreadable values are
 /// null.
@@ -27,19 +31,23 @@ pub struct Machine {
 impl Machine {
     /// Reads it.
     pub fn read() -> Machine {
-        let line = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
-        let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let cpus = read("/proc/cpuinfo").unwrap_or_default();
         Machine {
-            host: line("/proc/sys/kernel/hostname"),
+            host: read("/proc/sys/kernel/hostname"),
             cpu: cpu_model(&cpus),
             cores: Some(values(&cpus, "processor").count()).filter(|count| *count > 0),
             cores_usable: std::thread::available_parallelism().ok().map(usize::from),
-            kernel: line("/proc/sys/kernel/osrelease"),
+            kernel: read("/proc/sys/kernel/osrelease"),
         }
     }
 }
 
-/// Returns the values of a key of /proc/cpuinfo.
+/// Returns the text of a file without the space around it.
+fn read(path: impl AsRef<Path>) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+/// Returns the values of a key of /proc/cpuinfo and its like.
 fn values<'a>(text: &'a str, key: &'a str) -> impl Iterator<Item = &'a str> {
     let pairs = text.lines().filter_map(|line| line.split_once(':'));
     pairs.filter(move |(found, _)| found.trim() == key).map(|(_, value)| value.trim())

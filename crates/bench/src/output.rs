@@ -5,13 +5,11 @@ use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::BenchError;
 use crate::report::ResultRow;
 
-/// The value of `--json` that is standard output.
-const STANDARD_OUTPUT: &str = "-";
 /// A file is rewritten after this many times the duration of its last write: writing takes at most a percent of the
 /// time.
 const WRITE_EVERY: u32 = 100;
@@ -31,16 +29,13 @@ enum Place {
     /// Standard output: rows that are complete, as they come.
     Stdout { rows: usize },
     /// A file that is replaced: the old content stays until there are rows.
-    File { path: PathBuf, written: Option<Written> },
+    File {
+        path: PathBuf,
+        /// When it is written again at the earliest.
+        next: Instant,
+    },
     /// A pipe or a device: written once, at the end.
     Stream(PathBuf),
-}
-
-/// The last write.
-#[derive(Clone, Copy, Debug)]
-struct Written {
-    at: Instant,
-    took: Duration,
 }
 
 impl JsonOutput {
@@ -51,7 +46,7 @@ impl JsonOutput {
     pub(crate) fn open(path: Option<&Path>) -> Result<JsonOutput, BenchError> {
         let place = match path {
             None => Place::Nowhere,
-            Some(path) if path.as_os_str() == STANDARD_OUTPUT => Place::Stdout { rows: 0 },
+            Some(path) if is_standard_output(path) => Place::Stdout { rows: 0 },
             Some(path) => check(path).map_err(|error| {
                 let found = format!("{} ({error})", path.display());
                 BenchError::option("json", found, "a file that can be written, in a folder that can be written")
@@ -60,9 +55,16 @@ impl JsonOutput {
         Ok(JsonOutput { place, failure: None })
     }
 
-    /// Returns true if standard output has the JSON: the table goes elsewhere.
-    pub(crate) fn is_stdout(&self) -> bool {
-        matches!(self.place, Place::Stdout { .. })
+    /// Writes the table to standard output, or to standard error if standard output has the JSON.
+    ///
+    /// # Errors
+    /// When it cannot be written. A closed pipe is no error.
+    pub(crate) fn write_table(&self, text: &str) -> Result<(), BenchError> {
+        const WHAT: &str = "the table on standard output";
+        match self.place {
+            Place::Stdout { .. } => write_text(io::stderr(), WHAT, text),
+            _ => write_text(io::stdout(), WHAT, text),
+        }
     }
 
     /// Writes the rows so far. `complete`: final ones; `current`: those with runs outstanding. A failure is reported
@@ -71,12 +73,12 @@ impl JsonOutput {
         let result = match &mut self.place {
             Place::Nowhere | Place::Stream(_) => Ok(()),
             Place::Stdout { rows } => append(&mut io::stdout(), rows, complete),
-            Place::File { written: Some(Written { at, took }), .. } if at.elapsed() < *took * WRITE_EVERY => Ok(()),
-            Place::File { path, written } => {
+            Place::File { next, .. } if Instant::now() < *next => Ok(()),
+            Place::File { path, next } => {
                 let start = Instant::now();
                 let all = complete.iter().flatten().chain(current);
                 let result = replace(path, |file| write_array(file, all));
-                *written = Some(Written { at: Instant::now(), took: start.elapsed() });
+                *next = Instant::now() + start.elapsed() * WRITE_EVERY;
                 result
             }
         };
@@ -121,20 +123,18 @@ impl JsonOutput {
     }
 }
 
-/// Writes a text for people to standard output, or to standard error if standard output has the JSON. A closed pipe is
-/// no error.
+/// Returns true if the value of `--json` is standard output.
+pub(crate) fn is_standard_output(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
+
+/// Writes a text for people to `out`. A closed pipe is no error.
 ///
 /// # Errors
-/// When it cannot be written.
-pub(crate) fn write_text(json: &JsonOutput, text: &str) -> Result<(), BenchError> {
-    let result = match json.is_stdout() {
-        true => io::stderr().write_all(text.as_bytes()),
-        false => io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()),
-    };
-    match result {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(BenchError::Failed(format!("the table on standard output: {error}")))
-        }
+/// When it cannot be written; `what` says what.
+pub(crate) fn write_text(mut out: impl Write, what: &str, text: &str) -> Result<(), BenchError> {
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(BenchError::Failed(format!("{what}: {error}"))),
         _ => Ok(()),
     }
 }
@@ -161,7 +161,7 @@ fn check(path: &Path) -> io::Result<Place> {
                 OpenOptions::new().write(true).open(&path)?;
             }
             temporary(&path)?;
-            Ok(Place::File { path, written: None })
+            Ok(Place::File { path, next: Instant::now() })
         }
     }
 }

@@ -10,7 +10,6 @@ use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
 pub struct ProgressDisplay {
     /// Hidden unless standard error is a terminal.
     bar: ProgressBar,
-    total: Duration,
     /// Expected time of the runs that have ended, and of the current one.
     done: Duration,
     current: Duration,
@@ -26,12 +25,12 @@ impl ProgressDisplay {
             bar.set_style(ProgressStyle::with_template(template).expect("a template that the library takes"));
             bar.enable_steady_tick(Duration::from_millis(500));
         }
-        ProgressDisplay { bar, total, done: Duration::ZERO, current: Duration::ZERO }
+        ProgressDisplay { bar, done: Duration::ZERO, current: Duration::ZERO }
     }
 
     /// Returns the expected time of all runs, in words.
     pub fn total(&self) -> String {
-        HumanDuration(self.total).to_string()
+        HumanDuration(Duration::from_millis(self.bar.length().unwrap_or(0))).to_string()
     }
 
     /// Shows that a run starts, which is expected to take `time`.

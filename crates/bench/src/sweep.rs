@@ -8,7 +8,7 @@ use rand::Rng;
 use crate::BenchError;
 use crate::benchmark::Benchmark;
 use crate::columns::table;
-use crate::output::{JsonOutput, write_text};
+use crate::output::JsonOutput;
 use crate::plan::{Combination, Plan, Target};
 use crate::preflight;
 use crate::progress::ProgressDisplay;
@@ -41,7 +41,7 @@ pub(crate) fn run(benchmark: &Benchmark) -> Result<u64, BenchError> {
         json.update(&rows, &[]);
     }
     sweep.progress.finish();
-    let printed = write_text(&json, &tables(benchmark, &rows, &partial));
+    let printed = json.write_table(&tables(benchmark, &rows, &partial));
     rows.push(partial);
     let written = json.finish(&rows);
     if let (Err(error), true) = (&written, outcome.is_err() || printed.is_err()) {
@@ -175,11 +175,7 @@ fn describe(benchmark: &Benchmark, combination: &Combination, target: &Target) -
     let Combination { rw, sizes, queues, targets, luns, jobs, iodepth, batch, rate_iops, .. } = combination;
     let name = match (benchmark.experiment, &target.column) {
         (Some(one), Some(column)) => format!("{}: {column}", one.name),
-        _ => {
-            let poll = if target.poll == "unknown" { String::new() } else { format!(" poll {}", target.poll) };
-            let grants = target.grants.as_ref().filter(|grants| *grants != "unknown");
-            format!("{}{poll}{}", target.label, grants.map_or(String::new(), |grants| format!(" grants {grants}")))
-        }
+        _ => target.name(),
     };
     let rw = rw.name();
     let disks = if *targets * *luns > 1 { format!(" targets {targets} luns {luns}") } else { String::new() };

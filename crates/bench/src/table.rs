@@ -50,14 +50,14 @@ impl ResultTable {
         ResultTable::new(title, names, &headings, rows.iter().map(cells).collect())
     }
 
-    /// Returns the table with more columns at its right. `cells` gets the name of a line.
+    /// Returns the table with more columns at its right. `cells` gets the name of a line; `None` is dashes.
     pub(crate) fn with_columns<const N: usize>(
         mut self,
         headings: [&str; N],
-        cells: impl Fn(&str) -> [String; N],
+        cells: impl Fn(&str) -> Option<[String; N]>,
     ) -> ResultTable {
         self.headings.extend(headings.map(|text| Heading { text: text.to_owned(), number: true }));
-        self.rows.iter_mut().for_each(|row| row.extend(cells(&row[0])));
+        self.rows.iter_mut().for_each(|row| row.extend(cells(&row[0]).unwrap_or(["-"; N].map(str::to_owned))));
         self
     }
 

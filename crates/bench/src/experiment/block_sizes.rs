@@ -20,7 +20,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     option: "block-size",
     about: "IOPS of sequential streams against block size, 1 queue beside --queues, and those without merging",
     document: "xen-blkfront multi-queue, RFC, 2015",
-    needs_disk: true,
     defaults: "--rw read --bs 512-4M --iodepth 32 --queues 8 --jobs 8 --runtime 2 --warmup 0.5",
     columns,
     loads,
@@ -120,9 +119,9 @@ fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
         });
         if group.iter().any(|row| published(row).is_some()) {
             to_best = to_best.with_columns(PUBLISHED, |line| {
-                let values = group.iter().find(|row| size(row) == line).and_then(|row| published(row));
-                let most = values.map_or(1.0, |values| values.iter().copied().fold(0.0, f64::max));
-                [0, 1, 2].map(|column| ratio_cell(values.map(|values| values[column] / most)))
+                let values = group.iter().find(|row| size(row) == line).and_then(|row| published(row))?;
+                let most = values.iter().copied().fold(0.0, f64::max);
+                Some(values.map(|value| ratio_cell(Some(value / most))))
             });
         }
         tables.extend([

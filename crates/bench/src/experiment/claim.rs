@@ -98,8 +98,8 @@ impl Claim {
         }
         // Positive in the document's direction.
         let expected = self.published.ln().abs();
-        let effect = measured.ln() * self.published.ln().signum();
-        let margin = measured.margin();
+        let effect = measured.ln * self.published.ln().signum();
+        let margin = measured.margin;
         if effect - margin > 0.0 && effect >= expected / 2.0 {
             return with(Outcome::Reproduced, "");
         }
@@ -122,11 +122,12 @@ impl Claim {
 pub(crate) fn sentence(name: &str, results: &[ClaimResult]) -> String {
     let Some((first, others)) = results.split_first() else { return format!("{name}: nothing is claimed.") };
     let main = format!("{name}: {}: {}", first.outcome.words(), first.reason);
+    let count = |outcome: Outcome| {
+        let count = others.iter().filter(|other| other.outcome == outcome).count();
+        (count > 0).then(|| format!("{count} {}", outcome.words()))
+    };
     let all = [Outcome::Reproduced, Outcome::NotReproduced, Outcome::NotMeasurable];
-    let counts = all.map(|outcome| (others.iter().filter(|other| other.outcome == outcome).count(), outcome));
-    let counts =
-        counts.iter().filter(|(count, _)| *count > 0).map(|(count, outcome)| format!("{count} {}", outcome.words()));
-    let counts = counts.collect::<Vec<_>>().join(", ");
+    let counts = all.into_iter().filter_map(count).collect::<Vec<_>>().join(", ");
     match others.len() {
         0 => format!("{main}."),
         1 => format!("{main}; its other effect: {}.", others[0].outcome.words()),

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// Stands for a file in the options of an experiment.
+pub(super) const IMAGE: &str = "IMAGE";
+
 /// The options of a command line of `mqblk bench`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BenchCommand {
@@ -9,9 +12,10 @@ pub(crate) struct BenchCommand {
 }
 
 impl BenchCommand {
-    /// Creates a command of space-separated options. `IMAGE` stands for `image`, which may have spaces.
+    /// Creates a command of space-separated options. [`IMAGE`] becomes `image`, which may have
+    /// spaces.
     pub(crate) fn new(options: &str, image: &str) -> BenchCommand {
-        let options = options.split_ascii_whitespace().map(|word| word.replace("IMAGE", image));
+        let options = options.split_ascii_whitespace().map(|word| word.replace(IMAGE, image));
         BenchCommand { options: options.collect() }
     }
 }

@@ -33,9 +33,9 @@ impl MeasuredMean {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct RatioEstimate {
     /// Natural logarithm of the ratio.
-    ln: f64,
+    pub ln: f64,
     /// Half of its 95 % confidence interval; infinite if a value was measured once.
-    margin: f64,
+    pub margin: f64,
 }
 
 impl RatioEstimate {
@@ -60,28 +60,13 @@ impl RatioEstimate {
         let quantile = T_95[freedom.clamp(1, T_95.len()) - 1];
         Some(RatioEstimate { ln, margin: quantile * variance.sqrt() })
     }
-
-    /// Returns the ratio.
-    pub(crate) fn ratio(self) -> f64 {
-        self.ln.exp()
-    }
-
-    /// Returns its logarithm.
-    pub(crate) fn ln(self) -> f64 {
-        self.ln
-    }
-
-    /// Returns half of the confidence interval of the logarithm.
-    pub(crate) fn margin(self) -> f64 {
-        self.margin
-    }
 }
 
 impl std::fmt::Display for RatioEstimate {
     /// Writes `x1.62 (1.58 to 1.66)`: the ratio, and its 95 % confidence interval.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [low, high] = [self.ln - self.margin, self.ln + self.margin].map(f64::exp);
-        write!(f, "x{}", three_digits(self.ratio()))?;
+        write!(f, "x{}", three_digits(self.ln.exp()))?;
         match self.margin.is_finite() {
             true => write!(f, " ({} to {})", three_digits(low), three_digits(high)),
             false => write!(f, " (one run, so its error is not known)"),
@@ -102,16 +87,16 @@ mod tests {
         let of = |error: f64, runs: usize| {
             RatioEstimate::of(&[(mean(160.0, 1.6 * error, runs), mean(100.0, error, runs))]).unwrap()
         };
-        assert!((of(1.0, 3).ratio() - 1.6).abs() < 1e-12);
+        assert!((of(1.0, 3).ln.exp() - 1.6).abs() < 1e-12);
         // Both relative errors are 1 %: of 3 runs each the degrees of freedom are 4, of 2 runs 2.
-        assert!((of(1.0, 3).margin() - 2.78 * 0.01 * 2_f64.sqrt()).abs() < 1e-9);
-        assert!((of(1.0, 2).margin() - 4.30 * 0.01 * 2_f64.sqrt()).abs() < 1e-9);
-        assert!((of(2.0, 20).margin() - 2.23 * 0.02 * 2_f64.sqrt()).abs() < 1e-9);
-        assert_eq!(of(1.0, 1).margin(), f64::INFINITY);
-        assert_eq!(of(0.0, 5).margin(), 0.0);
+        assert!((of(1.0, 3).margin - 2.78 * 0.01 * 2_f64.sqrt()).abs() < 1e-9);
+        assert!((of(1.0, 2).margin - 4.30 * 0.01 * 2_f64.sqrt()).abs() < 1e-9);
+        assert!((of(2.0, 20).margin - 2.23 * 0.02 * 2_f64.sqrt()).abs() < 1e-9);
+        assert_eq!(of(1.0, 1).margin, f64::INFINITY);
+        assert_eq!(of(0.0, 5).margin, 0.0);
         // An error of one side alone has that side's degrees of freedom.
         let one = RatioEstimate::of(&[(mean(2.0, 0.02, 3), mean(1.0, 0.0, 9))]).unwrap();
-        assert!((one.margin() - 4.30 * 0.01).abs() < 1e-9);
+        assert!((one.margin - 4.30 * 0.01).abs() < 1e-9);
         assert_eq!(of(1.0, 3).to_string(), "x1.60 (1.54 to 1.66)");
         assert_eq!(of(1.0, 1).to_string(), "x1.60 (one run, so its error is not known)");
     }
@@ -120,9 +105,9 @@ mod tests {
     fn several_ratios_make_a_geometric_mean() {
         let pair = |ratio: f64| (mean(ratio, 0.01 * ratio, 3), mean(1.0, 0.01, 3));
         let both = RatioEstimate::of(&[pair(0.5), pair(8.0)]).unwrap();
-        assert!((both.ratio() - 2.0).abs() < 1e-12);
+        assert!((both.ln.exp() - 2.0).abs() < 1e-12);
         let one = RatioEstimate::of(&[pair(0.5)]).unwrap();
-        assert!(both.margin() < one.margin());
+        assert!(both.margin < one.margin);
         assert_eq!(RatioEstimate::of(&[]), None);
         assert_eq!(RatioEstimate::of(&[pair(1.0), (mean(0.0, 0.0, 3), mean(1.0, 0.0, 3))]), None);
     }

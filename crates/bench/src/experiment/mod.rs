@@ -23,7 +23,7 @@ use clap::builder::PossibleValue;
 
 use crate::BenchError;
 use crate::columns::{block_size, summary};
-use crate::plan::{Plan, Target, TargetSource};
+use crate::plan::{Plan, Target};
 use crate::plot::{Figure, Metric, PlotGroup, PublishedSeries, RowKey};
 use crate::report::ResultRow;
 use crate::table::{ResultTable, or_dash};
@@ -31,6 +31,7 @@ use crate::table::{ResultTable, or_dash};
 pub(crate) use claim::{Claim, ClaimResult, Outcome, sentence};
 pub(crate) use command::{BenchCommand, shell_word};
 
+use command::IMAGE;
 use estimate::{MeasuredMean, RatioEstimate};
 
 /// The columns of an experiment, each a target; or the reason why its options make none.
@@ -47,13 +48,12 @@ pub struct Experiment {
     pub(crate) about: &'static str,
     /// The document, as `docs/references.md` cites it.
     pub(crate) document: &'static str,
-    /// True if `mqblk reproduce` measures it on a file on a real disk.
-    pub(crate) needs_disk: bool,
     /// Options that hold where the command line has none.
     pub(crate) defaults: &'static str,
     /// Makes the columns for `--queues` and the targets of the command line, each a target.
     pub(crate) columns: fn(&[u16], &[Target]) -> Columns,
-    /// Makes the options of each command of `mqblk reproduce`, quick or not, besides those for its length.
+    /// Makes the options of each command of `mqblk reproduce`, quick or not, besides those for its length. `IMAGE` in
+    /// them is a file on a real disk.
     pub(crate) loads: fn(bool) -> Vec<String>,
     /// Seconds and runs of each row of `mqblk reproduce`.
     pub(crate) full: (f64, u16),
@@ -101,10 +101,19 @@ impl Experiment {
         (self.loads)(scale.quick).iter().map(command).collect()
     }
 
+    /// Returns true if `mqblk reproduce` measures it on a file on a real disk.
+    pub(crate) fn needs_disk(&self) -> bool {
+        (self.loads)(true).iter().any(|load| load.contains(IMAGE))
+    }
+
     /// Returns the output of `mqblk bench --experiment` for at least one row.
     pub(crate) fn text(&self, plan: &Plan, rows: &[ResultRow]) -> String {
-        let tables: String = (self.tables)(rows).iter().map(|table| format!("\n{}", table.text())).collect();
-        format!("{}\n{tables}", summary(plan, settings(plan, rows)))
+        format!("{}\n{}", summary(plan, settings(plan, rows)), self.tables_text(rows))
+    }
+
+    /// Returns the tables of rows as text.
+    pub(crate) fn tables_text(&self, rows: &[ResultRow]) -> String {
+        (self.tables)(rows).iter().map(|table| format!("\n{}", table.text())).collect()
     }
 }
 
@@ -149,14 +158,7 @@ fn settings(plan: &Plan, rows: &[ResultRow]) -> Vec<String> {
 
 /// Returns the words that distinguish a target's columns from those of the others, if there are several.
 fn prefix(targets: &[Target], target: &Target) -> String {
-    match &target.source {
-        _ if targets.len() < 2 => String::new(),
-        TargetSource::Disk { .. } => {
-            let grants = target.grants.as_ref().map_or(String::new(), |grants| format!(" grants {grants}"));
-            format!("{} poll {}{grants}, ", target.label, target.poll)
-        }
-        _ => format!("{}, ", target.label),
-    }
+    if targets.len() < 2 { String::new() } else { format!("{}, ", target.name()) }
 }
 
 /// Returns `1 queue` or `8 queues`.

@@ -15,7 +15,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     option: "polling",
     about: "IOPS, latency and CPU time of one request at a time, by poll policy and by what the storage takes",
     document: "vhost_user_block polling, 2020",
-    needs_disk: false,
     defaults: "--disk storage=null,size=1T --rw randread --bs 4k --iodepth 1 --queues 1 --runtime 1 --warmup 0.25",
     columns,
     loads: |_| vec![String::new()],
@@ -39,54 +38,36 @@ pub(super) const LATENCIES: [u64; 4] = [0, 10, 30, 100];
 
 /// Returns a column for each target, latency, policy and number of queues.
 fn columns(queues: &[u16], targets: &[Target]) -> Columns {
-    let all = targets.iter().flat_map(at_latencies).flat_map(by_policies);
     let column = |target: Target| {
         let storage = target.latency_us.map_or_else(|| target.label.clone(), |us| format!("{us} us"));
         let name = format!("{storage}, poll {}", target.poll);
-        queues.iter().map(move |queues| target.as_column(name.clone(), *queues))
+        queues.iter().map(|queues| target.as_column(name.clone(), *queues)).collect::<Vec<_>>()
     };
-    Ok(all.flat_map(|target| column(target).collect::<Vec<_>>()).collect())
+    Ok(targets.iter().flat_map(variants).flat_map(column).collect())
 }
 
-/// Returns a null disk with each latency. Other targets, and one with its own latency, stay unchanged.
-fn at_latencies(target: &Target) -> Vec<Target> {
-    let TargetSource::Disk { spec, .. } = &target.source else { return vec![target.clone()] };
-    if null_latency(spec).is_none() || value_of(spec, "latency-us").is_some() {
-        return vec![target.clone()];
-    }
-    let with = |us: u64| {
-        let mut own = target.clone();
-        if let TargetSource::Disk { spec, .. } = &mut own.source {
-            let is_named = own.label != *spec;
-            spec.push_str(&format!(",latency-us={us}"));
-            if !is_named {
-                own.label.clone_from(spec);
-            }
+/// Returns a served disk with each latency and each policy. A null disk with a latency of its own, other storage, a
+/// chosen policy, and a running server stay unchanged.
+fn variants(target: &Target) -> Vec<Target> {
+    let TargetSource::Disk { spec, poll, merge, keys } = &target.source else { return vec![target.clone()] };
+    let latencies = match null_latency(spec) {
+        Some(_) if value_of(spec, "latency-us").is_none() => {
+            LATENCIES.map(|us| (format!("{spec},latency-us={us}"), Some(us))).to_vec()
         }
-        own.latency_us = Some(us);
-        own
+        own => vec![(spec.clone(), own)],
     };
-    LATENCIES.map(with).to_vec()
-}
-
-/// Returns a served disk with each policy. One with a chosen policy, and a running server, stay unchanged.
-fn by_policies(target: Target) -> Vec<Target> {
-    let is_open = match &target.source {
-        TargetSource::Disk { spec, poll, .. } => poll.is_none() && value_of(spec, "poll").is_none(),
-        _ => false,
+    let policies = match poll.as_deref().or(value_of(spec, "poll")) {
+        None => POLICIES.map(|policy| (Some(policy.to_owned()), policy.to_owned())).to_vec(),
+        Some(_) => vec![(poll.clone(), target.poll.clone())],
     };
-    if !is_open {
-        return vec![target];
-    }
-    let with = |policy: &str| {
-        let mut own = target.clone();
-        if let TargetSource::Disk { poll, .. } = &mut own.source {
-            *poll = Some(policy.to_owned());
-        }
-        own.poll = policy.to_owned();
-        own
+    let variant = |(own, latency_us): &(String, Option<u64>), (chosen, poll): (Option<String>, String)| Target {
+        source: TargetSource::Disk { spec: own.clone(), poll: chosen, merge: *merge, keys: keys.clone() },
+        label: if target.label == *spec { own.clone() } else { target.label.clone() },
+        poll,
+        latency_us: *latency_us,
+        ..target.clone()
     };
-    POLICIES.map(with).to_vec()
+    latencies.iter().flat_map(|latency| policies.iter().cloned().map(move |policy| variant(latency, policy))).collect()
 }
 
 fn find<'a>(rows: &'a [ResultRow], latency: u64, poll: &str) -> Option<&'a ResultRow> {

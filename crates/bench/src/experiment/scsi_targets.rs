@@ -3,7 +3,7 @@
 //! disks on tmpfs, one logical unit a target. There many queues gave 30 to 90 percent more from 4 targets on, and lost
 //! 6 to 13 percent from 16 to 32.
 
-use super::published::{SCSI_BANDWIDTH, SCSI_COLUMNS};
+use super::published::{SCSI_BANDWIDTH, SCSI_COLUMNS, ScsiBandwidth};
 use super::{Claim, Columns, Experiment, MeasuredMean, column, plot_of, prefix, published_series, queue_count};
 use crate::columns::block_size;
 use crate::plan::Target;
@@ -16,7 +16,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     option: "targets",
     about: "bandwidth of sequential streams against virtio-scsi targets, over all and of each, a column for each of --queues",
     document: "virtio-scsi multiqueue, 2012",
-    needs_disk: false,
     // In memory as there, and small enough for 32. Memory that was never written is one page of zeroes.
     defaults: "--interface virtio-scsi --targets 1,2,4,8,16,24,32 --disk storage=ram,size=64M --fill --rw read --bsrange 4k-64k --iodepth 4 \
                --queues 1,2,4,8 --runtime 2 --warmup 0.5",
@@ -32,9 +31,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
         "Steering by target is the document's rule: a target stays on a queue while it has commands in flight.",
     ],
 };
-
-/// Makes a published cell from its column and its line of both tables.
-type PublishedCell<'a> = &'a dyn Fn(usize, &[f64; 3], &[f64; 3]) -> String;
 
 /// The document's columns, as numbers of queues.
 const QUEUES: [u16; 3] = [1, 4, 8];
@@ -75,13 +71,11 @@ fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
         };
         let targets = |row: &ResultRow| row.targets.unwrap_or(1).to_string();
         let pivot = Pivot { rows: &group, heading: "# of targets", line: &targets, column: &heading, numbers: true };
-        let with_document = |table: ResultTable, cell: PublishedCell<'_>| {
-            let cells = |line: &str| {
-                let published = SCSI_BANDWIDTH.iter().find(|own| own.0.to_string() == line);
-                [0, 1, 2].map(|column| or_dash(published.map(|own| cell(column, &own.1, &own.2))))
-            };
-            if is_published { table.with_columns(SCSI_COLUMNS, cells) } else { table }
+        let with_document = |table: ResultTable, cells: &dyn Fn(&ScsiBandwidth) -> [String; 3]| {
+            let published = |line: &str| SCSI_BANDWIDTH.iter().find(|own| own.0.to_string() == line);
+            if is_published { table.with_columns(SCSI_COLUMNS, |line| published(line).map(cells)) } else { table }
         };
+        let whole = |value: f64| format!("{value:.0}");
         let megabytes = |bytes: f64| three_digits(bytes / 1e6);
         // The first column of the same steering.
         let first = |row: &ResultRow, rows: &[&ResultRow]| {
@@ -93,27 +87,26 @@ fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
             group.iter().find(is_single).and_then(|other| share(other))
         };
         let name = column(group[0]);
-        let one = SCSI_BANDWIDTH[0].2[0];
         tables.extend([
             with_document(
                 pivot.table(format!("overall bandwidth (MB/s): {load}"), &|row, _| megabytes(row.bw_bytes_per_s)),
-                &|column, overall, _| format!("{:.0}", overall[column]),
+                &|own| own.1.map(whole),
             ),
             with_document(
                 pivot.table("avg bandwidth per LUN (MB/s)", &|row, _| or_dash(share(row).map(megabytes))),
-                &|column, _, each| format!("{:.0}", each[column]),
+                &|own| own.2.map(whole),
             ),
             with_document(
                 pivot.table(format!("overall bandwidth, as a ratio to {name} with as many targets"), &|row, line| {
                     ratio_cell(first(row, line).map(|first| row.bw_bytes_per_s / first))
                 }),
-                &|column, overall, _| ratio_cell(Some(overall[column] / overall[0])),
+                &|own| own.1.map(|value| ratio_cell(Some(value / own.1[0]))),
             ),
             with_document(
                 pivot.table(format!("avg bandwidth per LUN, as a ratio to one target with {name}"), &|row, _| {
                     ratio_cell(share(row).zip(single(row)).map(|(own, one)| own / one))
                 }),
-                &|column, _, each| ratio_cell(Some(each[column] / one)),
+                &|own| own.2.map(|value| ratio_cell(Some(value / SCSI_BANDWIDTH[0].2[0]))),
             ),
             pivot.table("the slowest LUN, as a ratio to the average", &|row, _| {
                 ratio_cell(row.lun_bw_min_bytes_per_s.zip(share(row)).map(|(least, mean)| least / mean))

@@ -3,6 +3,7 @@
 use super::polling::{LATENCIES, POLICIES};
 use super::*;
 use crate::benchmark::Benchmark;
+use crate::plan::TargetSource;
 use crate::table::three_digits;
 use crate::tests::{benchmark, plan};
 

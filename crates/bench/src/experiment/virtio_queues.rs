@@ -18,7 +18,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     option: "virtio-queues",
     about: "IOPS with 1 virtqueue and with --queues, with a worker for each queue (dataplane) and with one for all (no-dataplane)",
     document: "virtio-blk multiqueue, 2016",
-    needs_disk: false,
     defaults: "--disk storage=null,size=1T --rw randread --bs 4k --iodepth 32 --queues 4 --jobs 4 --runtime 2 --warmup 0.5",
     columns,
     loads: |_| vec!["--queues 4".into()],

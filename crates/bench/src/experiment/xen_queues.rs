@@ -15,7 +15,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     option: "xen-queues",
     about: "IOPS of a Xen disk with 1 to 16 rings, with granted pages kept for each ring and for all in common",
     document: "xen-block multi-queue, 2015",
-    needs_disk: false,
     defaults: "--interface xen --disk storage=null,size=16G --rw read --bs 4k --iodepth 64 --batch 64 --queues 1,4,8,16 --jobs 16 \
                --ring-order 0 --runtime 2 --warmup 0.5",
     columns,
@@ -75,35 +74,35 @@ fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {
     for group in groups(rows, load) {
         let load = load(group[0]);
         let lines = if load == PUBLISHED_LOAD && group[0].ring_order == Some(0) { &XEN_IOPS[..] } else { &[] };
-        let with_document = |table: ResultTable, cell: &dyn Fn(f64, &[f64; 4]) -> String| {
-            let published = |values: &[f64; 4], heading: &str| {
-                let at = XEN_QUEUES.iter().position(|queues| queues.to_string() == heading);
-                or_dash(at.map(|at| cell(values[at], values)))
+        let with_document = |table: ResultTable, cells: &dyn Fn(&[f64; 4]) -> [String; 4]| {
+            let at = |heading: &str| XEN_QUEUES.iter().position(|queues| queues.to_string() == heading);
+            let with_line = |table: ResultTable, (name, values): &(&str, [f64; 4])| {
+                table.with_line(name, |heading| or_dash(at(heading).map(|at| cells(values)[at].clone())))
             };
-            lines
-                .iter()
-                .fold(table, |table, (name, values)| table.with_line(name, |heading| published(values, heading)))
+            lines.iter().fold(table, with_line)
         };
-        let pivot = Pivot {
-            rows: &group,
-            heading: "Queues:",
-            line: &column,
-            column: &|row| row.queues.to_string(),
-            numbers: false,
-        };
+        let queues = |row: &ResultRow| row.queues.to_string();
+        let pivot = Pivot { rows: &group, heading: "Queues:", line: &column, column: &queues, numbers: false };
         let one = |line: &[&ResultRow]| line.iter().find(|row| row.queues == 1).map(|row| row.iops_mean);
         let best = |line: &[&ResultRow]| line.iter().map(|row| row.iops_median).fold(0.0, f64::max);
         let most = |line: &[f64; 4]| line.iter().copied().fold(0.0, f64::max);
-        let iops = pivot.table(format!("IOPS (k): {load}"), &|row, _| three_digits(row.iops_mean / 1e3));
-        let to_best = pivot.table("IOPS, as a ratio to the best of the line", &|row, line| {
-            ratio_cell(Some(row.iops_median / best(line)))
-        });
-        let to_one = pivot
-            .table("IOPS, as a ratio to 1 queue", &|row, line| ratio_cell(one(line).map(|one| row.iops_mean / one)));
         tables.extend([
-            with_document(iops, &|value, _| format!("{value:.0}")),
-            with_document(to_best, &|value, line| ratio_cell(Some(value / most(line)))),
-            with_document(to_one, &|value, line| ratio_cell(Some(value / line[0]))),
+            with_document(
+                pivot.table(format!("IOPS (k): {load}"), &|row, _| three_digits(row.iops_mean / 1e3)),
+                &|line| line.map(|value| format!("{value:.0}")),
+            ),
+            with_document(
+                pivot.table("IOPS, as a ratio to the best of the line", &|row, line| {
+                    ratio_cell(Some(row.iops_median / best(line)))
+                }),
+                &|line| line.map(|value| ratio_cell(Some(value / most(line)))),
+            ),
+            with_document(
+                pivot.table("IOPS, as a ratio to 1 queue", &|row, line| {
+                    ratio_cell(one(line).map(|one| row.iops_mean / one))
+                }),
+                &|line| line.map(|value| ratio_cell(Some(value / line[0]))),
+            ),
             pivot.table("CPU us/IO of the server", &|row, _| cpu_cell(row.server_cpu_us_per_io)),
             pivot.table("CPU us/IO of the client", &|row, _| cpu_cell(Some(row.client_cpu_us_per_io))),
         ]);

@@ -121,6 +121,14 @@ impl Target {
         }
     }
 
+    /// Returns its label, poll policy and grants, as far as they are known.
+    pub(crate) fn name(&self) -> String {
+        let known = |name: &str, value: Option<&String>| {
+            value.filter(|value| *value != "unknown").map_or(String::new(), |value| format!(" {name} {value}"))
+        };
+        format!("{}{}{}", self.label, known("poll", Some(&self.poll)), known("grants", self.grants.as_ref()))
+    }
+
     /// Returns the target as an experiment's column, with its heading and number of queues.
     pub(crate) fn as_column(&self, heading: String, queues: u16) -> Target {
         Target { column: Some(heading), queues: Some(queues), ..self.clone() }

@@ -1,33 +1,26 @@
 //! The result files. Each is written under a temporary name and renamed, so that it is always whole.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 use serde_json::Value;
 
 use super::args::ReproduceArgs;
-use super::machine::MachineDescription;
 use super::page;
 use super::result::{ExperimentResult, ResultDocument};
 use crate::BenchError;
 use crate::experiment::shell_word;
-use crate::output::{replace, temporary};
+use crate::machine::MachineDescription;
+use crate::output::{is_standard_output, replace, temporary, write_text};
 use crate::report::ResultRow;
 
+/// The files that the options name.
 #[derive(Debug)]
-pub(super) struct ResultFiles {
-    out: PathBuf,
-    report: Option<PathBuf>,
-    json: Option<JsonDestination>,
+pub(super) struct ResultFiles<'a> {
+    args: &'a ReproduceArgs,
     command: String,
-}
-
-#[derive(Debug)]
-enum JsonDestination {
-    Standard,
-    File(PathBuf),
 }
 
 /// All results as JSON.
@@ -38,26 +31,19 @@ struct SessionDocument<'a> {
     experiments: Vec<ResultDocument<'a>>,
 }
 
-impl ResultFiles {
+impl ResultFiles<'_> {
     /// Makes the folder, and checks that all files can be written.
     ///
     /// # Errors
     /// [`BenchError::Usage`], naming the option.
-    pub(super) fn check(args: &ReproduceArgs) -> Result<ResultFiles, BenchError> {
+    pub(super) fn check(args: &ReproduceArgs) -> Result<ResultFiles<'_>, BenchError> {
         let refused = |option: &str, path: &Path, error: std::io::Error| {
             BenchError::option(option, format!("{}: {error}", path.display()), "a place that can be written")
         };
         std::fs::create_dir_all(&args.out).map_err(|error| refused("out", &args.out, error))?;
         tempfile::tempfile_in(&args.out).map_err(|error| refused("out", &args.out, error))?;
-        let json = args.json.as_ref().map(|path| match path.as_os_str() == "-" {
-            true => JsonDestination::Standard,
-            false => JsonDestination::File(path.clone()),
-        });
-        let file = match &json {
-            Some(JsonDestination::File(path)) => Some(("json", path)),
-            _ => None,
-        };
-        for (option, path) in args.report.iter().map(|path| ("report", path)).chain(file) {
+        let json = args.json.iter().filter(|path| !is_standard_output(path)).map(|path| ("json", path));
+        for (option, path) in args.report.iter().map(|path| ("report", path)).chain(json) {
             if path.is_dir() {
                 return Err(BenchError::option(option, format!("the folder {}", path.display()), "a file name"));
             }
@@ -65,16 +51,16 @@ impl ResultFiles {
         }
         let words = std::env::args().skip(1).map(|word| shell_word(&word));
         let command = std::iter::once("mqblk".to_owned()).chain(words).collect::<Vec<_>>().join(" ");
-        Ok(ResultFiles { out: args.out.clone(), report: args.report.clone(), json, command })
+        Ok(ResultFiles { args, command })
     }
 
     /// Writes the files of an experiment.
     ///
     /// # Errors
     /// When one cannot be written.
-    pub(super) fn write_experiment(&mut self, result: &ExperimentResult) -> Result<(), BenchError> {
+    pub(super) fn write_experiment(&self, result: &ExperimentResult) -> Result<(), BenchError> {
         let name = result.experiment.name;
-        let of = |extension: &str| self.out.join(format!("{name}.{extension}"));
+        let of = |extension: &str| self.args.out.join(format!("{name}.{extension}"));
         write(&of("json"), &json(&result.rows)?)?;
         write(&of("csv"), &csv(&result.rows)?)?;
         write(&of("svg"), &(result.experiment.figure)(&result.rows).svg())?;
@@ -90,15 +76,15 @@ impl ResultFiles {
         machine: &MachineDescription,
         results: &[ExperimentResult],
     ) -> Result<(), BenchError> {
-        if let Some(report) = &self.report {
+        if let Some(report) = &self.args.report {
             write(report, &page::page(machine, &self.command, results))?;
         }
         let experiments = results.iter().map(ExperimentResult::document).collect();
         let document = SessionDocument { command: &self.command, machine, experiments };
-        match &self.json {
+        match &self.args.json {
             None => Ok(()),
-            Some(JsonDestination::File(path)) => write(path, &json(&document)?),
-            Some(JsonDestination::Standard) => print(&json(&document)?),
+            Some(path) if is_standard_output(path) => print(&json(&document)?),
+            Some(path) => write(path, &json(&document)?),
         }
     }
 
@@ -107,19 +93,13 @@ impl ResultFiles {
     /// # Errors
     /// When it cannot be written. A closed pipe is no error.
     pub(super) fn say(&self, text: &str) -> Result<(), BenchError> {
-        match self.json {
-            Some(JsonDestination::Standard) => Ok(()),
-            _ => print(text),
-        }
+        if self.args.json.as_deref().is_some_and(is_standard_output) { Ok(()) } else { print(text) }
     }
 }
 
-fn print(text: &str) -> Result<(), BenchError> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        // The files are written nevertheless.
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.map_err(|error| BenchError::Failed(format!("standard output: {error}"))),
-    }
+/// Writes text to standard output. The files are written even if nobody reads that.
+pub(super) fn print(text: &str) -> Result<(), BenchError> {
+    write_text(std::io::stdout(), "standard output", text)
 }
 
 /// Writes a file as a whole or not at all.
@@ -136,49 +116,38 @@ fn json(value: &impl Serialize) -> Result<String, BenchError> {
 /// Returns the rows as CSV (RFC 4180): a column for each key of the JSON, those of objects as `lat_us.mean` and so on,
 /// without lists. Keys that a row lacks are empty.
 fn csv(rows: &[ResultRow]) -> Result<String, BenchError> {
-    let mut names: Vec<String> = vec![];
-    let mut lines: Vec<HashMap<String, String>> = vec![];
+    let mut lines: Vec<BTreeMap<String, String>> = vec![];
     for row in rows {
-        let value = serde_json::to_value(row).map_err(|error| BenchError::Failed(format!("CSV: {error}")))?;
-        let Value::Object(fields) = value else { continue };
-        let mut line = vec![];
-        for (key, value) in fields {
+        let row = serde_json::to_value(row).map_err(|error| BenchError::Failed(format!("CSV: {error}")))?;
+        let mut line = BTreeMap::new();
+        for (key, value) in row.as_object().into_iter().flatten() {
             match value {
                 Value::Array(_) => {}
                 Value::Object(under) => {
                     line.extend(under.iter().map(|(name, value)| (format!("{key}.{name}"), cell(value))));
                 }
-                value => line.push((key, cell(&value))),
+                value => _ = line.insert(key.clone(), cell(value)),
             }
         }
-        for (name, _) in &line {
-            if !names.contains(name) {
-                names.push(name.clone());
-            }
-        }
-        lines.push(line.into_iter().collect());
+        lines.push(line);
     }
+    let all: BTreeSet<&str> = lines.iter().flat_map(BTreeMap::keys).map(String::as_str).collect();
     // A key that is null in some rows and an object in others has the object's columns.
-    let all = names.clone();
-    names.retain(|name| !all.iter().any(|other| other.starts_with(&format!("{name}."))));
-    let quoted = |text: &str| match text.contains(['"', ',', '\n', '\r']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text.to_owned(),
+    let has_columns = |name: &str| all.iter().any(|other| other.starts_with(&format!("{name}.")));
+    let names: Vec<&str> = all.iter().copied().filter(|name| !has_columns(name)).collect();
+    let cells = |line: &BTreeMap<String, String>| {
+        let cells = names.iter().map(|name| line.get(*name).map_or("", String::as_str));
+        cells.collect::<Vec<_>>().join(",")
     };
-    let mut text = String::new();
-    if !lines.is_empty() {
-        text.push_str(&(names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(",") + "\r\n"));
-    }
-    for line in &lines {
-        let cells = names.iter().map(|name| line.get(name).map_or(String::new(), |text| quoted(text)));
-        text.push_str(&(cells.collect::<Vec<_>>().join(",") + "\r\n"));
-    }
-    Ok(text)
+    let head = (!lines.is_empty()).then(|| names.join(","));
+    Ok(head.into_iter().chain(lines.iter().map(cells)).map(|line| line + "\r\n").collect())
 }
 
+/// Returns a value as a cell, in quotes where it needs them.
 fn cell(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
+        Value::String(text) if text.contains(['"', ',', '\n', '\r']) => format!("\"{}\"", text.replace('"', "\"\"")),
         Value::String(text) => text.clone(),
         value => value.to_string(),
     }

@@ -8,7 +8,6 @@
 
 mod args;
 mod files;
-mod machine;
 mod page;
 mod result;
 mod scratch;
@@ -24,9 +23,9 @@ use mqblk_core::ByteLen;
 use crate::BenchError;
 use crate::experiment::{ALL, Experiment, ExperimentScale};
 use crate::interrupt::Interrupt;
+use crate::machine::MachineDescription;
 use crate::sweep::Sweep;
 use files::ResultFiles;
-use machine::MachineDescription;
 use result::ExperimentResult;
 use scratch::ScratchFile;
 
@@ -39,36 +38,25 @@ const QUICK_SCRATCH: ByteLen = ByteLen(256 << 20);
 /// Measures the experiments. Exit code 0 with any outcome; 1 when a run or a request failed; 2 for a usage error; 130
 /// after Ctrl-C, 143 after SIGTERM.
 pub fn run(args: &ReproduceArgs) -> ExitCode {
-    if args.list {
-        return list();
-    }
-    match reproduce(args) {
-        Ok(code) => ExitCode::from(code),
-        Err(error) => crate::fail("reproduce", &error.to_string(), error.exit_code()),
-    }
+    let outcome = if args.list { files::print(&list()).map(|()| 0) } else { reproduce(args) };
+    outcome.map_or_else(|error| crate::fail("reproduce", &error.to_string(), error.exit_code()), ExitCode::from)
 }
 
-fn list() -> ExitCode {
-    let mut text = String::new();
-    for one in &ALL {
-        text.push_str(&format!("{:<14} {}\n{:<14} document: {}\n", one.name, one.about, "", one.document));
-    }
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
-    }
+/// Returns the list of all experiments.
+fn list() -> String {
+    ALL.iter().map(|one| format!("{:<14} {}\n{:<14} document: {}\n", one.name, one.about, "", one.document)).collect()
 }
 
 /// Checks everything, then measures. Returns the exit code.
 fn reproduce(args: &ReproduceArgs) -> Result<u8, BenchError> {
     let chosen = args.chosen();
-    let needs_disk = chosen.iter().any(|one| one.needs_disk);
+    let needs_disk = chosen.iter().any(|one| one.needs_disk());
     let folder = args.folder.as_deref().unwrap_or(&args.out);
     let size = if args.quick { QUICK_SCRATCH } else { SCRATCH };
     let image = std::path::absolute(scratch::path(folder));
     let image = image.map_err(|error| BenchError::option("folder", folder.display(), format!("a path: {error}")))?;
     let scale = ExperimentScale { quick: args.quick, runs: args.runs, runtime: args.runtime, image };
-    let mut files = ResultFiles::check(args)?;
+    let files = ResultFiles::check(args)?;
     if needs_disk {
         scratch::check(folder, size)?;
     }

@@ -1,9 +1,9 @@
 //! The report: one page of HTML that needs nothing besides itself.
 
-use super::machine::MachineDescription;
-use super::result::ExperimentResult;
+use super::result::{ExperimentResult, lines};
 use crate::capitalised;
 use crate::experiment::{ClaimResult, Outcome};
+use crate::machine::MachineDescription;
 use crate::plot::markup_text;
 
 const STYLE: &str = "\
@@ -33,13 +33,9 @@ ul.claims li b { margin-right: .4em; }
 
 /// Returns the page.
 pub(super) fn page(machine: &MachineDescription, command: &str, results: &[ExperimentResult]) -> String {
-    let facts: String = machine
-        .facts
-        .iter()
-        .map(|(name, value)| format!("<tr><td>{name}</td><td>{}</td></tr>\n", markup_text(value)))
-        .collect();
-    let overview: String = results.iter().map(overview).collect();
-    let sections: String = results.iter().map(section).collect();
+    let facts =
+        lines(&machine.facts, |(name, value)| format!("<tr><td>{name}</td><td>{}</td></tr>", markup_text(value)));
+    let (overview, sections) = (lines(results, overview), lines(results, section));
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
@@ -59,36 +55,29 @@ fn overview(result: &ExperimentResult) -> String {
     let outcome = result.claims().first().map_or(Outcome::NotMeasurable, |claim| claim.outcome);
     let outcome = if result.failure.is_some() { Outcome::NotMeasurable } else { outcome };
     let name = result.experiment.name;
-    format!("<li class=\"{}\"><a href=\"#{name}\">{name}</a>: <b>{}</b></li>\n", class(outcome), outcome.words())
+    format!("<li class=\"{}\"><a href=\"#{name}\">{name}</a>: <b>{}</b></li>", class(outcome), outcome.words())
 }
 
-fn class(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Reproduced => "reproduced",
-        Outcome::NotReproduced => "not-reproduced",
-        Outcome::NotMeasurable => "not-measurable",
-    }
+/// Returns the class of an outcome.
+fn class(outcome: Outcome) -> String {
+    outcome.words().replace(' ', "-")
 }
 
 fn section(result: &ExperimentResult) -> String {
     let one = result.experiment;
     let name = one.name;
-    let claim = |ClaimResult { outcome, reason }: &ClaimResult| {
-        let words = capitalised(outcome.words());
-        format!("<li class=\"{}\"><b>{words}.</b> {}</li>\n", class(*outcome), markup_text(&capitalised(reason)))
-    };
-    let claims: String = result.claims().iter().map(claim).collect();
-    let tables = (one.tables)(&result.rows);
-    let tables: String =
-        tables.iter().map(|table| format!("<div class=\"scroll\">\n{}</div>\n", table.html())).collect();
-    let notes: String = one.notes.iter().map(|note| format!("<p>{}</p>\n", markup_text(note))).collect();
-    let commands: String =
-        result.commands.iter().map(|command| format!("{}\n", markup_text(&command.to_string()))).collect();
+    let claims = lines(&result.claims(), |ClaimResult { outcome, reason }| {
+        let (words, reason) = (capitalised(outcome.words()), capitalised(reason));
+        format!("<li class=\"{}\"><b>{words}.</b> {}</li>", class(*outcome), markup_text(&reason))
+    });
+    let tables = lines(&(one.tables)(&result.rows), |table| format!("<div class=\"scroll\">\n{}</div>", table.html()));
+    let notes = lines(one.notes, |note| format!("<p>{}</p>", markup_text(note)));
+    let commands = lines(&result.commands, |command| markup_text(&command.to_string()));
     format!(
         "<section id=\"{name}\">\n<h2>{name}</h2>\n<p>{about}. Document: <i>{document}</i>. {complete}.</p>\n\
          <p><b>{sentence}</b></p>\n<div class=\"plot\">\n{svg}</div>\n<h3>What the document shows, and what is seen here</h3>\n\
          <ul class=\"claims\">\n{claims}</ul>\n<h3>Tables</h3>\n<div class=\"tables\">\n{tables}</div>\n\
-         <h3>How to read it</h3>\n{notes}<h3>Commands</h3>\n<p>Each measures rows of the tables, and can be run by itself.</p>\n<pre>{commands}</pre>\n</section>\n",
+         <h3>How to read it</h3>\n{notes}<h3>Commands</h3>\n<p>Each measures rows of the tables, and can be run by itself.</p>\n<pre>{commands}</pre>\n</section>",
         about = markup_text(&capitalised(one.about)),
         document = markup_text(one.document),
         complete = markup_text(&capitalised(&result.completeness())),

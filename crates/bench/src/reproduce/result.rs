@@ -7,6 +7,7 @@ use crate::experiment::{self, BenchCommand, ClaimResult, Experiment, ExperimentS
 use crate::interrupt::Interrupt;
 use crate::report::ResultRow;
 use crate::sweep::Sweep;
+use crate::table::ResultTable;
 use crate::{BenchError, capitalised};
 
 /// The result of an experiment, also of an unfinished one.
@@ -116,45 +117,32 @@ impl ExperimentResult {
 
     /// Returns it as text for a terminal.
     pub(super) fn text(&self) -> String {
-        let one = self.experiment;
-        let mut text =
-            format!("\n== {}: {}\ndocument: {}; {}\n", one.name, one.about, one.document, self.completeness());
-        for table in (one.tables)(&self.rows) {
-            text.push_str(&format!("\n{}", table.text()));
-        }
-        text.push('\n');
-        for ClaimResult { outcome, reason } in self.claims() {
-            text.push_str(&format!("- {}: {reason}\n", outcome.words()));
-        }
-        text.push('\n');
-        one.notes.iter().for_each(|note| text.push_str(&format!("{note}\n")));
-        text + "\n" + &self.sentence() + "\n"
+        let Experiment { name, about, document, notes, .. } = self.experiment;
+        format!(
+            "\n== {name}: {about}\ndocument: {document}; {}\n{}\n{}\n{}\n{}\n",
+            self.completeness(),
+            self.experiment.tables_text(&self.rows),
+            lines(&self.claims(), |claim| format!("- {}: {}", claim.outcome.words(), claim.reason)),
+            lines(notes, |note| (*note).to_owned()),
+            self.sentence()
+        )
     }
 
     /// Returns it as Markdown.
     pub(super) fn markdown(&self) -> String {
-        let one = self.experiment;
-        let mut text = format!(
-            "# {}\n\n{}.\n\nDocument: *{}*. {}.\n\n",
-            one.name,
-            capitalised(one.about),
-            one.document,
-            capitalised(&self.completeness())
-        );
-        text.push_str(&format!("**{}**\n\n![{}]({}.svg)\n", self.sentence(), one.name, one.name));
-        text.push_str("\n## What the document shows, and what is seen here\n\n");
-        for ClaimResult { outcome, reason } in self.claims() {
-            text.push_str(&format!("- *{}*: {reason}\n", outcome.words()));
-        }
-        text.push_str("\n## Tables\n");
-        for table in (one.tables)(&self.rows) {
-            text.push_str(&format!("\n{}", table.markdown()));
-        }
-        text.push_str("\n## How to read it\n\n");
-        one.notes.iter().for_each(|note| text.push_str(&format!("- {note}\n")));
-        text.push_str("\n## Commands\n\n```sh\n");
-        self.commands.iter().for_each(|command| text.push_str(&format!("{command}\n")));
-        text + "```\n"
+        let Experiment { name, about, document, notes, tables, .. } = self.experiment;
+        format!(
+            "# {name}\n\n{}.\n\nDocument: *{document}*. {}.\n\n**{}**\n\n![{name}]({name}.svg)\n\n\
+             ## What the document shows, and what is seen here\n\n{}\n## Tables\n\n{}## How to read it\n\n{}\n\
+             ## Commands\n\n```sh\n{}```\n",
+            capitalised(about),
+            capitalised(&self.completeness()),
+            self.sentence(),
+            lines(&self.claims(), |claim| format!("- *{}*: {}", claim.outcome.words(), claim.reason)),
+            lines(&tables(&self.rows), ResultTable::markdown),
+            lines(notes, |note| format!("- {note}")),
+            lines(&self.commands, BenchCommand::to_string)
+        )
     }
 
     /// Returns it as a document for a program.
@@ -171,4 +159,9 @@ impl ExperimentResult {
             rows: &self.rows,
         }
     }
+}
+
+/// Returns a line for each of `all`.
+pub(super) fn lines<T>(all: &[T], line: impl Fn(&T) -> String) -> String {
+    all.iter().map(|one| line(one) + "\n").collect()
 }

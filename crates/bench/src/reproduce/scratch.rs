@@ -43,10 +43,7 @@ pub(super) fn check(folder: &Path, size: ByteLen) -> Result<(), BenchError> {
         let found = format!("{} with {} MiB free", folder.display(), free.0 >> 20);
         return Err(option(found, &format!("{} MiB: another folder, or --quick", (size.0 + RESERVE) >> 20)));
     }
-    let path = path(folder);
-    let opened =
-        OpenOptions::new().write(true).create(true).truncate(true).open(&path).and_then(|_| open_direct(&path));
-    let _ = std::fs::remove_file(&path);
+    let opened = tempfile::NamedTempFile::new_in(folder).and_then(|file| open_direct(file.path()));
     opened.map(drop).map_err(|error| {
         let found = format!("{}, where O_DIRECT fails: {error}", folder.display());
         option(found, "a folder on a disk: in memory, block sizes measure the page cache")

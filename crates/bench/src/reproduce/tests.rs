@@ -1,10 +1,10 @@
 //! Results of experiments on invented rows, and the page.
 
-use super::machine::MachineDescription;
 use super::page;
 use super::result::ExperimentResult;
 use crate::experiment::tests::{experiment, rows, scale};
 use crate::experiment::{ALL, Experiment};
+use crate::machine::MachineDescription;
 use crate::report::ResultRow;
 
 fn result(one: &'static Experiment, rows: Vec<ResultRow>) -> ExperimentResult {

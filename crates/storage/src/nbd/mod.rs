@@ -287,6 +287,9 @@ impl OnlyConnection {
     }
 }
 
+/// The largest preferred unit that is believed: servers prefer clusters or extents.
+const MAX_PREFERRED: u64 = 32 << 20;
+
 impl Drop for OnlyConnection {
     fn drop(&mut self) {
         self.0.connected.store(false, Ordering::Release);
@@ -325,6 +328,12 @@ impl Connector for NbdServer {
     }
 }
 
+/// Returns the granularity of discards on a disk of this size: the server's preferred unit, unless it is no usable one.
+fn discard_granularity(size: ByteLen, block: BlockSize, preferred: u32) -> ByteLen {
+    let usable = preferred.is_power_of_two() && u64::from(preferred) <= size.0.min(MAX_PREFERRED);
+    ByteLen(u64::from(if usable { preferred.max(block.bytes()) } else { block.bytes() }))
+}
+
 struct NbdDisk {
     server: Arc<NbdServer>,
     reconnect: Option<Duration>,
@@ -343,7 +352,11 @@ impl Disk<UringContext> for NbdDisk {
             max_transfer: ByteLen(u64::from(server.export.max_payload)).min(admission::MAX_TRANSFER),
             max_segments: u32::from(u16::MAX),
             discard: able(export_flag::SEND_TRIM).then_some(DiscardLimits {
-                granularity: ByteLen(geometry.logical_block.bytes().into()),
+                granularity: discard_granularity(
+                    self.geometry().size,
+                    geometry.logical_block,
+                    server.export.preferred_block,
+                ),
                 max_len: self.geometry().size,
             }),
             write_zeroes: able(export_flag::SEND_WRITE_ZEROES).then_some(self.geometry().size),

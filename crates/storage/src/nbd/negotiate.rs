@@ -24,6 +24,8 @@ pub(super) struct ExportInfo {
     pub headers: Headers,
     /// The unit of requests in bytes: a power of two.
     pub block: u32,
+    /// The server's preferred unit in bytes; 0 if it has none.
+    pub preferred_block: u32,
     /// The largest payload of a request or reply in bytes.
     pub max_payload: u32,
 }
@@ -112,7 +114,7 @@ pub(super) fn negotiate(
     data.extend_from_slice(&1u16.to_be_bytes());
     data.extend_from_slice(&info::BLOCK_SIZE.to_be_bytes());
     send_option(stream, number, &data)?;
-    let (mut size, mut sizes) = (None, (1, DEFAULT_MAX_PAYLOAD));
+    let (mut size, mut sizes) = (None, [1, 0, DEFAULT_MAX_PAYLOAD]);
     for _ in 0..MAX_REPLIES {
         match read_reply(stream, number)? {
             (option_reply::INFO, data) => {
@@ -120,7 +122,7 @@ pub(super) fn negotiate(
                     (Some(info::EXPORT), 12) => {
                         size = be64(&data, 2).map(|size| (size, u16::from_be_bytes([data[10], data[11]])));
                     }
-                    (Some(info::BLOCK_SIZE), 14) => sizes = (be32(&data, 2).unwrap_or(0), be32(&data, 10).unwrap_or(0)),
+                    (Some(info::BLOCK_SIZE), 14) => sizes = [2, 6, 10].map(|at| be32(&data, at).unwrap_or(0)),
                     (Some(info::EXPORT | info::BLOCK_SIZE) | None, len) => {
                         return Err(refused(&format!("information about the export: found {len} bytes")));
                     }
@@ -135,7 +137,8 @@ pub(super) fn negotiate(
                     // The server may end the connection without an answer.
                     send_option(stream, option::ABORT, &[])?;
                 }
-                return check(ExportInfo { size, flags, headers, block: sizes.0, max_payload: sizes.1 });
+                let [block, preferred_block, max_payload] = sizes;
+                return check(ExportInfo { size, flags, headers, block, preferred_block, max_payload });
             }
             (option_reply::UNSUPPORTED, _) if purpose != Purpose::Information => {
                 return export_name(stream, export, headers, no_zeroes);
@@ -158,7 +161,8 @@ fn export_name(
     let len = if no_zeroes { 10 } else { reply.len() };
     read_exact(stream, &mut reply[..len], "the server ended the connection: it has no such export")?;
     let (size, flags) = (be64(&reply, 0).unwrap_or(0), u16::from_be_bytes([reply[8], reply[9]]));
-    check(ExportInfo { size, flags, headers, block: 1, max_payload: DEFAULT_MAX_PAYLOAD })
+    let (block, preferred_block, max_payload) = (1, 0, DEFAULT_MAX_PAYLOAD);
+    check(ExportInfo { size, flags, headers, block, preferred_block, max_payload })
 }
 
 /// Checks the server's properties of the export.

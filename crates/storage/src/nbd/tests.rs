@@ -3,9 +3,10 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use mqblk_core::{ByteLen, Disk, Errno, Op, Outcome};
+use mqblk_core::{BlockSize, ByteLen, Disk, Errno, Op, Outcome};
 use mqblk_uring::{FixedBufferUse, UringContext};
 
+use super::discard_granularity;
 use super::protocol::{command, export_flag};
 use super::test_server::{ALL_FLAGS, Command, Offer, Refusal, TestServer, chunk, error_chunk, is_durable, simple};
 use crate::conformance::{TestRequest, TestTarget, TestWorker, run};
@@ -322,4 +323,25 @@ fn requests_without_payload_are_cut_to_what_headers_hold() {
         assert_eq!(trims.iter().map(|one| one.len).collect::<Vec<_>>(), expected);
         assert!(trims.windows(2).all(|pair| pair[0].offset + pair[0].len == pair[1].offset), "{trims:?}");
     }
+}
+
+#[test]
+fn a_discard_has_the_servers_preferred_unit() {
+    let disk = ByteLen(64 << 20);
+    for (size, block, preferred, granularity) in [
+        (disk, BlockSize::B512, 4096, 4096),
+        (disk, BlockSize::B512, 65536, 65536),
+        (disk, BlockSize::B4096, 512, 4096),
+        // None, no power of two, and more than the disk has or than a server would want.
+        (disk, BlockSize::B512, 0, 512),
+        (disk, BlockSize::B512, 3000, 512),
+        (ByteLen(4096), BlockSize::B512, 65536, 512),
+        (disk, BlockSize::B512, 64 << 20, 512),
+    ] {
+        assert_eq!(discard_granularity(size, block, preferred), ByteLen(granularity), "{preferred} of {size}");
+    }
+    // The test's server prefers 4096.
+    let server = TestServer::start(Offer::default());
+    let limits = open(&server, &[]).limits();
+    assert_eq!(limits.discard.map(|discard| discard.granularity), Some(ByteLen(4096)));
 }

@@ -9,9 +9,7 @@ use super::published::{BLOCK_SIZE_WRITES_4K, BLOCK_SIZES};
 use super::{Claim, Columns, Experiment, MeasuredMean, column, plot_of, prefix, published_series, queue_count};
 use crate::BenchError;
 use crate::plan::{MergeMode, Target, TargetSource};
-use crate::plot::{
-    AxisChoice, Figure, KeyValue, Metric, PlotGroup, PlotRow, PublishedSeries, RowFilter, RowKey, size_label,
-};
+use crate::plot::{AxisChoice, Figure, KeyValue, Metric, PlotGroup, PlotRow, PublishedSeries, RowFilter, RowKey};
 use crate::report::ResultRow;
 use crate::table::{Pivot, ResultTable, cpu_cell, groups, mebibytes, or_dash, ratio_cell, with_suffix};
 
@@ -195,7 +193,7 @@ fn figure(rows: &[ResultRow]) -> Figure {
         only: Some(RowFilter::new(RowKey::Rw, "read")),
         ..published_series(
             PUBLISHED[column],
-            BLOCK_SIZES.iter().map(|(bs, values)| (size_label(*bs), values[column] / values[0])),
+            BLOCK_SIZES.iter().map(|(bs, values)| (ByteLen(*bs).to_string(), values[column] / values[0])),
         )
     };
     let ratios = PlotGroup {

@@ -13,11 +13,20 @@ pub(crate) enum Quantity {
     Ratio,
 }
 
+/// Shorter latencies, in microseconds, have its position.
+const MIN_LATENCY: f64 = 1e-3;
+
 /// A tick of an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct AxisTick {
     pub at: f64,
     pub label: String,
+}
+
+impl AxisTick {
+    fn new(at: f64, quantity: Quantity) -> AxisTick {
+        AxisTick { at, label: measured(at, quantity) }
+    }
 }
 
 /// A vertical axis.
@@ -46,26 +55,19 @@ impl AxisScale {
         let least = fitting.min_by(|(a, m), (b, n)| (a * m * (1.0 - 1e-9)).total_cmp(&(b * n)));
         let (step, count) =
             least.expect("0.2, 0.5, 1 and 2 of the largest's decimal power go into it 4 to 7 times somewhere");
-        let ticks = (0..=count as u32).map(|at| f64::from(at) * step);
-        let ticks = ticks.map(|at| AxisTick { at, label: number(at, quantity) }).collect();
+        let ticks = (0..=count as u32).map(|at| AxisTick::new(f64::from(at) * step, quantity)).collect();
         AxisScale { low: 0.0, high: count * step, log: false, ticks }
     }
 
     /// Returns an axis between round numbers (1, 2 or 5 times a power of ten) that includes `least` and `most` (above
     /// 0). It has at most nine decades; smaller values lie at its lower end.
     pub(super) fn log(least: f64, most: f64, quantity: Quantity) -> AxisScale {
-        let least = least.max(most / 1e9);
-        let round = |decade: i32| [1.0, 2.0, 5.0].map(|factor| factor * 10_f64.powi(decade));
-        let (first, last) = (least.log10().floor() as i32, most.log10().floor() as i32);
-        let all: Vec<f64> = (first..=last + 1).flat_map(round).collect();
-        // A round value may differ from its number by rounding.
-        let low = all.iter().copied().rfind(|at| *at <= least * (1.0 + 1e-9)).unwrap_or(all[0]);
-        let high = all.iter().copied().find(|at| *at >= most * (1.0 - 1e-9)).unwrap_or(all[all.len() - 1]);
+        let all = round_numbers(least.max(most / 1e9), most, &FACTORS);
+        let (low, high) = (all[0], all[all.len() - 1]);
         // Labels of 1, 2 and 5 fit for less than four decades.
         let wide = (high / low).log10() >= 4.0;
-        let marked = |at: &f64| (low..=high).contains(at) && (!wide || (at.log10() - at.log10().round()).abs() < 1e-9);
-        let ticks =
-            all.iter().filter(|at| marked(at)).map(|at| AxisTick { at: *at, label: number(*at, quantity) }).collect();
+        let marked = |at: &f64| !wide || (at.log10() - at.log10().round()).abs() < 1e-9;
+        let ticks = all.into_iter().filter(marked).map(|at| AxisTick::new(at, quantity)).collect();
         AxisScale { low, high, log: true, ticks }
     }
 
@@ -80,50 +82,42 @@ impl AxisScale {
     }
 }
 
-/// Returns the label of a number, with up to three decimals (digits, below 1), without trailing zeros.
-pub(super) fn number(value: f64, quantity: Quantity) -> String {
-    let (scaled, unit) = scaled(value, quantity);
-    let decimals = if scaled < 1.0 { small_decimals(scaled) } else { 3 };
-    labelled(trimmed(format!("{scaled:.decimals$}")), unit)
+/// The first digits of round numbers.
+const FACTORS: [f64; 3] = [1.0, 2.0, 5.0];
+
+/// Returns the round numbers from the last one that is at most `least` to the first that is at least `most`: `factors`
+/// times powers of ten.
+fn round_numbers(least: f64, most: f64, factors: &[f64]) -> Vec<f64> {
+    let decades = least.log10().floor() as i32..=most.log10().floor() as i32 + 1;
+    let all = decades.flat_map(|decade| factors.iter().map(move |factor| factor * 10_f64.powi(decade)));
+    let all: Vec<f64> = all.collect();
+    // A round value may differ from its number by rounding.
+    let first = all.iter().rposition(|at| *at <= least * (1.0 + 1e-9)).unwrap_or(0);
+    let last = all.iter().position(|at| *at >= most * (1.0 - 1e-9)).unwrap_or(all.len() - 1);
+    all[first..=last.max(first)].to_vec()
 }
 
-/// Returns the decimals that show three digits of a number below 1, at most twelve.
-fn small_decimals(value: f64) -> usize {
-    if value > 0.0 { (2 - value.log10().floor() as i32).clamp(3, 12) as usize } else { 0 }
-}
-
-/// Returns a measured number with three significant digits, or all digits before the point.
+/// Returns a number with three significant digits, or all digits before the point, without trailing zeros.
 pub(super) fn measured(value: f64, quantity: Quantity) -> String {
-    let (scaled, unit) = scaled(value, quantity);
-    let decimals = match scaled {
-        v if v >= 99.95 => 0,
-        v if v >= 9.995 => 1,
-        v if v >= 0.9995 => 2,
-        v => small_decimals(v),
-    };
-    labelled(trimmed(format!("{scaled:.decimals$}")), unit)
-}
-
-fn labelled(number: String, unit: &str) -> String {
-    // 0 is the same in all units.
-    if number == "0" { number } else { number + unit }
-}
-
-/// Returns a scaled number and its unit.
-fn scaled(value: f64, quantity: Quantity) -> (f64, &'static str) {
     let units: &[(f64, &str)] = match quantity {
-        Quantity::Count => &[(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (0.0, "")],
-        Quantity::Micros => &[(1e6, " s"), (1e3, " ms"), (0.0, " us")],
-        Quantity::Percent => &[(0.0, "%")],
-        Quantity::Ratio => &[(0.0, "")],
+        Quantity::Count => &[(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")],
+        Quantity::Micros => &[(1e6, " s"), (1e3, " ms"), (1.0, " us")],
+        Quantity::Percent => &[(1.0, "%")],
+        Quantity::Ratio => &[(1.0, "")],
     };
     // A value that rounds up to the next unit gets it.
-    let fitting = units.iter().find(|(unit, _)| value >= *unit * 0.9995).unwrap_or(&units[units.len() - 1]);
-    (if fitting.0 > 0.0 { value / fitting.0 } else { value }, fitting.1)
-}
-
-fn trimmed(text: String) -> String {
-    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+    let (scale, unit) = units.iter().find(|(unit, _)| value >= *unit * 0.9995).unwrap_or(&units[units.len() - 1]);
+    let decimals = match value / scale {
+        scaled if scaled >= 99.95 => 0,
+        scaled if scaled >= 9.995 => 1,
+        scaled if scaled >= 0.9995 => 2,
+        scaled if scaled > 0.0 => (2 - scaled.log10().floor() as i32).clamp(3, 12) as usize,
+        _ => 0,
+    };
+    let number = format!("{:.decimals$}", value / scale);
+    let number = if decimals > 0 { number.trim_end_matches('0').trim_end_matches('.') } else { &number };
+    // 0 is the same in all units.
+    if number == "0" { "0".to_owned() } else { format!("{number}{unit}") }
 }
 
 /// Returns the position of a percentile below 100: each 9 is as wide as the one before (90, 99, 99.9).
@@ -145,20 +139,15 @@ pub(super) fn percentile_ticks(first: f64, last: f64, largest: Option<f64>) -> V
 
 /// Returns the position of a latency in microseconds on a logarithmic axis.
 pub(super) fn latency_position(us: f64) -> f64 {
-    us.max(1e-3).log10()
+    us.max(MIN_LATENCY).log10()
 }
 
-/// Returns the ticks of a latency axis around the positions `first` to `last`: 1, 2 and 5 times powers of ten; over
-/// many decades, powers of ten only.
-pub(super) fn latency_ticks(first: f64, last: f64) -> Vec<AxisTick> {
-    let factors: &[f64] = if last - first > 3.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
-    let decades = first.floor() as i32..=last.ceil() as i32;
-    let all = decades.flat_map(|decade| factors.iter().map(move |factor| factor * 10_f64.powi(decade)));
-    let ticks: Vec<AxisTick> = all.map(|us| AxisTick { at: us.log10(), label: number(us, Quantity::Micros) }).collect();
-    // From the last one before the first position to the first one behind the last.
-    let start = ticks.iter().rposition(|tick| tick.at <= first + 1e-9).unwrap_or(0);
-    let end = ticks.iter().position(|tick| tick.at >= last - 1e-9).unwrap_or(ticks.len() - 1);
-    ticks[start..=end.max(start)].to_vec()
+/// Returns the ticks of a latency axis around `least` to `most` microseconds; over many decades, powers of ten only.
+pub(super) fn latency_ticks(least: f64, most: f64) -> Vec<AxisTick> {
+    let (least, most) = (least.max(MIN_LATENCY), most.max(MIN_LATENCY));
+    let factors = if (most / least).log10() > 3.0 { &FACTORS[..1] } else { &FACTORS };
+    let tick = |us: f64| AxisTick { at: latency_position(us), ..AxisTick::new(us, Quantity::Micros) };
+    round_numbers(least, most, factors).into_iter().map(tick).collect()
 }
 
 #[cfg(test)]

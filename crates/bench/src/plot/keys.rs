@@ -3,51 +3,78 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
 use mqblk_core::ByteLen;
 use mqblk_core::settings::parse_size;
 
 use super::rows::PlotRow;
 
-/// A key of a row's settings: an index of [`KEYS`]. Keys are named in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A key of a row's settings, by its name on the command line and the title of its axis. Keys are named in this order.
+/// The first number that varies is the axis. Of keys that follow from each other the first is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum RowKey {
+    /// experiment
     Experiment,
+    /// guest interface
     Interface,
+    /// target
     Target,
+    /// storage
     Storage,
+    /// load
     Rw,
+    /// operation
     Op,
+    /// block size (bytes)
     Bs,
+    /// targets
     Targets,
+    /// logical units of each target
     Luns,
+    /// queues
     Queues,
+    /// iodepth (requests in flight of each job)
     Iodepth,
+    /// jobs
     Jobs,
+    /// batch (requests submitted at once)
     Batch,
+    /// rate-iops (I/Os that each job starts in a second)
     RateIops,
+    /// fsync (writes before a flush)
     Fsync,
+    /// latency of the storage (us)
     Latency,
+    /// workers of the server
     Workers,
+    /// ring order (pages of a ring, as a power of two)
     RingOrder,
+    /// distribution of random blocks
     Distribution,
+    /// queue steering
     Steer,
+    /// poll policy
     Poll,
+    /// request merging
     Merge,
+    /// use of grants
     Grants,
+    /// pools of granted pages
     GrantsPool,
+    /// layout of requests
     Abi,
+    /// run
     Run,
+    /// result file
     File,
+    /// measurement
     Repeat,
+    /// row of the document's table
     Column,
+    /// time from the start of the measurement, a line for each run
+    Time,
 }
-
-use KeyFormat::{Count, CountOr1, Counted, Own, Text, TextIfAny};
-use RowKey::{
-    Abi, Batch, Bs, Column, Distribution, Experiment, File, Fsync, Grants, GrantsPool, Interface, Iodepth, Jobs,
-    Latency, Luns, Merge, Op, Poll, Queues, RateIops, Repeat, RingOrder, Run, Rw, Steer, Storage, Target, Targets,
-    Workers,
-};
 
 /// Format of a key's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,66 +85,113 @@ pub(super) enum KeyFormat {
     TextIfAny,
     /// A whole number, at least this.
     Count(u64),
+    /// A whole number, or [`UNKNOWN`] where it is absent or null.
+    CountIfAny,
     /// A whole number, 1 where it is absent or null.
     CountOr1,
-    /// A whole number, or [`UNKNOWN`] where it is absent or null.
-    Counted,
-    /// Not in a file; numbers if true.
-    Own(bool),
+    /// Not in a file.
+    Own,
 }
 
-/// Words of a key: (key, name on the command line, name in a result file, format, title of its axis, phrase of a
-/// value).
-type KeyWords = (RowKey, &'static str, &'static str, KeyFormat, &'static str, &'static str);
+impl RowKey {
+    /// Returns its name in a result file, the format of its value, and the phrase of a value.
+    pub(super) fn words(self) -> (&'static str, KeyFormat, &'static str) {
+        use KeyFormat::{Count, CountIfAny, CountOr1, Own, Text, TextIfAny};
+        match self {
+            RowKey::Experiment => ("experiment", TextIfAny, "{}"),
+            RowKey::Interface => ("interface", Text, "{}"),
+            RowKey::Target => ("target", Text, "{}"),
+            RowKey::Storage => ("storage", Text, "storage {}"),
+            RowKey::Rw => ("rw", Text, "{}"),
+            RowKey::Op => ("", Own, "{}s"),
+            RowKey::Bs => ("bs", Count(1), "bs {}"),
+            RowKey::Targets => ("targets", CountOr1, "{} target(s)"),
+            RowKey::Luns => ("luns", CountOr1, "{} LUN(s) each"),
+            RowKey::Queues => ("queues", Count(1), "{} queue(s)"),
+            RowKey::Iodepth => ("iodepth", Count(1), "iodepth {}"),
+            RowKey::Jobs => ("jobs", Count(1), "{} job(s)"),
+            RowKey::Batch => ("batch", Count(0), "batch {}"),
+            RowKey::RateIops => ("rate_iops", CountIfAny, "rate-iops {}"),
+            RowKey::Fsync => ("fsync", CountIfAny, "fsync {}"),
+            RowKey::Latency => ("storage_latency_us", CountIfAny, "storage latency {} us"),
+            RowKey::Workers => ("server_workers", CountIfAny, "{} worker(s)"),
+            RowKey::RingOrder => ("ring_order", CountIfAny, "ring order {}"),
+            RowKey::Distribution => ("random_distribution", TextIfAny, "distribution {}"),
+            RowKey::Steer => ("steer", TextIfAny, "steer {}"),
+            RowKey::Poll => ("poll", Text, "poll {}"),
+            RowKey::Merge => ("merge", Text, "merge {}"),
+            RowKey::Grants => ("grants", TextIfAny, "grants {}"),
+            RowKey::GrantsPool => ("grants_pool", TextIfAny, "pool {}"),
+            RowKey::Abi => ("abi", TextIfAny, "abi {}"),
+            RowKey::Run => ("", Own, "run {}"),
+            RowKey::File | RowKey::Time => ("", Own, "{}"),
+            // Distinguishes equal rows of a file.
+            RowKey::Repeat => ("", Own, "#{}"),
+            // An experiment's heading. It follows from other keys, so only experiments draw it.
+            RowKey::Column => ("column", TextIfAny, "{}"),
+        }
+    }
 
-/// All keys. The first number that varies is the axis. Of keys that follow from each other the first is kept.
-pub(super) const KEYS: [KeyWords; 29] = [
-    (Experiment, "experiment", "experiment", TextIfAny, "experiment", "{}"),
-    (Interface, "interface", "interface", Text, "guest interface", "{}"),
-    (Target, "target", "target", Text, "target", "{}"),
-    (Storage, "storage", "storage", Text, "storage", "storage {}"),
-    (Rw, "rw", "rw", Text, "load", "{}"),
-    (Op, "op", "", Own(false), "operation", "{}s"),
-    (Bs, "bs", "bs", Count(1), "block size (bytes)", "bs {}"),
-    (Targets, "targets", "targets", CountOr1, "targets", "{} target(s)"),
-    (Luns, "luns", "luns", CountOr1, "logical units of each target", "{} LUN(s) each"),
-    (Queues, "queues", "queues", Count(1), "queues", "{} queue(s)"),
-    (Iodepth, "iodepth", "iodepth", Count(1), "iodepth (requests in flight of each job)", "iodepth {}"),
-    (Jobs, "jobs", "jobs", Count(1), "jobs", "{} job(s)"),
-    (Batch, "batch", "batch", Count(0), "batch (requests submitted at once)", "batch {}"),
-    (RateIops, "rate-iops", "rate_iops", Counted, "rate-iops (I/Os that each job starts in a second)", "rate-iops {}"),
-    (Fsync, "fsync", "fsync", Counted, "fsync (writes before a flush)", "fsync {}"),
-    (Latency, "latency", "storage_latency_us", Counted, "latency of the storage (us)", "storage latency {} us"),
-    (Workers, "workers", "server_workers", Counted, "workers of the server", "{} worker(s)"),
-    (
-        RingOrder,
-        "ring-order",
-        "ring_order",
-        Counted,
-        "ring order (pages of a ring, as a power of two)",
-        "ring order {}",
-    ),
-    (
-        Distribution,
-        "distribution",
-        "random_distribution",
-        TextIfAny,
-        "distribution of random blocks",
-        "distribution {}",
-    ),
-    (Steer, "steer", "steer", TextIfAny, "queue steering", "steer {}"),
-    (Poll, "poll", "poll", Text, "poll policy", "poll {}"),
-    (Merge, "merge", "merge", Text, "request merging", "merge {}"),
-    (Grants, "grants", "grants", TextIfAny, "use of grants", "grants {}"),
-    (GrantsPool, "grants-pool", "grants_pool", TextIfAny, "pools of granted pages", "pool {}"),
-    (Abi, "abi", "abi", TextIfAny, "layout of requests", "abi {}"),
-    (Run, "run", "", Own(true), "run", "run {}"),
-    (File, "file", "", Own(false), "result file", "{}"),
-    // Distinguishes equal rows of a file.
-    (Repeat, "", "", Own(true), "measurement", "#{}"),
-    // An experiment's heading. It follows from other keys, so only experiments draw it.
-    (Column, "", "column", TextIfAny, "row of the document's table", "{}"),
-];
+    /// Returns all keys that may distinguish rows.
+    pub(super) fn all() -> impl Iterator<Item = RowKey> {
+        RowKey::value_variants().iter().copied().filter(|key| !matches!(key, RowKey::Column | RowKey::Time))
+    }
+
+    /// Returns the keys that a user may name.
+    pub(super) fn named() -> impl Iterator<Item = RowKey> {
+        RowKey::all().filter(|key| *key != RowKey::Repeat)
+    }
+
+    /// Returns them in the order in which they are chosen: numbers, the target, and the others.
+    pub(super) fn ranked() -> impl Iterator<Item = RowKey> {
+        let others = RowKey::all().filter(|key| !key.is_numeric() && *key != RowKey::Target);
+        RowKey::all().filter(|key| key.is_numeric()).chain([RowKey::Target]).chain(others)
+    }
+
+    /// Returns its name and its title as a value of an option.
+    pub(super) fn possible(self) -> PossibleValue {
+        self.to_possible_value().expect("no key is skipped")
+    }
+
+    /// Returns true if its values are numbers, which have positions on an axis.
+    pub(super) fn is_numeric(self) -> bool {
+        let is_count = matches!(self.words().1, KeyFormat::Count(_) | KeyFormat::CountIfAny | KeyFormat::CountOr1);
+        is_count || self == RowKey::Run
+    }
+
+    /// Returns a value as a label of an axis that names the key.
+    pub(super) fn tick(self, value: &KeyValue) -> String {
+        match (self, value) {
+            (RowKey::Bs, KeyValue::Number(bytes)) => ByteLen(*bytes).to_string(),
+            (_, KeyValue::Number(number)) => number.to_string(),
+            (_, KeyValue::Text(text)) => text.clone(),
+        }
+    }
+
+    /// Returns a value with its key: `8 jobs`, `iodepth 32`, `bs 4K`.
+    pub(super) fn phrase(self, value: &KeyValue) -> String {
+        let tick = self.tick(value);
+        let plural = if tick == "1" { "" } else { "s" };
+        self.words().2.replace("(s)", plural).replace("{}", &tick)
+    }
+
+    /// Returns the title of its axis.
+    pub(super) fn title(self) -> String {
+        self.possible().get_help().map_or_else(String::new, ToString::to_string)
+    }
+
+    /// Returns its name in a heading.
+    pub(super) fn subject(self) -> String {
+        self.title().split(" (").next().unwrap_or_default().to_owned()
+    }
+}
+
+impl fmt::Display for RowKey {
+    /// Writes its name on the command line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.possible().get_name())
+    }
+}
 
 /// Value of a key that a row lacks.
 pub(super) const UNKNOWN: &str = "unknown";
@@ -146,73 +220,13 @@ impl KeyValue {
     }
 }
 
-impl RowKey {
-    /// Returns all keys but those that only the program uses.
-    pub(super) fn all() -> impl Iterator<Item = RowKey> {
-        KEYS.iter().map(|words| words.0).filter(|key| *key != Column)
-    }
-
-    /// Returns the numeric keys.
-    pub(super) fn numbers() -> impl Iterator<Item = RowKey> {
-        RowKey::all().filter(|key| key.is_numeric() && *key != Repeat)
-    }
-
-    /// Returns the key of this name on the command line.
-    pub(super) fn find(name: &str) -> Option<RowKey> {
-        RowKey::all().find(|key| !name.is_empty() && key.name() == name)
-    }
-
-    /// Returns its name on the command line.
-    pub(super) fn name(self) -> &'static str {
-        KEYS[self as usize].1
-    }
-
-    /// Returns true if its values are numbers, which have positions on an axis.
-    pub(super) fn is_numeric(self) -> bool {
-        matches!(KEYS[self as usize].3, Count(_) | CountOr1 | Counted | Own(true)) && self != Repeat
-    }
-
-    /// Returns a value as a label of an axis that names the key.
-    pub(super) fn tick(self, value: &KeyValue) -> String {
-        match (self, value) {
-            (Bs, KeyValue::Number(bytes)) => ByteLen(*bytes).to_string(),
-            (_, KeyValue::Number(number)) => number.to_string(),
-            (_, KeyValue::Text(text)) => text.clone(),
-        }
-    }
-
-    /// Returns a value with its key: `8 jobs`, `iodepth 32`, `bs 4K`.
-    pub(super) fn phrase(self, value: &KeyValue) -> String {
-        let tick = self.tick(value);
-        let plural = if tick == "1" { "" } else { "s" };
-        KEYS[self as usize].5.replace("(s)", plural).replace("{}", &tick)
-    }
-
-    /// Returns the title of its axis.
-    pub(super) fn title(self) -> &'static str {
-        KEYS[self as usize].4
-    }
-
-    /// Returns its name in a heading.
-    pub(super) fn subject(self) -> &'static str {
-        self.title().split(" (").next().unwrap_or_default()
-    }
-}
-
-impl fmt::Display for RowKey {
-    /// Writes its name on the command line.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// The rows, and the values that each key has in them.
 pub(super) struct RowTable {
     pub rows: Vec<PlotRow>,
     /// For each key: its values; numbers ascend, text is in the order of the files.
     levels: Vec<Vec<KeyValue>>,
     /// For each row, for each key: index of its value in `levels`.
-    codes: Vec<[usize; KEYS.len()]>,
+    codes: Vec<Vec<usize>>,
     /// Common part of the targets' labels, left out of their names; may be empty.
     pub same_in_targets: String,
 }
@@ -226,10 +240,10 @@ impl RowTable {
         for row in &mut rows {
             let count = seen.entry(row.keys.clone()).or_default();
             *count += 1;
-            row.keys[Repeat as usize] = KeyValue::Number(*count);
+            row.keys[RowKey::Repeat as usize] = KeyValue::Number(*count);
         }
-        let mut table = RowTable { codes: vec![[0; KEYS.len()]; rows.len()], levels: vec![], rows, same_in_targets };
-        for at in 0..KEYS.len() {
+        let mut table = RowTable { codes: vec![vec![]; rows.len()], levels: vec![], rows, same_in_targets };
+        for at in 0..RowKey::value_variants().len() {
             let values = || table.rows.iter().map(|row| &row.keys[at]);
             let mut known = HashSet::new();
             let mut levels: Vec<KeyValue> = values().filter(|value| known.insert(*value)).cloned().collect();
@@ -237,7 +251,7 @@ impl RowTable {
             levels.sort_by_key(|value| if let KeyValue::Number(number) = value { *number } else { 0 });
             let indices: HashMap<&KeyValue, usize> =
                 levels.iter().enumerate().map(|(index, level)| (level, index)).collect();
-            table.codes.iter_mut().zip(&table.rows).for_each(|(codes, row)| codes[at] = indices[&row.keys[at]]);
+            table.codes.iter_mut().zip(&table.rows).for_each(|(codes, row)| codes.push(indices[&row.keys[at]]));
             table.levels.push(levels);
         }
         table
@@ -278,9 +292,7 @@ impl RowTable {
 
     /// Returns true if rows that agree in `keys` agree in `key` too.
     pub(super) fn is_determined(&self, key: RowKey, keys: &[RowKey]) -> bool {
-        let mut seen = HashMap::new();
-        (0..self.rows.len())
-            .all(|row| *seen.entry(self.identity(row, keys)).or_insert(self.code(row, key)) == self.code(row, key))
+        self.identities(&[keys, &[key]].concat()).len() == self.identities(keys).len()
     }
 
     /// Returns the name made of these values of `keys`.
@@ -293,30 +305,27 @@ impl RowTable {
 /// Shortens labels of targets that are settings of disks: removes and returns their common part. Names stay different
 /// and not empty.
 fn shorten_targets(rows: &mut [PlotRow]) -> String {
-    let pairs = |label: &str| label.split(',').map(str::to_owned).collect::<Vec<String>>();
-    let without = |label: &str, left_out: &dyn Fn(&String) -> bool| {
-        pairs(label).into_iter().filter(|pair| !left_out(pair)).collect::<Vec<_>>().join(",")
+    let without = |label: &str, left_out: &dyn Fn(&str) -> bool| {
+        label.split(',').filter(|pair| !left_out(pair)).collect::<Vec<_>>().join(",")
     };
     // The latency has its own key.
-    for row in rows.iter_mut().filter(|row| row.number(Latency).is_some() && row.text(Target).starts_with("storage=")) {
-        let label = without(row.text(Target), &|pair| pair.starts_with("latency-us="));
-        row.keys[Target as usize] = KeyValue::Text(label);
+    for row in rows.iter_mut().filter(|row| row.number(RowKey::Latency).is_some()) {
+        if row.text(RowKey::Target).starts_with("storage=") {
+            let label = without(row.text(RowKey::Target), &|pair| pair.starts_with("latency-us="));
+            row.keys[RowKey::Target as usize] = KeyValue::Text(label);
+        }
     }
-    let labels: HashSet<String> = rows.iter().map(|row| row.text(Target).to_owned()).collect();
-    let is_settings = |label: &String| label.split(',').all(|pair| pair.contains('='));
-    if labels.len() < 2 || !labels.iter().all(is_settings) {
-        return String::new();
-    }
-    let mut same = pairs(rows[0].text(Target));
-    same.retain(|pair| labels.iter().all(|label| pairs(label).contains(pair)));
-    let short = |label: &str| without(label, &|pair| same.contains(pair));
+    let labels: HashSet<String> = rows.iter().map(|row| row.text(RowKey::Target).to_owned()).collect();
+    let is_in_all = |pair: &str| labels.iter().all(|label| label.split(',').any(|other| other == pair));
+    let short = |label: &str| without(label, &is_in_all);
     let names: HashSet<String> = labels.iter().map(|label| short(label)).collect();
-    if same.is_empty() || names.len() < labels.len() || names.contains("") {
+    let is_settings = labels.iter().all(|label| label.split(',').all(|pair| pair.contains('=')));
+    if labels.len() < 2 || !is_settings || names.len() < labels.len() || names.contains("") {
         return String::new();
     }
+    let same = without(rows[0].text(RowKey::Target), &|pair| !is_in_all(pair));
     for row in rows {
-        let name = short(row.text(Target));
-        row.keys[Target as usize] = KeyValue::Text(name);
+        row.keys[RowKey::Target as usize] = KeyValue::Text(short(row.text(RowKey::Target)));
     }
-    same.join(",")
+    same
 }

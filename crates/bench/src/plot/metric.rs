@@ -5,6 +5,7 @@ use std::fmt;
 use clap::ValueEnum;
 
 use super::axis::Quantity;
+use super::keys::RowKey;
 use super::rows::PlotRow;
 
 /// The metric of a vertical axis.
@@ -27,12 +28,6 @@ pub(crate) enum Metric {
     /// Mean latency, in the pictures of experiments.
     #[value(skip)]
     Mean,
-    /// IOPS over time: `iops` with `--x time`.
-    #[value(skip)]
-    IopsSeries,
-    /// Latency over time, mean and greatest: `latency` with `--x time`.
-    #[value(skip)]
-    LatencySeries,
 }
 
 /// The value of a metric.
@@ -50,9 +45,9 @@ impl Metric {
     /// its numbers.
     fn words(self) -> (&'static str, &'static str, &'static str, Quantity) {
         match self {
-            Metric::Iops | Metric::IopsSeries => ("IOPS", "IOPS", " IOPS", Quantity::Count),
+            Metric::Iops => ("IOPS", "IOPS", " IOPS", Quantity::Count),
             Metric::Bandwidth => ("bandwidth (MiB/s)", "bandwidth", " MiB/s", Quantity::Count),
-            Metric::Latency | Metric::LatencySeries => ("latency", "latency", "", Quantity::Micros),
+            Metric::Latency => ("latency", "latency", "", Quantity::Micros),
             Metric::Cpu => ("server CPU per request", "server CPU per request", "", Quantity::Micros),
             Metric::Merges => ("merged requests", "merged requests", " of the requests", Quantity::Percent),
             Metric::Percentiles => ("latency", "latency percentiles", "", Quantity::Micros),
@@ -91,25 +86,11 @@ impl Metric {
         matches!(self, Metric::Percentiles | Metric::Cdf)
     }
 
-    /// Returns its time series, if it has one.
-    pub(super) fn over_time(self) -> Option<Metric> {
-        match self {
-            Metric::Iops => Some(Metric::IopsSeries),
-            Metric::Latency => Some(Metric::LatencySeries),
-            _ => None,
-        }
-    }
-
-    /// Returns true if it is a time series.
-    pub(super) fn is_series(self) -> bool {
-        matches!(self, Metric::IopsSeries | Metric::LatencySeries)
-    }
-
-    /// Returns the names of its solid and its dashed line, if it has both.
-    pub(super) fn styles(self) -> Option<[&'static str; 2]> {
-        match self {
-            Metric::Latency => Some(["median latency", "99th percentile"]),
-            Metric::LatencySeries => Some(["mean latency", "greatest latency"]),
+    /// Returns the names of its solid and its dashed line against `x`, if it has both.
+    pub(super) fn styles(self, x: Option<RowKey>) -> Option<[&'static str; 2]> {
+        match (self, x) {
+            (Metric::Latency, Some(RowKey::Time)) => Some(["mean latency", "greatest latency"]),
+            (Metric::Latency, _) => Some(["median latency", "99th percentile"]),
             _ => None,
         }
     }
@@ -119,7 +100,7 @@ impl Metric {
         match self {
             // Their tail matters.
             Metric::Percentiles => Some(10.0),
-            Metric::Latency | Metric::LatencySeries => Some(100.0),
+            Metric::Latency => Some(100.0),
             _ => None,
         }
     }
@@ -133,12 +114,7 @@ impl Metric {
         }
     }
 
-    /// Returns true if `row` has it.
-    pub(super) fn has(self, row: &PlotRow) -> bool {
-        self.is_distribution() || self.of(row).is_some()
-    }
-
-    /// Returns its value in `row`; `None` if the row lacks it, and for distributions and time series, which have many.
+    /// Returns its value in `row`; `None` if the row lacks it, and for distributions, which have many.
     pub(super) fn of(self, row: &PlotRow) -> Option<MetricValue> {
         const MIB: f64 = (1 << 20) as f64;
         let plain = |value: f64| MetricValue { value, error: 0.0, dashed: None };
@@ -149,7 +125,7 @@ impl Metric {
             Metric::Mean => row.mean_latency.map(plain),
             Metric::Cpu => row.server_cpu.map(plain),
             Metric::Merges => row.merged_percent.map(plain),
-            Metric::Percentiles | Metric::Cdf | Metric::IopsSeries | Metric::LatencySeries => None,
+            Metric::Percentiles | Metric::Cdf => None,
         }
     }
 }
@@ -157,11 +133,6 @@ impl Metric {
 impl fmt::Display for Metric {
     /// Writes its name on the command line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = match self {
-            Metric::IopsSeries => Metric::Iops,
-            Metric::LatencySeries => Metric::Latency,
-            other => *other,
-        };
-        f.write_str(named.to_possible_value().as_ref().map_or(self.title(), |value| value.get_name()))
+        f.write_str(self.to_possible_value().as_ref().map_or(self.title(), |value| value.get_name()))
     }
 }

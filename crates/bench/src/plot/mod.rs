@@ -1,7 +1,7 @@
 //! `mqblk plot`: pictures of result files, and those of experiments.
 //!
 //! ```text
-//! rows (read and check the files; series: a row for each run) -> keys (the values of each key)
+//! rows (place: read and check the files; series: a row for each run) -> keys (the values of each key)
 //!      -> select (axis, series, panels) -> chart (samples, axes, titles) -> svg (positions and colours)
 //!      -> a temporary file, renamed
 //! ```
@@ -10,6 +10,7 @@ mod axis;
 mod chart;
 mod keys;
 mod metric;
+mod place;
 mod rows;
 mod select;
 mod series;
@@ -21,18 +22,19 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use chart::Chart;
 use keys::RowTable;
 
-pub(crate) use chart::size_label;
 pub(crate) use keys::{KeyValue, RowKey};
 pub(crate) use metric::Metric;
 pub(crate) use rows::PlotRow;
 pub(crate) use select::{AxisChoice, PlotGroup, PublishedSeries};
 pub(crate) use svg::markup_text;
 
+use crate::BenchError;
 use crate::report::ResultRow;
 
 /// The options of `mqblk plot`.
@@ -65,8 +67,8 @@ pub struct PlotArgs {
 
     /// Value of the x axis; time: the time series that `mqblk bench --interval` records [default: a number that
     /// varies]
-    #[arg(long, value_name = "KEY", value_parser = axis_parser())]
-    x: Option<PlotAxis>,
+    #[arg(long, value_name = "KEY", value_parser = key_parser(RowKey::named().chain([RowKey::Time])))]
+    x: Option<RowKey>,
 
     /// Values of the y axis; several make panels one below the other [default: iops, and percentiles when no number
     /// varies]
@@ -74,7 +76,7 @@ pub struct PlotArgs {
     y: Vec<Metric>,
 
     /// Give each value of this key (one of those of --x) a panel of its own
-    #[arg(long, value_name = "KEY", hide_possible_values = true, value_parser = key_parser())]
+    #[arg(long, value_name = "KEY", hide_possible_values = true, value_parser = key_parser(RowKey::named()))]
     panels: Option<RowKey>,
 
     /// Draw only rows with these values, for example bs=4k,64k; may be repeated
@@ -94,36 +96,9 @@ pub struct PlotArgs {
     title: Option<String>,
 }
 
-/// The horizontal axis.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PlotAxis {
-    /// The values of a key.
-    Key(RowKey),
-    /// Time from the start of the measurement.
-    Time,
-}
-
-/// The word for [`PlotAxis::Time`].
-const TIME: &str = "time";
-
-/// Returns the names of all keys on the command line.
-fn key_names() -> impl Iterator<Item = &'static str> {
-    RowKey::all().map(RowKey::name).filter(|name| !name.is_empty())
-}
-
-fn key_parser() -> impl TypedValueParser<Value = RowKey> {
-    PossibleValuesParser::new(key_names()).try_map(|name| RowKey::find(&name).ok_or("no such key"))
-}
-
-/// Returns the parser of `--x`.
-fn axis_parser() -> impl TypedValueParser<Value = PlotAxis> {
-    let keys = RowKey::all().filter(|key| !key.name().is_empty());
-    let keys = keys.map(|key| PossibleValue::new(key.name()).help(key.title()));
-    let time = PossibleValue::new(TIME).help("time from the start of the measurement, a line for each run");
-    PossibleValuesParser::new(keys.chain([time])).try_map(|name| match name.as_str() {
-        TIME => Ok(PlotAxis::Time),
-        key => RowKey::find(key).map(PlotAxis::Key).ok_or("no such key"),
-    })
+/// Returns the parser of an option that takes one of these keys.
+fn key_parser(keys: impl Iterator<Item = RowKey>) -> impl TypedValueParser<Value = RowKey> {
+    PossibleValuesParser::new(keys.map(RowKey::possible)).try_map(|name| RowKey::from_str(&name, false))
 }
 
 /// A filter: the values of a key that are drawn.
@@ -143,8 +118,9 @@ impl RowFilter {
 
     fn parse(text: &str) -> Result<RowFilter, String> {
         let (name, values) = text.split_once('=').ok_or("expected KEY=VALUE,... such as bs=4k,64k")?;
-        let key = RowKey::find(name).ok_or_else(|| {
-            format!("found key {name:?}, expected one of {}", key_names().collect::<Vec<_>>().join(", "))
+        let key = RowKey::named().find(|key| key.to_string() == name).ok_or_else(|| {
+            let names: Vec<String> = RowKey::named().map(|key| key.to_string()).collect();
+            format!("found key {name:?}, expected one of {}", names.join(", "))
         })?;
         // A target may have commas in its label.
         match key.is_numeric() {
@@ -153,27 +129,24 @@ impl RowFilter {
         }
     }
 
+    /// Returns its values with their key.
+    fn phrase(&self) -> String {
+        self.key.phrase(&KeyValue::Text(self.values.join(" or ")))
+    }
+
+    /// Checks that each value is in one of the rows, at least one.
+    fn check(&self, option: &str, rows: &[PlotRow]) -> Result<(), BenchError> {
+        let RowFilter { key, values } = self;
+        let Some(value) = values.iter().find(|value| !rows.iter().any(|row| row.key(*key).is(value))) else {
+            return Ok(());
+        };
+        let expected = format!("one of {}", RowTable::new(rows.to_vec()).ticks(*key));
+        Err(BenchError::option(option, format!("{key}={value}"), expected))
+    }
+
     /// Returns true if a row has one of the values.
     pub(crate) fn passes(&self, row: &PlotRow) -> bool {
         self.values.iter().any(|value| row.key(self.key).is(value))
-    }
-}
-
-/// Reason why no picture was written.
-#[derive(Debug, thiserror::Error)]
-enum PlotError {
-    /// The options or a result file cannot be used. Exit code 2.
-    #[error("{0}")]
-    Input(String),
-    /// The picture cannot be written. Exit code 1.
-    #[error("{0}")]
-    Output(String),
-}
-
-impl PlotError {
-    /// Makes an error about an option.
-    fn option(name: &str, found: impl std::fmt::Display, expected: impl std::fmt::Display) -> PlotError {
-        PlotError::Input(format!("--{name}: found {found}, expected {expected}"))
     }
 }
 
@@ -181,41 +154,37 @@ impl PlotError {
 pub fn run(args: &PlotArgs) -> ExitCode {
     match plot(args) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error @ PlotError::Input(_)) => crate::fail("plot", &error.to_string(), 2),
-        Err(error @ PlotError::Output(_)) => crate::fail("plot", &error.to_string(), 1),
+        Err(error) => crate::fail("plot", &error.to_string(), error.exit_code()),
     }
 }
 
-fn plot(args: &PlotArgs) -> Result<(), PlotError> {
+fn plot(args: &PlotArgs) -> Result<(), BenchError> {
     if args.output.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("svg")) {
-        return Err(PlotError::option("output", args.output.display(), "a file name that ends in .svg"));
+        return Err(BenchError::option("output", args.output.display(), "a file name that ends in .svg"));
     }
     let mut rows = read(&args.results)?;
-    if args.x == Some(PlotAxis::Time) {
+    if args.x == Some(RowKey::Time) {
         if let Some(filter) = &args.ratio {
-            return Err(PlotError::option("ratio", filter.key, "none with --x time, where a row has no one value"));
+            return Err(BenchError::option("ratio", filter.key, "none with --x time, where a row has no one value"));
         }
         rows = series::of_each_run(rows)?;
     }
     let chart = chart(filter_rows(rows, &args.only)?, args)?;
-    let failed = |error: std::io::Error| PlotError::Output(format!("{}: {error}", args.output.display()));
+    let failed = |error: std::io::Error| BenchError::Failed(format!("{}: {error}", args.output.display()));
     crate::output::replace(&args.output, |file| file.write_all(svg::svg(&chart).as_bytes())).map_err(failed)
 }
 
 /// Returns the chart of at least one row.
-fn chart(rows: Vec<PlotRow>, args: &PlotArgs) -> Result<Chart, PlotError> {
+fn chart(rows: Vec<PlotRow>, args: &PlotArgs) -> Result<Chart, BenchError> {
     let table = RowTable::new(rows);
     let groups = select::select(&table, args)?;
-    Ok(Chart {
-        title: args.title.as_deref().map_or_else(|| chart::heading(&groups), rows::label),
-        subtitle: select::constants(&table, &groups),
-        groups: groups.iter().map(|group| chart::panel_group(&table, group)).collect(),
-        caption: chart::caption(&groups.iter().map(|group| (&table, group)).collect::<Vec<_>>()),
-    })
+    let title = args.title.as_deref().map_or_else(|| chart::heading(&groups), rows::label);
+    let subtitle = select::constants(&table, &groups);
+    Ok(chart::chart(title, subtitle, &groups.iter().map(|group| (&table, group)).collect::<Vec<_>>()))
 }
 
 /// Reads the rows of all files.
-fn read(paths: &[PathBuf]) -> Result<Vec<PlotRow>, PlotError> {
+fn read(paths: &[PathBuf]) -> Result<Vec<PlotRow>, BenchError> {
     let short =
         |path: &Path| path.file_stem().map_or(path.to_string_lossy(), |stem| stem.to_string_lossy()).into_owned();
     let mut rows = vec![];
@@ -224,27 +193,18 @@ fn read(paths: &[PathBuf]) -> Result<Vec<PlotRow>, PlotError> {
         let same = paths.iter().filter(|other| short(other) == short(path)).count();
         let name = if same == 1 { short(path) } else { path.display().to_string() };
         rows.extend(rows::read(path, &rows::label(&name))?);
-        if rows.len() > rows::MAX_ROWS {
-            let (path, found, most) = (path.display(), rows.len(), rows::MAX_ROWS);
-            let text = format!("{path}: found {found} rows, expected at most {most} in all files together");
-            return Err(PlotError::Input(text));
-        }
+        select::at_most(rows::MAX_ROWS, rows.len(), "rows", &format!("{}: ", path.display()), "in all files together")?;
     }
     Ok(rows)
 }
 
 /// Returns the rows that pass all filters. Filters of the same key add up.
-fn filter_rows(rows: Vec<PlotRow>, only: &[RowFilter]) -> Result<Vec<PlotRow>, PlotError> {
-    for RowFilter { key, values } in only {
-        if let Some(value) = values.iter().find(|value| !rows.iter().any(|row| row.key(*key).is(value))) {
-            let found = RowTable::new(rows).ticks(*key);
-            return Err(PlotError::option("only", format!("{key}={value}"), format!("one of {found}")));
-        }
-    }
+fn filter_rows(rows: Vec<PlotRow>, only: &[RowFilter]) -> Result<Vec<PlotRow>, BenchError> {
+    only.iter().try_for_each(|filter| filter.check("only", &rows))?;
     let passes = |row: &PlotRow, key: RowKey| only.iter().any(|filter| filter.key == key && filter.passes(row));
     let rows: Vec<PlotRow> = rows.into_iter().filter(|row| only.iter().all(|only| passes(row, only.key))).collect();
     match rows.is_empty() {
-        true => Err(PlotError::Input("--only: found no row that has all these values, expected at least one".into())),
+        true => Err(BenchError::Usage("--only: found no row that has all these values, expected at least one".into())),
         false => Ok(rows),
     }
 }
@@ -271,15 +231,11 @@ impl Figure {
     pub(crate) fn svg(self) -> String {
         let groups = self.groups.into_iter().filter(|(rows, _)| !rows.is_empty());
         let groups: Vec<(RowTable, PlotGroup)> = groups.map(|(rows, group)| (RowTable::new(rows), group)).collect();
-        let mut caption = chart::caption(&groups.iter().map(|(table, group)| (table, group)).collect::<Vec<_>>());
+        let with_rows: Vec<(&RowTable, &PlotGroup)> = groups.iter().map(|(table, group)| (table, group)).collect();
+        let mut chart = chart::chart(self.title.to_owned(), self.subtitle.to_owned(), &with_rows);
         if groups.is_empty() {
-            caption.push("Nothing was measured.".into());
+            chart.caption.push("Nothing was measured.".into());
         }
-        svg::svg(&Chart {
-            title: self.title.to_owned(),
-            subtitle: self.subtitle.to_owned(),
-            groups: groups.iter().map(|(table, group)| chart::panel_group(table, group)).collect(),
-            caption,
-        })
+        svg::svg(&chart)
     }
 }

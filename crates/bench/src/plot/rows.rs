@@ -1,18 +1,18 @@
 //! Result files: the JSON array that `mqblk bench --json` writes (its keys are those of [`crate::report::ResultRow`]),
 //! checked key by key, since a person may have edited it or put several files together.
 
-use std::fmt::Display;
 use std::io::Read;
-use std::ops::RangeInclusive;
 use std::path::Path;
 
-use serde_json::{Map, Value};
-
-use super::PlotError;
-use super::keys::{KEYS, KeyFormat, KeyValue, RowKey};
-use super::series::OperationSeries;
-use crate::words::IoSizes;
+use clap::ValueEnum;
 use mqblk_core::ByteLen;
+use serde_json::Value;
+
+use super::keys::{KeyFormat, KeyValue, RowKey};
+use super::place::{FilePlace, truncate};
+use super::series::{OperationSeries, series_of_runs};
+use crate::BenchError;
+use crate::words::IoSizes;
 
 /// Most bytes of a result file: some ten thousand rows.
 const MAX_FILE: u64 = 16 << 20;
@@ -22,10 +22,6 @@ pub(super) const MAX_ROWS: usize = 20_000;
 const MAX_PERCENTILES: usize = 1000;
 /// Most characters of a label; longer ones are cut.
 const MAX_LABEL: usize = 160;
-/// Largest measured value. Far above any real one; sums and products stay finite.
-const MAX_VALUE: f64 = 1e15;
-/// Largest count and block size: exact as a floating-point number.
-const MAX_COUNT: u64 = 1 << 53;
 
 /// One row of a result file, as far as it is drawn.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,8 +72,8 @@ impl PlotRow {
 /// # Errors
 /// When it cannot be read, is too large, or is not what the benchmark writes. The error names the row, the key, the
 /// found and the expected value.
-pub(super) fn read(path: &Path, file: &str) -> Result<Vec<PlotRow>, PlotError> {
-    let wrong = |what: String| PlotError::Input(format!("{}: {what}", path.display()));
+pub(super) fn read(path: &Path, file: &str) -> Result<Vec<PlotRow>, BenchError> {
+    let wrong = |what: String| BenchError::Usage(format!("{}: {what}", path.display()));
     let mut text = Vec::new();
     std::fs::File::open(path)
         .and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut text))
@@ -90,151 +86,87 @@ pub(super) fn read(path: &Path, file: &str) -> Result<Vec<PlotRow>, PlotError> {
 
 /// Parses a result file. `file`: its short name. Errors are as those of [`read`], without the file.
 pub(super) fn parse(text: &[u8], file: &str) -> Result<Vec<PlotRow>, String> {
-    const EXPECTED: &str = "expected the JSON array that `mqblk bench --json` writes";
-    let value: Value = serde_json::from_slice(text).map_err(|error| format!("not JSON: {error}; {EXPECTED}"))?;
-    let Value::Array(values) = value else { return Err(format!("found {}, {EXPECTED}", describe(Some(&value)))) };
-    if values.is_empty() {
+    const EXPECTED: &str = "the JSON array that `mqblk bench --json` writes";
+    let value: Value =
+        serde_json::from_slice(text).map_err(|error| format!("not JSON: {error}; expected {EXPECTED}"))?;
+    let rows = value.as_array().ok_or_else(|| FilePlace::whole(&value).wrong(EXPECTED))?;
+    if rows.is_empty() {
         return Err("found an empty array, expected at least one row".into());
     }
-    if values.len() > MAX_ROWS {
-        return Err(format!("found {} rows, expected at most {MAX_ROWS}", values.len()));
-    }
-    let row = |(at, value): (usize, &Value)| {
-        let row = Fields::of(value).and_then(|fields| fields.row(file));
-        row.map_err(|why| format!("row {} of {}: {why}", at + 1, values.len()))
+    let numbered = |(at, value): (usize, &Value)| {
+        row(&FilePlace::whole(value), file).map_err(|why| format!("row {} of {}: {why}", at + 1, rows.len()))
     };
-    values.iter().enumerate().map(row).collect()
+    rows.iter().enumerate().map(numbered).collect()
 }
 
-/// The keys of a row, or of an object in it. Errors name the key, the found and the expected value.
-pub(super) struct Fields<'a>(pub &'a Map<String, Value>);
-
-impl<'a> Fields<'a> {
-    /// Returns the keys of an object.
-    pub(super) fn of(value: &'a Value) -> Result<Fields<'a>, String> {
-        value.as_object().map(Fields).ok_or_else(|| format!("found {}, expected an object", describe(Some(value))))
+fn row(row: &FilePlace, file: &str) -> Result<PlotRow, String> {
+    row.object()?;
+    let mut keys = RowKey::value_variants().iter().map(|key| key_value(row, *key)).collect::<Result<Vec<_>, _>>()?;
+    keys[RowKey::File as usize] = KeyValue::Text(file.to_owned());
+    let bs = row.at("bs").count(1)?;
+    let bs_max = row.at("bs_max").optional(|bs_max| bs_max.count(bs))?.unwrap_or(bs);
+    if bs_max > bs {
+        let sizes = IoSizes { min: ByteLen(bs), max: ByteLen(bs_max) };
+        keys[RowKey::Bs as usize] = KeyValue::Text(sizes.to_string());
     }
-
-    fn row(&self, file: &str) -> Result<PlotRow, String> {
-        let mut keys =
-            KEYS.iter().map(|(_, _, name, format, ..)| self.key(name, *format)).collect::<Result<Vec<_>, _>>()?;
-        keys[RowKey::File as usize] = KeyValue::Text(file.to_owned());
-        let bs = self.count("bs", 1)?;
-        let bs_max = if self.is_absent("bs_max") { bs } else { self.count("bs_max", bs)? };
-        if bs_max > bs {
-            let sizes = IoSizes { min: ByteLen(bs), max: ByteLen(bs_max) };
-            keys[RowKey::Bs as usize] = KeyValue::Text(sizes.to_string());
-        }
-        if keys[RowKey::Fsync as usize] == KeyValue::Number(0) {
-            keys[RowKey::Fsync as usize] = KeyValue::unknown();
-        }
-        let expected = "an object with p50, p99, p999 and max";
-        let latency = self.0.get("lat_us").and_then(Value::as_object).ok_or_else(|| self.wrong("lat_us", expected))?;
-        let latency = Fields(latency);
-        let under = |why: String| format!("lat_us.{why}");
-        let [p50, p99, p999, max] = ["p50", "p99", "p999", "max"].map(|key| latency.measured(key).map_err(under));
-        let (p50, p99) = (p50?, p99?);
-        let tail = vec![(50.0, p50), (99.0, p99), (99.9, p999?), (100.0, max?)];
-        let iops = (self.measured("iops_mean")?, self.measured("iops_stderr")?);
-        // Files from before mixed sizes lack it.
-        let bandwidth_error = self.optional("bw_stderr")?.unwrap_or(iops.1 * bs as f64);
-        let merges = [self.optional("rrqm_per_s")?, self.optional("wrqm_per_s")?];
-        let parts = if self.is_absent("requests_per_io") { 1 } else { self.count("requests_per_io", 1)? };
-        let requests = iops.0 * parts as f64;
-        // Both are rates of times that differ by milliseconds.
-        let percent = |merged: f64| if requests > 0.0 { (merged / requests * 100.0).min(100.0) } else { 0.0 };
-        Ok(PlotRow {
-            keys,
-            runs: self.count("runs", 1)?,
-            iops,
-            bandwidth: (self.measured("bw_bytes_per_s")?, bandwidth_error),
-            percentiles: self.percentiles()?.unwrap_or(tail),
-            latency: (p50, p99),
-            mean_latency: latency.optional("mean").map_err(under)?,
-            server_cpu: self.optional("server_cpu_us_per_io")?,
-            merged_percent: merges.iter().flatten().copied().reduce(|a, b| a + b).map(percent),
-            errors: if self.is_absent("errors") { 0 } else { self.count("errors", 0)? },
-            series: self.series()?,
-        })
+    if keys[RowKey::Fsync as usize] == KeyValue::Number(0) {
+        keys[RowKey::Fsync as usize] = KeyValue::unknown();
     }
+    let latency = row.at("lat_us");
+    latency.object()?;
+    let us = |key: &str| latency.at(key).measured();
+    let (p50, p99) = (us("p50")?, us("p99")?);
+    let tail = vec![(50.0, p50), (99.0, p99), (99.9, us("p999")?), (100.0, us("max")?)];
+    let measured = |key: &str| row.at(key).measured();
+    let optional = |key: &str| row.at(key).optional(FilePlace::measured);
+    let iops = (measured("iops_mean")?, measured("iops_stderr")?);
+    // Files from before mixed sizes lack it.
+    let bandwidth_error = optional("bw_stderr")?.unwrap_or(iops.1 * bs as f64);
+    let merges = [optional("rrqm_per_s")?, optional("wrqm_per_s")?];
+    let requests = iops.0 * row.at("requests_per_io").optional(|parts| parts.count(1))?.unwrap_or(1) as f64;
+    // Both are rates of times that differ by milliseconds.
+    let percent = |merged: f64| if requests > 0.0 { (merged / requests * 100.0).min(100.0) } else { 0.0 };
+    Ok(PlotRow {
+        keys,
+        runs: row.at("runs").count(1)?,
+        iops,
+        bandwidth: (measured("bw_bytes_per_s")?, bandwidth_error),
+        percentiles: row.at("percentiles").optional(percentiles)?.unwrap_or(tail),
+        latency: (p50, p99),
+        mean_latency: latency.at("mean").optional(FilePlace::measured)?,
+        server_cpu: optional("server_cpu_us_per_io")?,
+        merged_percent: merges.iter().flatten().copied().reduce(|a, b| a + b).map(percent),
+        errors: row.at("errors").optional(|errors| errors.count(0))?.unwrap_or(0),
+        series: row.at("each_run").optional(series_of_runs)?.unwrap_or_default(),
+    })
+}
 
-    /// Returns the value of a row's key.
-    fn key(&self, name: &str, format: KeyFormat) -> Result<KeyValue, String> {
-        let is_absent = self.is_absent(name);
-        match format {
-            KeyFormat::Own(_) => Ok(KeyValue::unknown()),
-            KeyFormat::TextIfAny | KeyFormat::Counted if is_absent => Ok(KeyValue::unknown()),
-            KeyFormat::CountOr1 if is_absent => Ok(KeyValue::Number(1)),
-            KeyFormat::Text | KeyFormat::TextIfAny => {
-                let text = self.0.get(name).and_then(Value::as_str);
-                text.map(|text| KeyValue::Text(label(text))).ok_or_else(|| self.wrong(name, "a string"))
-            }
-            KeyFormat::Counted => self.count(name, 0).map(KeyValue::Number),
-            KeyFormat::CountOr1 => self.count(name, 1).map(KeyValue::Number),
-            KeyFormat::Count(least) => self.count(name, least).map(KeyValue::Number),
-        }
-    }
-
-    pub(super) fn wrong(&self, key: &str, expected: impl Display) -> String {
-        format!("{key}: found {}, expected {expected}", describe(self.0.get(key)))
-    }
-
-    pub(super) fn is_absent(&self, key: &str) -> bool {
-        matches!(self.0.get(key), None | Some(Value::Null))
-    }
-
-    pub(super) fn count(&self, key: &str, least: u64) -> Result<u64, String> {
-        let range = least..=MAX_COUNT;
-        let count = self.0.get(key).and_then(Value::as_u64).filter(|count| range.contains(count));
-        count.ok_or_else(|| self.wrong(key, format!("a whole number from {least} to 2^53")))
-    }
-
-    pub(super) fn measured(&self, key: &str) -> Result<f64, String> {
-        number(self.0.get(key), 0.0..=MAX_VALUE).ok_or_else(|| self.wrong(key, "a number from 0 to 1e15"))
-    }
-
-    pub(super) fn optional(&self, key: &str) -> Result<Option<f64>, String> {
-        if self.is_absent(key) { Ok(None) } else { self.measured(key).map(Some) }
-    }
-
-    /// Returns `[[percentile, microseconds], ...]`, if the file has them.
-    fn percentiles(&self) -> Result<Option<Vec<(f64, f64)>>, String> {
-        const KEY: &str = "percentiles";
-        if self.is_absent(KEY) {
-            return Ok(None);
-        }
-        let expected = format!("1 to {MAX_PERCENTILES} pairs of a percentile and microseconds");
-        let pairs = self.0.get(KEY).and_then(Value::as_array);
-        let pairs = pairs.filter(|pairs| (1..=MAX_PERCENTILES).contains(&pairs.len()));
-        let mut read: Vec<(f64, f64)> = vec![];
-        for pair in pairs.ok_or_else(|| self.wrong(KEY, &expected))? {
-            let values = pair.as_array().filter(|values| values.len() == 2);
-            let percentile = values.and_then(|values| number(values.first(), 0.0..=100.0));
-            let micros = values.and_then(|values| number(values.last(), 0.0..=MAX_VALUE));
-            let next = percentile.zip(micros).filter(|next| read.last().is_none_or(|last| last.0 < next.0));
-            read.push(next.ok_or_else(|| {
-                let found = describe(Some(pair));
-                format!("{KEY}: found {found}, expected a percentile (ascending, up to 100) and microseconds")
-            })?);
-        }
-        Ok(Some(read))
+/// Returns the value of a row's key.
+fn key_value(row: &FilePlace, key: RowKey) -> Result<KeyValue, String> {
+    let (name, format, _) = key.words();
+    let place = row.at(name);
+    let text = |place: &FilePlace| place.text().map(|text| KeyValue::Text(label(text)));
+    let count = |least: u64| move |place: &FilePlace| place.count(least).map(KeyValue::Number);
+    match format {
+        KeyFormat::Text => text(&place),
+        KeyFormat::Count(least) => count(least)(&place),
+        KeyFormat::TextIfAny => Ok(place.optional(text)?.unwrap_or_else(KeyValue::unknown)),
+        KeyFormat::CountIfAny => Ok(place.optional(count(0))?.unwrap_or_else(KeyValue::unknown)),
+        KeyFormat::CountOr1 => Ok(place.optional(count(1))?.unwrap_or(KeyValue::Number(1))),
+        KeyFormat::Own => Ok(KeyValue::unknown()),
     }
 }
 
-fn number(value: Option<&Value>, range: RangeInclusive<f64>) -> Option<f64> {
-    // -0.0 is in the range, and would be printed with its sign.
-    value.and_then(Value::as_f64).filter(|number| range.contains(number)).map(f64::abs)
-}
-
-/// Returns a value for an error: its type, or as much of it as fits in a line.
-pub(super) fn describe(value: Option<&Value>) -> String {
-    match value {
-        None => "nothing".into(),
-        Some(Value::Object(_)) => "an object".into(),
-        Some(Value::Array(values)) => format!("an array of {}", values.len()),
-        Some(Value::String(text)) => format!("{:?}", truncate(text, 40)),
-        Some(value) => value.to_string(),
+/// Returns `[[percentile, microseconds], ...]`.
+fn percentiles(place: &FilePlace) -> Result<Vec<(f64, f64)>, String> {
+    let pairs = place.items().filter(|pairs| (1..=MAX_PERCENTILES).contains(&pairs.len()));
+    let expected = || place.wrong(format!("1 to {MAX_PERCENTILES} pairs of a percentile and microseconds"));
+    let mut read: Vec<(f64, f64)> = vec![];
+    for pair in pairs.ok_or_else(expected)? {
+        let next = pair.percentile().filter(|next| read.last().is_none_or(|last| last.0 < next.0));
+        read.push(next.ok_or_else(|| pair.wrong("a percentile (ascending, up to 100) and microseconds"))?);
     }
+    Ok(read)
 }
 
 /// Returns text for a picture: characters that are not printable, that XML does not allow, or that turn the direction
@@ -250,12 +182,4 @@ pub(super) fn label(text: &str) -> String {
         if is_hidden(c) { escaped.extend(c.escape_default()) } else { escaped.push(c) }
     }
     if escaped.trim().is_empty() { "(empty)".into() } else { truncate(&escaped, MAX_LABEL) }
-}
-
-/// Returns `text`, or its first `most` characters and an ellipsis.
-fn truncate(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use super::keys::{KeyValue, RowKey, RowTable, UNKNOWN};
 use super::metric::Metric;
-use super::{PlotArgs, PlotAxis, PlotError, RowFilter};
+use super::{PlotArgs, RowFilter};
+use crate::BenchError;
 
 /// Most series in a panel before one of their keys gets panels of its own: the number of colours that need no dots.
 const MAX_SERIES_UNSPLIT: usize = 7;
@@ -27,12 +28,12 @@ pub(crate) enum AxisChoice {
     Log,
 }
 
-/// Panels with one legend: metrics against one key, or distributions or time series, which have an axis of their own.
+/// Panels with one legend: metrics against one key, or distributions, which have an axis of their own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct PlotGroup {
     /// Metrics, from top to bottom.
     pub metrics: Vec<Metric>,
-    /// Key of the horizontal axis; `None` for distributions and time series.
+    /// Key of the horizontal axis; `None` for distributions.
     pub x: Option<RowKey>,
     /// Keys whose values make the series of a panel.
     pub series: Vec<RowKey>,
@@ -61,69 +62,69 @@ impl PlotGroup {
     pub(super) fn keys(&self) -> impl Iterator<Item = RowKey> + '_ {
         self.x.into_iter().chain(self.series.iter().copied()).chain(self.panels.iter().copied())
     }
+
+    fn draws(&self, key: RowKey) -> bool {
+        self.keys().any(|drawn| drawn == key)
+    }
 }
 
 /// Selects the groups to draw from `table`.
 ///
 /// # Errors
 /// When the rows lack a requested value, or the picture would be too large to read.
-pub(super) fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotGroup>, PlotError> {
-    let mut groups = match args.x {
-        Some(PlotAxis::Time) => vec![over_time(table, args)?],
-        Some(PlotAxis::Key(key)) => against(table, args, Some(key))?,
-        None => against(table, args, None)?,
-    };
+pub(super) fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotGroup>, BenchError> {
+    let mut groups = groups(table, args)?;
     let panels = groups.iter().map(|group| group.metrics.len() * table.identities(&group.panels).len()).sum::<usize>();
-    if panels > MAX_PANELS {
-        let expected = format!("at most {MAX_PANELS}: fewer with --y, --panels, or fewer rows with --only");
-        return Err(PlotError::Input(format!("found {panels} panels to draw, expected {expected}")));
-    }
+    at_most(MAX_PANELS, panels, "panels to draw", "", "fewer with --y, --panels, or fewer rows with --only")?;
     if let Some(filter) = &args.ratio {
-        check_ratio(table, &groups, filter)?;
+        filter.check("ratio", &table.rows)?;
+        if !groups.iter().any(|group| group.draws(filter.key)) {
+            let expected = "a key that is drawn: one that varies, and does not follow from another";
+            return Err(BenchError::option("ratio", filter.key, expected));
+        }
         groups.iter_mut().for_each(|group| group.ratio = vec![filter.clone()]);
     }
     Ok(groups)
 }
 
-/// Checks that ratios can be drawn to the rows of `filter`.
-fn check_ratio(table: &RowTable, groups: &[PlotGroup], filter: &RowFilter) -> Result<(), PlotError> {
-    let RowFilter { key, values } = filter;
-    if let Some(value) = values.iter().find(|value| !table.levels(*key).iter().any(|level| level.is(value))) {
-        let expected = format!("one of {}", table.ticks(*key));
-        return Err(PlotError::option("ratio", format!("{key}={value}"), expected));
-    }
-    if !groups.iter().any(|group| group.keys().any(|drawn| drawn == *key)) {
-        let expected = "a key that is drawn: one that varies, and does not follow from another";
-        return Err(PlotError::option("ratio", key, expected));
-    }
-    Ok(())
+/// Checks that a picture does not become too large to read.
+pub(super) fn at_most(most: usize, found: usize, what: &str, place: &str, advice: &str) -> Result<(), BenchError> {
+    let error = || format!("{place}found {found} {what}, expected at most {most}: {advice}");
+    if found <= most { Ok(()) } else { Err(BenchError::Usage(error())) }
 }
 
-/// Selects metrics against a key, and distributions.
-fn against(table: &RowTable, args: &PlotArgs, given: Option<RowKey>) -> Result<Vec<PlotGroup>, PlotError> {
-    let x = given.unwrap_or_else(|| axis(table));
+/// Selects metrics against a key or over time, and distributions.
+fn groups(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotGroup>, BenchError> {
+    let x = args.x.unwrap_or_else(|| axis(table));
+    let is_mixed = || table.rows.iter().any(|row| row.number(RowKey::Bs).is_none());
     let metrics = match args.y.as_slice() {
+        [] if x == RowKey::Time => vec![Metric::Iops],
         // IOPS of mixed sizes do not compare.
-        [] if x.is_numeric() && table.rows.iter().any(|row| row.number(RowKey::Bs).is_none()) => {
-            vec![Metric::Bandwidth]
-        }
+        [] if x.is_numeric() && is_mixed() => vec![Metric::Bandwidth],
         [] if x.is_numeric() => vec![Metric::Iops],
         [] if table.rows.len() == 1 => vec![Metric::Percentiles],
         [] => vec![Metric::Iops, Metric::Percentiles],
         given => once_each(given),
     };
-    if let Some(metric) = metrics.iter().find(|metric| !table.rows.iter().any(|row| metric.has(row))) {
+    let is_over_time = |metric: &Metric| matches!(metric, Metric::Iops | Metric::Latency);
+    if let Some(metric) = metrics.iter().find(|metric| x == RowKey::Time && !is_over_time(metric)) {
+        return Err(BenchError::option("y", metric, "iops or latency with --x time"));
+    }
+    if let Some(metric) = metrics
+        .iter()
+        .find(|metric| !metric.is_distribution() && !table.rows.iter().any(|row| metric.of(row).is_some()))
+    {
         let keys = metric.keys();
-        return Err(PlotError::Input(format!("--y {metric}: found no row with {keys}, expected at least one")));
+        return Err(BenchError::Usage(format!("--y {metric}: found no row with {keys}, expected at least one")));
     }
     let (distributions, values): (Vec<Metric>, Vec<Metric>) =
         metrics.iter().partition(|metric| metric.is_distribution());
     let mut groups = vec![];
     if !values.is_empty() {
         groups.push(group(table, args, values, Some(x))?);
-    } else if let Some(x) = given {
+    } else if let Some(x) = args.x {
         let expected = format!("no --x with --y {} alone, which has an axis of its own", metrics[0]);
-        return Err(PlotError::option("x", x, expected));
+        return Err(BenchError::option("x", x, expected));
     }
     for metric in distributions {
         groups.push(group(table, args, vec![metric], None)?);
@@ -134,15 +135,6 @@ fn against(table: &RowTable, args: &PlotArgs, given: Option<RowKey>) -> Result<V
     Ok(groups)
 }
 
-/// Selects the time series of all rows. They share one axis.
-fn over_time(table: &RowTable, args: &PlotArgs) -> Result<PlotGroup, PlotError> {
-    let given = if args.y.is_empty() { vec![Metric::Iops] } else { once_each(&args.y) };
-    let series =
-        |metric: Metric| metric.over_time().ok_or(PlotError::option("y", metric, "iops or latency with --x time"));
-    let metrics = given.into_iter().map(series).collect::<Result<Vec<_>, _>>()?;
-    group(table, args, metrics, None)
-}
-
 fn once_each(metrics: &[Metric]) -> Vec<Metric> {
     metrics.iter().enumerate().filter(|(at, metric)| !metrics[..*at].contains(metric)).map(|(_, m)| *m).collect()
 }
@@ -150,32 +142,27 @@ fn once_each(metrics: &[Metric]) -> Vec<Metric> {
 /// Returns the key of the horizontal axis: the first number with at least three values, else with two; else the target,
 /// or the first name that varies.
 fn axis(table: &RowTable) -> RowKey {
-    let with = |least: usize| RowKey::numbers().find(move |key| table.levels(*key).len() >= least);
-    let mut names = std::iter::once(RowKey::Target).chain(RowKey::all().filter(|key| !key.is_numeric()));
-    with(3).or_else(|| with(2)).or_else(|| names.find(|key| table.varies(*key))).unwrap_or(RowKey::Target)
+    let several = RowKey::ranked().find(|key| key.is_numeric() && table.levels(*key).len() > 2);
+    several.or_else(|| RowKey::ranked().find(|key| table.varies(*key))).unwrap_or(RowKey::Target)
 }
 
-fn group(table: &RowTable, args: &PlotArgs, metrics: Vec<Metric>, x: Option<RowKey>) -> Result<PlotGroup, PlotError> {
+fn group(table: &RowTable, args: &PlotArgs, metrics: Vec<Metric>, x: Option<RowKey>) -> Result<PlotGroup, BenchError> {
     let mut series = distinguishing(table, x, args.panels);
     let panels = match args.panels {
         Some(key) if Some(key) == x => {
-            return Err(PlotError::option("panels", key, format!("another key than the axis (--x {key})")));
+            return Err(BenchError::option("panels", key, format!("another key than the axis (--x {key})")));
         }
         Some(key) => table.varies(key).then_some(key),
         None => panel_key(table, &series),
     };
     series.retain(|key| Some(*key) != panels);
-    if let Some(x) = x.filter(|x| !x.is_numeric() && table.levels(*x).len() > MAX_BARS) {
-        let found = table.levels(x).len();
-        let expected = format!("at most {MAX_BARS}: another --x, or fewer rows with --only");
-        return Err(PlotError::Input(format!("--x {x}: found {found} values to draw bars for, expected {expected}")));
+    if let Some(x) = x.filter(|x| !x.is_numeric()) {
+        let advice = "another --x, or fewer rows with --only";
+        at_most(MAX_BARS, table.levels(x).len(), "values to draw bars for", &format!("--x {x}: "), advice)?;
     }
-    let found = table.identities(&series).len();
-    if found > MAX_SERIES {
-        let expected = format!("at most {MAX_SERIES}: choose others with --x or --panels, or fewer rows with --only");
-        let what = metrics[0];
-        return Err(PlotError::Input(format!("--y {what}: found {found} series in a panel, expected {expected}")));
-    }
+    let (place, advice) =
+        (format!("--y {}: ", metrics[0]), "choose others with --x or --panels, or fewer rows with --only");
+    at_most(MAX_SERIES, table.identities(&series).len(), "series in a panel", &place, advice)?;
     let panels = panels.into_iter().collect();
     Ok(PlotGroup { metrics, x, series, panels, scale: args.scale, ..PlotGroup::default() })
 }
@@ -188,20 +175,14 @@ fn distinguishing(table: &RowTable, x: Option<RowKey>, wanted: Option<RowKey>) -
     let known = |kept: &[RowKey], numeric: bool| -> Vec<RowKey> {
         kept.iter().copied().chain(x).filter(|key| key.is_numeric() == numeric).collect()
     };
-    for key in RowKey::numbers().filter(is_free) {
-        if !table.is_determined(key, &known(&kept, true)) {
-            kept.push(key);
-        }
-    }
-    let others = RowKey::all().filter(|key| !key.is_numeric() && *key != RowKey::Target);
-    for key in std::iter::once(RowKey::Target).chain(others).filter(is_free) {
+    for key in RowKey::ranked().filter(is_free) {
         let follows = match key {
             // Only if nothing else distinguishes two rows.
             RowKey::File | RowKey::Repeat => {
                 let all: Vec<RowKey> = kept.iter().copied().chain(x).collect();
                 table.identities(&all).len() == table.rows.len()
             }
-            _ => table.is_determined(key, &known(&kept, false)),
+            _ => table.is_determined(key, &known(&kept, key.is_numeric())),
         };
         if !follows {
             kept.push(key);
@@ -234,7 +215,7 @@ fn panel_key(table: &RowTable, keys: &[RowKey]) -> Option<RowKey> {
 /// Returns the constants of all rows, the ranges of numbers that neither an axis nor a legend shows, and the names that
 /// follow from drawn ones. Leaves out no key that varies.
 pub(super) fn constants(table: &RowTable, groups: &[PlotGroup]) -> String {
-    let is_drawn = |key: &RowKey| groups.iter().any(|group| group.keys().any(|drawn| drawn == *key));
+    let is_drawn = |key: &RowKey| groups.iter().any(|group| group.draws(*key));
     let said = RowKey::all().filter(|key| !matches!(key, RowKey::File | RowKey::Repeat) && !is_drawn(key));
     let mut words: Vec<String> = said.filter_map(|key| constant(table, key, &is_drawn)).collect();
     if !table.same_in_targets.is_empty() {
@@ -245,12 +226,10 @@ pub(super) fn constants(table: &RowTable, groups: &[PlotGroup]) -> String {
         let plural = if *last == 1 { "run" } else { "runs" };
         words.push(if first == last { format!("{first} {plural}") } else { format!("{first} to {last} {plural}") });
     }
-    match table.rows.iter().filter(|row| row.errors > 0).count() {
-        0 => {}
-        count => {
-            let what = if table.rows[0].number(RowKey::Run).is_some() { "time series" } else { "rows" };
-            words.push(format!("requests failed in {count} of {} {what}", table.rows.len()));
-        }
+    let failed = table.rows.iter().filter(|row| row.errors > 0).count();
+    if failed > 0 {
+        let what = if table.rows[0].number(RowKey::Run).is_some() { "time series" } else { "rows" };
+        words.push(format!("requests failed in {failed} of {} {what}", table.rows.len()));
     }
     words.join(", ")
 }

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
-
-use super::PlotError;
 use super::axis::{AxisScale, Quantity, measured};
 use super::chart::{HorizontalAxis, Sample, SeriesLine};
 use super::keys::{KeyValue, RowKey, RowTable};
 use super::metric::Metric;
-use super::rows::{Fields, PlotRow};
+use super::place::FilePlace;
+use super::rows::PlotRow;
+use crate::BenchError;
 use crate::worker::MAX_INTERVALS;
 
 /// Most points of a line: about its number of pixels.
@@ -43,67 +42,62 @@ pub(crate) struct SeriesInterval {
     pub latency: Option<(f64, f64)>,
 }
 
-impl Fields<'_> {
-    /// Returns the time series of all runs, if the file has some.
-    pub(super) fn series(&self) -> Result<Vec<OperationSeries>, String> {
-        const KEY: &str = "each_run";
-        if self.is_absent(KEY) {
-            return Ok(vec![]);
+/// Returns the time series in the results of a row's runs.
+pub(super) fn series_of_runs(runs: &FilePlace) -> Result<Vec<OperationSeries>, String> {
+    let mut found = vec![];
+    for (at, run) in runs.items().ok_or_else(|| runs.wrong("an array"))?.enumerate() {
+        run.object()?;
+        let series = run.at("series");
+        if series.optional(FilePlace::object)?.is_none() {
+            continue;
         }
-        let runs = self.0.get(KEY).and_then(Value::as_array).ok_or_else(|| self.wrong(KEY, "an array"))?;
-        let mut found = vec![];
-        for (at, run) in runs.iter().enumerate() {
-            let run = Fields::of(run).map_err(|why| format!("{KEY}[{at}]: {why}"))?;
-            if let Some(value) = run.0.get("series").filter(|value| !value.is_null()) {
-                let in_run = |why: String| format!("{KEY}[{at}].{why}");
-                let errors = if run.is_absent("errors") { 0 } else { run.count("errors", 0).map_err(in_run)? };
-                let series = Fields::of(value).map_err(|why| in_run(format!("series: {why}")))?;
-                let in_series = |why: String| in_run(format!("series.{why}"));
-                let interval_ms = series.measured("interval_ms").map_err(in_series)?;
-                for op in OPERATIONS.into_iter().filter(|op| !series.is_absent(op)) {
-                    let points = series.points(op).map_err(in_series)?;
-                    found.push(OperationSeries { run: at as u64 + 1, op, errors, interval_ms, points });
-                }
+        let errors = run.at("errors").optional(|errors| errors.count(0))?.unwrap_or(0);
+        let interval_ms = series.at("interval_ms").measured()?;
+        for op in OPERATIONS {
+            if let Some(points) = series.at(op).optional(|points| intervals(points, &series.at("end_ms")))? {
+                found.push(OperationSeries { run: at as u64 + 1, op, errors, interval_ms, points });
             }
         }
-        Ok(found)
     }
+    Ok(found)
+}
 
-    /// Returns the points of an operation's series.
-    fn points(&self, op: &str) -> Result<Vec<SeriesInterval>, String> {
-        let values = self.0.get(op).and_then(Value::as_array).filter(|values| values.len() <= MAX_INTERVALS);
-        let values = values.ok_or_else(|| self.wrong(op, format!("an array of at most {MAX_INTERVALS}")))?;
-        let mut points: Vec<SeriesInterval> = vec![];
-        for (at, value) in values.iter().enumerate() {
-            let point = Fields::of(value).map_err(|why| format!("{op}[{at}]: {why}"))?;
-            let here = |why: String| format!("{op}[{at}].{why}");
-            let start = point.measured("start_ms").map_err(here)?;
-            if let Some(before) = points.last_mut() {
-                if start <= before.time_ms.0 {
-                    return Err(here(point.wrong("start_ms", "a time after the one before")));
-                }
-                before.time_ms.1 = start;
+/// Returns the intervals of an operation. Each ends where the next begins, the last one at `end`.
+fn intervals(places: &FilePlace, end: &FilePlace) -> Result<Vec<SeriesInterval>, String> {
+    let wrong = || places.wrong(format!("an array of at most {MAX_INTERVALS}"));
+    let mut points: Vec<SeriesInterval> = vec![];
+    for point in places.items().filter(|all| all.len() <= MAX_INTERVALS).ok_or_else(wrong)? {
+        point.object()?;
+        let start = point.at("start_ms").measured()?;
+        if let Some(before) = points.last_mut() {
+            if start <= before.time_ms.0 {
+                return Err(point.at("start_ms").wrong("a time after the one before"));
             }
-            let [mean, max] = [point.optional("mean_us").map_err(here)?, point.optional("max_us").map_err(here)?];
-            let iops = point.measured("iops").map_err(here)?;
-            points.push(SeriesInterval { time_ms: (start, start), iops, latency: mean.zip(max) });
+            before.time_ms.1 = start;
         }
-        let end = self.measured("end_ms")?;
-        if let Some(last) = points.last_mut() {
-            if end < last.time_ms.0 {
-                return Err(self.wrong("end_ms", format!("the end of the last interval, at least {}", last.time_ms.0)));
-            }
-            last.time_ms.1 = end;
-        }
-        Ok(points)
+        let us = |key: &str| point.at(key).optional(FilePlace::measured);
+        let (mean, most) = (us("mean_us")?, us("max_us")?);
+        points.push(SeriesInterval {
+            time_ms: (start, start),
+            iops: point.at("iops").measured()?,
+            latency: mean.zip(most),
+        });
     }
+    let end_ms = end.measured()?;
+    if let Some(last) = points.last_mut() {
+        if end_ms < last.time_ms.0 {
+            return Err(end.wrong(format!("the end of the last interval, at least {}", last.time_ms.0)));
+        }
+        last.time_ms.1 = end_ms;
+    }
+    Ok(points)
 }
 
 /// Returns a row for each operation of each run. Rows without a time series are left out.
 ///
 /// # Errors
 /// When no row has one.
-pub(super) fn of_each_run(rows: Vec<PlotRow>) -> Result<Vec<PlotRow>, PlotError> {
+pub(super) fn of_each_run(rows: Vec<PlotRow>) -> Result<Vec<PlotRow>, BenchError> {
     let each = |row: PlotRow| {
         let all = row.series.clone();
         all.into_iter().filter(|series| !series.points.is_empty()).map(move |series| {
@@ -116,7 +110,7 @@ pub(super) fn of_each_run(rows: Vec<PlotRow>) -> Result<Vec<PlotRow>, PlotError>
     };
     let rows: Vec<PlotRow> = rows.into_iter().flat_map(each).collect();
     match rows.is_empty() {
-        true => Err(PlotError::option(
+        true => Err(BenchError::option(
             "x",
             "time, and no row with a time series (the key series of each_run)",
             "at least one: record it with `mqblk bench --interval 100ms --json FILE`",
@@ -176,28 +170,21 @@ pub(super) fn lines(table: &RowTable, metric: Metric, row: usize, series: usize)
     let per_point = intervals_per_point(table);
     let all = table.rows[row].series.iter().flat_map(|series| series.points.chunks(per_point).map(as_one));
     let points: Vec<SeriesInterval> = all.collect();
-    let mut lines = vec![];
-    let mut add = |dashed: bool, what: &str, value: &dyn Fn(&SeriesInterval) -> Option<f64>| {
+    let line = |dashed: bool, what: &str, value: &dyn Fn(&SeriesInterval) -> Option<f64>| {
         let sample = |point: &SeriesInterval| {
-            let (y, (start, end)) = (value(point)?, point.time_ms);
-            let short = measured(y, metric.quantity());
+            let (start, end) = point.time_ms;
             let [from, to] = [start, end].map(|ms| measured(ms * 1e3, Quantity::Micros));
-            let label = format!("{from} to {to}: {what}{short}{}", metric.unit());
-            Some(Sample { x: (start + end) / 2e3, y, error: 0.0, short, label })
+            let words = format!("{from} to {to}: {what}");
+            Some(Sample::new((start + end) / 2e3, value(point)?, 0.0, metric.quantity(), words, metric.unit()))
         };
-        for part in points.chunk_by(|a, b| value(a).is_some() == value(b).is_some()) {
-            let samples: Vec<Sample> = part.iter().filter_map(sample).collect();
-            if !samples.is_empty() {
-                lines.push(SeriesLine { series, is_reference: false, dashed, samples });
-            }
-        }
+        let parts = points.chunk_by(|a, b| value(a).is_some() == value(b).is_some());
+        let parts = parts.map(|part| part.iter().filter_map(sample).collect::<Vec<Sample>>());
+        let parts = parts.filter(|samples| !samples.is_empty());
+        parts.map(|samples| SeriesLine { series, is_reference: false, dashed, samples }).collect::<Vec<_>>()
     };
-    match metric {
-        Metric::LatencySeries => {
-            add(false, "mean ", &|point| point.latency.map(|latency| latency.0));
-            add(true, "greatest ", &|point| point.latency.map(|latency| latency.1));
-        }
-        _ => add(false, "", &|point| Some(point.iops)),
+    if metric == Metric::Iops {
+        return line(false, "", &|point| Some(point.iops));
     }
-    lines
+    let mean = line(false, "mean ", &|point| point.latency.map(|latency| latency.0));
+    [mean, line(true, "greatest ", &|point| point.latency.map(|latency| latency.1))].concat()
 }

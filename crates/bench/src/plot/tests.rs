@@ -34,7 +34,7 @@ fn y(metric: Metric) -> PlotArgs {
 }
 
 fn x(key: RowKey) -> PlotArgs {
-    PlotArgs { x: Some(PlotAxis::Key(key)), ..args() }
+    PlotArgs { x: Some(key), ..args() }
 }
 
 fn ratio(text: &str) -> PlotArgs {
@@ -449,9 +449,9 @@ fn no_text_is_cut_off_or_on_another() {
         ("sizes", of(&[&sizes, &loads]), all.clone()),
         ("near ticks", of(&[&near]), args()),
         ("long names", of(&[&targets, &loads]), args()),
-        ("grouped bars", of(&[&targets, &loads]), PlotArgs { x: Some(PlotAxis::Key(RowKey::Rw)), ..all.clone() }),
+        ("grouped bars", of(&[&targets, &loads]), PlotArgs { x: Some(RowKey::Rw), ..all.clone() }),
         ("long names, lines", of(&[&targets, &sizes]), y(Metric::Latency)),
-        ("panels", of(&[&targets, &few, &sizes]), PlotArgs { x: Some(PlotAxis::Key(RowKey::Bs)), ..all }),
+        ("panels", of(&[&targets, &few, &sizes]), PlotArgs { x: Some(RowKey::Bs), ..all }),
         ("percentiles", of(&[&loads, &few]), y(Metric::Percentiles)),
         ("both", of(&[&loads, &few]), PlotArgs { y: vec![Metric::Percentiles, Metric::Iops], ..args() }),
     ] {
@@ -487,7 +487,7 @@ fn extreme_values_are_drawn() {
     let mut count = 0;
     for rows in parts {
         for x in [None, Some(RowKey::Bs), Some(RowKey::Batch), Some(RowKey::Target), Some(RowKey::Merge)] {
-            let args = PlotArgs { x: x.map(PlotAxis::Key), y: all.clone(), ..args() };
+            let args = PlotArgs { x, y: all.clone(), ..args() };
             let Ok(chart) = chart(rows.clone(), &args) else { continue };
             let picture = svg(&chart);
             let document = Document::parse(&picture).unwrap();

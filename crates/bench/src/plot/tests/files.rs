@@ -47,7 +47,7 @@ fn errors_name_row_key_and_value() {
         (Box::new(|row| row["lat_us"]["p999"] = true.into()), "lat_us.p999: found true, expected a number"),
         (Box::new(|row| drop(row.as_object_mut().unwrap().remove("rw"))), "rw: found nothing, expected a string"),
         (Box::new(with("percentiles", json!([]))), "percentiles: found an array of 0, expected 1 to"),
-        (Box::new(with("percentiles", json!([[9, 1], [9, 1]]))), "percentiles: found an array of 2, expected a"),
+        (Box::new(with("percentiles", json!([[9, 1], [9, 1]]))), "percentiles[1]: found an array of 2, expected a"),
         (Box::new(with("server_cpu_us_per_io", (-1).into())), "server_cpu_us_per_io: found -1, expected"),
         (Box::new(|row| *row = 3.into()), "found 3, expected an object"),
     ];

@@ -19,7 +19,7 @@ fn with_series(row: PlotRow, all: &[OperationSeries]) -> PlotRow {
 }
 
 fn over_time(y: Vec<Metric>) -> PlotArgs {
-    PlotArgs { x: Some(PlotAxis::Time), y, ..args() }
+    PlotArgs { x: Some(RowKey::Time), y, ..args() }
 }
 
 fn chart(rows: Vec<PlotRow>, args: &PlotArgs) -> Chart {

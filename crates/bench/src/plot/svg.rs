@@ -11,8 +11,8 @@ const INK: &str = "#222222";
 /// Colour of subtitles and labels.
 const FAINT_INK: &str = "#555555";
 const PAPER: &str = "#ffffff";
-const GRID: Stroke = Stroke { color: "#e2e2e2", width: 1.0, dashes: "" };
-const AXIS: Stroke = Stroke { color: "#777777", width: 1.0, dashes: "" };
+const GRID: Style = Style { color: "#e2e2e2", width: 1.0, dashes: "", hollow: false, marker: 0 };
+const AXIS: Style = Style { color: "#777777", ..GRID };
 
 const MARGIN: f64 = 20.0;
 /// Space between panels.
@@ -41,45 +41,53 @@ const COLORS: [&str; super::select::MAX_SERIES] = [
 ];
 /// Number of colours without dots.
 const PLAIN_COLORS: usize = 7;
-/// Greys of published series.
-const GREYS: [&str; 4] = ["#707070", "#999999", "#555555", "#b0b0b0"];
+/// Colours and dashes of published series: greys.
+const GREYS: [(&str, &str); 4] = [("#707070", DASHED), ("#999999", DOTTED), ("#555555", DASH_DOTTED), ("#b0b0b0", "")];
 const DASHED: &str = "6 4";
 const DOTTED: &str = "2 3";
 const DASH_DOTTED: &str = "8 3 2 3";
 
-#[derive(Clone, Copy, Debug)]
-struct Stroke {
-    color: &'static str,
-    width: f64,
-    /// Lengths of strokes and gaps in turn; empty: solid.
-    dashes: &'static str,
-}
-
+/// The looks of a line, or of a marker or a bar.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Style {
     pub color: &'static str,
-    /// Index of its marker's shape, for readers who see few colours.
+    width: f64,
+    /// Lengths of strokes and gaps in turn; empty: solid.
+    dashes: &'static str,
+    /// True for a marker or a bar that is empty inside.
+    hollow: bool,
+    /// Index of the marker's shape, for readers who see few colours.
     marker: usize,
-    /// Patterns of its line, and of its second one.
-    dashes: [&'static str; 2],
 }
 
-/// Returns the style of a series. Of up to [`MAX_SERIES`](super::select::MAX_SERIES) no two have the same colour.
-pub(super) fn style(series: usize) -> Style {
+impl Style {
+    /// Returns the looks of the edge of a shape.
+    fn edge(self, width: f64) -> Style {
+        Style { width, dashes: "", ..self }
+    }
+
+    fn fill(self) -> &'static str {
+        if self.hollow { PAPER } else { self.color }
+    }
+}
+
+/// Returns the style of a series, or of its second line. Of up to [`MAX_SERIES`](super::select::MAX_SERIES) no two have
+/// the same colour.
+pub(super) fn style(series: usize, second: bool) -> Style {
     let at = series % COLORS.len();
     let dashes = if at < PLAIN_COLORS { ["", DASHED] } else { [DOTTED, DASH_DOTTED] };
-    Style { color: COLORS[at], marker: series % MARKERS.len(), dashes }
+    let (dashes, marker) = (dashes[usize::from(second)], series % MARKERS.len());
+    Style { color: COLORS[at], width: 2.0, dashes, hollow: second, marker }
 }
 
 /// Returns the style of a published series: grey.
 pub(super) fn reference_style(reference: usize) -> Style {
-    let at = reference % GREYS.len();
-    let dashes = [[DASHED; 2], [DOTTED; 2], [DASH_DOTTED; 2], [""; 2]][at];
-    Style { color: GREYS[at], marker: (reference + 3) % MARKERS.len(), dashes }
+    let (color, dashes) = GREYS[reference % GREYS.len()];
+    Style { color, width: 2.0, dashes, hollow: false, marker: (reference + 3) % MARKERS.len() }
 }
 
 fn style_of(line: &SeriesLine) -> Style {
-    if line.is_reference { reference_style(line.series) } else { style(line.series) }
+    if line.is_reference { reference_style(line.series) } else { style(line.series, line.dashed) }
 }
 
 /// Shapes of markers: corners, the direction of the first (a fraction of a full turn), and their distances from the
@@ -150,8 +158,8 @@ struct Drawing {
 
 impl Drawing {
     /// Adds a shape. `tooltip` may be empty.
-    fn shape(&mut self, element: &str, class: &str, fill: &str, stroke: Stroke, tooltip: &str) {
-        let Stroke { color, width, dashes } = stroke;
+    fn shape(&mut self, element: &str, class: &str, fill: &str, style: Style, tooltip: &str) {
+        let Style { color, width, dashes, .. } = style;
         let mut text =
             format!("{element} class=\"{class}\" fill=\"{fill}\" stroke=\"{color}\" stroke-width=\"{width}\"");
         if !dashes.is_empty() {
@@ -165,17 +173,18 @@ impl Drawing {
         };
     }
 
-    fn line(&mut self, class: &str, points: &[(f64, f64)], stroke: Stroke) {
-        self.shape(&format!("polyline points=\"{}\"", corners(points)), class, "none", stroke, "");
+    fn line(&mut self, class: &str, points: &[(f64, f64)], style: Style) {
+        self.shape(&format!("polyline points=\"{}\"", corners(points)), class, "none", style, "");
     }
 
     /// Adds a text with its start, middle or end (`anchor`) at a point of its base line.
     fn text(&mut self, (x, y): (f64, f64), anchor: &str, size: f64, color: &str, text: &str) {
-        let (x, y, text) = (round(x), round(y), markup_text(text));
-        let _ = writeln!(
-            self.elements,
-            "<text x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\" font-size=\"{size}\" fill=\"{color}\">{text}</text>"
-        );
+        self.placed_text(&format!("x=\"{}\" y=\"{}\"", round(x), round(y)), anchor, size, color, text);
+    }
+
+    fn placed_text(&mut self, place: &str, anchor: &str, size: f64, color: &str, text: &str) {
+        let style = format!("text-anchor=\"{anchor}\" font-size=\"{size}\" fill=\"{color}\"");
+        let _ = writeln!(self.elements, "<text {place} {style}>{}</text>", markup_text(text));
     }
 
     /// Adds a text in lines; returns the base line of the last one.
@@ -187,7 +196,7 @@ impl Drawing {
         y
     }
 
-    fn marker(&mut self, class: &str, (x, y): (f64, f64), style: Style, hollow: bool, tooltip: &str) {
+    fn marker(&mut self, class: &str, (x, y): (f64, f64), style: Style, tooltip: &str) {
         let (count, first, radii) = MARKERS[style.marker];
         let element = match count {
             0 => format!("circle cx=\"{}\" cy=\"{}\" r=\"{}\"", round(x), round(y), radii[0]),
@@ -199,8 +208,7 @@ impl Drawing {
                 format!("polygon points=\"{}\"", corners(&(0..count).map(corner).collect::<Vec<_>>()))
             }
         };
-        let fill = if hollow { PAPER } else { style.color };
-        self.shape(&element, class, fill, Stroke { color: style.color, width: 1.5, dashes: "" }, tooltip);
+        self.shape(&element, class, style.fill(), style.edge(1.5), tooltip);
     }
 }
 
@@ -225,11 +233,12 @@ pub(super) fn svg(chart: &Chart) -> String {
     for sentence in &chart.caption {
         y = drawing.paragraph(y, sentence, NAME, FAINT_INK);
     }
-    let (w, h, title) =
-        (drawing.width, (y + MARGIN).ceil(), markup_text(&format!("{}: {}", chart.title, chart.subtitle)));
+    let (w, h) = (drawing.width, (y + MARGIN).ceil());
+    let size = format!("width=\"{w}\" height=\"{h}\"");
+    let title = markup_text(&format!("{}: {}", chart.title, chart.subtitle));
     format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{w}\" height=\"{h}\" viewBox=\"0 0 {w} {h}\" font-family=\"sans-serif\" \
-         role=\"img\">\n<title>{title}</title>\n<rect class=\"background\" width=\"{w}\" height=\"{h}\" fill=\"{PAPER}\"/>\n{}</svg>\n",
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" {size} viewBox=\"0 0 {w} {h}\" font-family=\"sans-serif\" role=\"img\">\n\
+         <title>{title}</title>\n<rect class=\"background\" {size} fill=\"{PAPER}\"/>\n{}</svg>\n",
         drawing.elements
     )
 }
@@ -271,17 +280,17 @@ fn panels(drawing: &mut Drawing, group: &PanelGroup, top: f64, left: f64) -> f64
 
 /// Draws the group's legend. Returns its lower end.
 fn legend(drawing: &mut Drawing, group: &PanelGroup, top: f64) -> f64 {
-    let mut entries: Vec<(&str, Style, bool)> = vec![];
+    let mut entries: Vec<(&str, Style)> = vec![];
     if group.series.len() > 1 || !group.series[0].is_empty() {
-        entries.extend(group.series.iter().enumerate().map(|(at, name)| (name.as_str(), style(at), false)));
+        entries.extend(group.series.iter().enumerate().map(|(at, name)| (name.as_str(), style(at, false))));
     }
     let bars = group.panels.first().is_some_and(|panel| panel.x.bars);
-    if let Some([solid, dashed]) = group.styles {
+    if let Some(names) = group.styles {
         // Grey, since it is for series of all colours.
-        let own = if group.series.len() > 1 || bars { Style { color: FAINT_INK, ..style(0) } } else { style(0) };
-        entries.extend([(solid, own, false), (dashed, own, true)]);
+        let color = if group.series.len() > 1 || bars { FAINT_INK } else { COLORS[0] };
+        entries.extend(names.into_iter().zip([false, true].map(|dashed| Style { color, ..style(0, dashed) })));
     }
-    entries.extend(group.references.iter().enumerate().map(|(at, name)| (name.as_str(), reference_style(at), false)));
+    entries.extend(group.references.iter().enumerate().map(|(at, name)| (name.as_str(), reference_style(at))));
     if entries.is_empty() {
         return top;
     }
@@ -290,16 +299,14 @@ fn legend(drawing: &mut Drawing, group: &PanelGroup, top: f64) -> f64 {
     let step = SAMPLE + 30.0 + names.iter().map(|name| width(name, NAME)).fold(0.0, f64::max);
     let columns = ((available + 22.0) / step) as usize;
     let columns = columns.clamp(1, entries.len());
-    for (at, ((_, style, dashed), name)) in entries.iter().zip(names).enumerate() {
+    for (at, ((_, style), name)) in entries.iter().zip(names).enumerate() {
         let (x, y) = (MARGIN + (at % columns) as f64 * step, top + 10.0 + (at / columns) as f64 * 20.0);
-        let stroke = Stroke { color: style.color, width: 2.0, dashes: style.dashes[usize::from(*dashed)] };
         if bars {
             let element = format!("rect x=\"{}\" y=\"{}\" width=\"22\" height=\"12\"", round(x + 8.0), round(y - 6.0));
-            let fill = if *dashed { PAPER } else { style.color };
-            drawing.shape(&element, "legend", fill, Stroke { dashes: "", ..stroke }, "");
+            drawing.shape(&element, "legend", style.fill(), style.edge(2.0), "");
         } else {
-            drawing.line("legend", &[(x, y), (x + SAMPLE, y)], stroke);
-            drawing.marker("legend", (x + SAMPLE / 2.0, y), *style, *dashed, "");
+            drawing.line("legend", &[(x, y), (x + SAMPLE, y)], *style);
+            drawing.marker("legend", (x + SAMPLE / 2.0, y), *style, "");
         }
         drawing.text((x + SAMPLE + 8.0, y + NAME * 0.36), "start", NAME, INK, &name);
     }
@@ -355,7 +362,7 @@ impl PanelFrame<'_> {
         let below = self.horizontal_axis(drawing);
         if let Some(baseline) = self.panel.baseline {
             let y = self.y(baseline);
-            drawing.line("baseline", &[(self.left, y), (self.right, y)], Stroke { width: 1.4, ..AXIS });
+            drawing.line("baseline", &[(self.left, y), (self.right, y)], AXIS.edge(1.4));
         }
         match self.panel.x.bars {
             true => self.bars(drawing, group),
@@ -372,39 +379,36 @@ impl PanelFrame<'_> {
         }
         drawing.line("axis", &[(self.left, self.top), (self.left, self.bottom)], AXIS);
         let (x, y) = (round(self.outer_left + NAME), round((self.top + self.bottom) / 2.0));
-        let log = if self.panel.y.log { ", log scale" } else { "" };
-        let title = markup_text(&format!("{}{log}", self.panel.y_title));
-        let _ = writeln!(
-            drawing.elements,
-            "<text transform=\"translate({x} {y}) rotate(-90)\" text-anchor=\"middle\" font-size=\"{NAME}\" fill=\"{INK}\">{title}</text>"
-        );
+        let title = format!("{}{}", self.panel.y_title, if self.panel.y.log { ", log scale" } else { "" });
+        let place = format!("transform=\"translate({x} {y}) rotate(-90)\"");
+        drawing.placed_text(&place, "middle", NAME, INK, &title);
     }
 
     /// Draws the axis, its ticks and its title. Returns their lower end.
     fn horizontal_axis(&self, drawing: &mut Drawing) -> f64 {
+        let base = |line: usize| self.bottom + LABEL_GAP + LABEL + line as f64 * LABEL * 1.25;
         let mut lines = 1;
         let mut used = f64::NEG_INFINITY;
         for tick in &self.panel.x.ticks {
-            let x = self.x(tick.at);
-            let base = |line: usize| self.bottom + LABEL_GAP + LABEL + line as f64 * LABEL * 1.25;
+            let (x, half) = (self.x(tick.at), width(&tick.label, LABEL) / 2.0);
+            let mut name = vec![];
             if self.panel.x.bars {
-                let name = wrapped(&tick.label, LABEL, self.slot() - 12.0, NAME_LINES);
-                lines = lines.max(name.len());
-                for (at, line) in name.iter().enumerate() {
-                    drawing.text((x, base(at)), "middle", LABEL, FAINT_INK, line);
+                name = wrapped(&tick.label, LABEL, self.slot() - 12.0, NAME_LINES);
+            } else {
+                drawing.line("grid", &[(x, self.top), (x, self.bottom)], GRID);
+                // A label that would touch the one before it is left out; its grid line remains.
+                if x - half > used + 6.0 {
+                    name.push(tick.label.clone());
+                    used = x + half;
                 }
-                continue;
             }
-            drawing.line("grid", &[(x, self.top), (x, self.bottom)], GRID);
-            // A label that would touch the one before it is left out; its grid line remains.
-            let half = width(&tick.label, LABEL) / 2.0;
-            if x - half > used + 6.0 {
-                drawing.text((x, base(0)), "middle", LABEL, FAINT_INK, &tick.label);
-                used = x + half;
+            for (at, line) in name.iter().enumerate() {
+                drawing.text((x, base(at)), "middle", LABEL, FAINT_INK, line);
             }
+            lines = lines.max(name.len());
         }
         drawing.line("axis", &[(self.left, self.bottom), (self.right, self.bottom)], AXIS);
-        let y = self.bottom + LABEL_GAP + LABEL + (lines - 1) as f64 * LABEL * 1.25 + NAME * 1.7;
+        let y = base(lines - 1) + NAME * 1.7;
         drawing.text(((self.left + self.right) / 2.0, y), "middle", NAME, INK, &self.panel.x.title);
         y + NAME * 0.4
     }
@@ -412,30 +416,29 @@ impl PanelFrame<'_> {
     fn lines(&self, drawing: &mut Drawing) {
         let position = |sample: &Sample| (self.x(sample.x), self.y(sample.y));
         for line in &self.panel.lines {
-            let Style { color, dashes, .. } = style_of(line);
+            let style = style_of(line);
             if line.samples.len() > 1 {
                 let points: Vec<(f64, f64)> = line.samples.iter().map(position).collect();
-                drawing.line("line", &points, Stroke { color, width: 2.0, dashes: dashes[usize::from(line.dashed)] });
+                drawing.line("line", &points, style);
             }
-            line.samples.iter().for_each(|sample| self.error_bar(drawing, sample, self.x(sample.x), color));
+            line.samples.iter().for_each(|sample| self.error_bar(drawing, sample, self.x(sample.x), style));
         }
         // Markers are above all lines, so that none is hidden.
         for line in &self.panel.lines {
             // A long curve has fewer markers than samples.
             for sample in line.samples.iter().step_by(line.samples.len().div_ceil(MAX_MARKERS)) {
-                drawing.marker("marker", position(sample), style_of(line), line.dashed, &sample.label);
+                drawing.marker("marker", position(sample), style_of(line), &sample.label);
             }
         }
     }
 
     /// Draws one standard error up and down, if there is one.
-    fn error_bar(&self, drawing: &mut Drawing, sample: &Sample, x: f64, color: &'static str) {
+    fn error_bar(&self, drawing: &mut Drawing, sample: &Sample, x: f64, style: Style) {
         if sample.error > 0.0 {
             let [low, high] = [sample.y - sample.error, sample.y + sample.error].map(|value| self.y(value));
-            let stroke = Stroke { color, width: 1.2, dashes: "" };
-            drawing.line("error", &[(x, low), (x, high)], stroke);
+            drawing.line("error", &[(x, low), (x, high)], style.edge(1.2));
             for y in [low, high] {
-                drawing.line("error", &[(x - 4.0, y), (x + 4.0, y)], stroke);
+                drawing.line("error", &[(x - 4.0, y), (x + 4.0, y)], style.edge(1.2));
             }
         }
     }
@@ -454,16 +457,15 @@ impl PanelFrame<'_> {
                 // A single series has no legend: each of its bars has its own colour while there are enough, since the
                 // picture may have curves of the same names.
                 let own = series == 1 && group.references.is_empty() && names <= COLORS.len();
-                let color = if own { style(sample.x as usize).color } else { style_of(line).color };
+                let style = if own { style(sample.x as usize, line.dashed) } else { style_of(line) };
                 let left = self.x(sample.x) + width * (at as f64 - all / 2.0 + 0.06);
                 let (right, top) = (left + width * 0.88, self.y(sample.y));
                 let points = [(left, self.bottom), (left, top), (right, top), (right, self.bottom)];
                 let element = format!("polygon points=\"{}\"", corners(&points));
-                let fill = if line.dashed { PAPER } else { color };
-                drawing.shape(&element, "bar", fill, Stroke { color, width: 1.2, dashes: "" }, &sample.label);
+                drawing.shape(&element, "bar", style.fill(), style.edge(1.2), &sample.label);
                 let middle = (left + right) / 2.0;
                 // Dark, since it lies on its own bar.
-                self.error_bar(drawing, sample, middle, INK);
+                self.error_bar(drawing, sample, middle, Style { color: INK, ..style });
                 if self::width(&sample.short, LABEL) <= width {
                     let end = self.y(sample.y + sample.error) - 5.0;
                     drawing.text((middle, end), "middle", LABEL, INK, &sample.short);

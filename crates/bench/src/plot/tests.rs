@@ -317,8 +317,8 @@ fn captions_say_what_error_bars_are() {
 
 #[test]
 fn no_two_series_share_a_colour() {
-    let colours: BTreeSet<&str> = (0..MAX_SERIES).map(|series| style(series).color).collect();
-    let looks: BTreeSet<String> = (0..MAX_SERIES).map(|series| format!("{:?}", style(series))).collect();
+    let colours: BTreeSet<&str> = (0..MAX_SERIES).map(|series| style(series, false).color).collect();
+    let looks: BTreeSet<String> = (0..MAX_SERIES).map(|series| format!("{:?}", style(series, false))).collect();
     assert_eq!((colours.len(), looks.len()), (MAX_SERIES, MAX_SERIES));
     for grey in (0..4).map(|reference| reference_style(reference).color) {
         assert!(grey[1..3] == grey[3..5] && grey[3..5] == grey[5..7] && !colours.contains(grey), "{grey}");

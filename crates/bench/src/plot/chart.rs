@@ -161,6 +161,9 @@ fn listed(items: &[&str]) -> String {
     }
 }
 
+/// Smaller values count as 0, to which nothing is compared: quotients are finite.
+const NEGLIGIBLE: f64 = 1e-9;
+
 /// A group with its rows.
 struct GroupRows<'a> {
     table: &'a RowTable,
@@ -284,11 +287,11 @@ impl<'a> GroupRows<'a> {
                 && group.ratio.iter().all(|filter| filter.passes(&table.rows[*other]))
         };
         let base = (0..table.rows.len()).find(is_base)?;
-        let of = metric.of(&table.rows[base]).filter(|of| of.value > 0.0)?;
-        let relative = |value: MetricValue| if value.value > 0.0 { value.error / value.value } else { 0.0 };
+        let of = metric.of(&table.rows[base]).filter(|of| of.value > NEGLIGIBLE)?;
+        let relative = |value: MetricValue| if value.value > NEGLIGIBLE { value.error / value.value } else { 0.0 };
         let error = if base == row { 0.0 } else { relative(own).hypot(relative(of)) };
         let value = own.value / of.value;
-        let dashed = own.dashed.zip(of.dashed).filter(|(_, of)| *of > 0.0).map(|(own, of)| own / of);
+        let dashed = own.dashed.zip(of.dashed).filter(|(_, of)| *of > NEGLIGIBLE).map(|(own, of)| own / of);
         Some(MetricValue { value, error: value * error, dashed })
     }
 }

@@ -290,6 +290,17 @@ fn ratios_are_to_the_row_that_agrees_in_all_else() {
 }
 
 #[test]
+fn ratios_to_almost_nothing_are_left_out() {
+    for (base, other, count) in [(5e-324, 1e15, 0), (0.0, 1.0, 0), (1e15, 5e-324, 2)] {
+        let with = |queues: u64, iops: f64| row(json!({"queues": queues, "iops_mean": iops, "iops_stderr": 1e15}));
+        let chart = drawn(vec![with(1, base), with(8, other)], &ratio("queues=1"));
+        check_picture(&chart, "ratios");
+        let samples = chart.groups[0].panels[0].lines.iter().map(|line| line.samples.len()).sum::<usize>();
+        assert_eq!(samples, count, "{base} {other}");
+    }
+}
+
+#[test]
 fn scales_distributions_and_units_are_as_chosen() {
     let of = |metric: Metric, scale: AxisChoice| drawn(sweep(&[sizes()]), &PlotArgs { scale, ..y(metric) });
     let is_log = |metric: Metric, scale: AxisChoice| of(metric, scale).groups[0].panels[0].y.log;

@@ -4,6 +4,7 @@ mod sizes;
 mod values;
 
 use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use mqblk_core::ByteLen;
 use mqblk_driver::DescriptorLayout;
 
@@ -16,6 +17,15 @@ const INDIRECT_ABOVE: ByteLen = ByteLen(64 << 10);
 /// CPUs in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuList(pub Vec<u16>);
+
+/// A word that an option takes: the word, its line in the help, and its value.
+pub(crate) type Choice<T> = (&'static str, &'static str, T);
+
+/// Returns the parser of an option that takes one of these words.
+pub(crate) fn one_of<T: Sync>(words: &'static [Choice<T>]) -> impl TypedValueParser<Value = &'static Choice<T>> {
+    PossibleValuesParser::new(words.iter().map(|(word, about, _)| PossibleValue::new(*word).help(*about)))
+        .try_map(|word| words.iter().find(|choice| choice.0 == word).ok_or("no such word"))
+}
 
 /// Operation and order of a job's I/Os.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::ValueEnum;
 use mqblk_driver::DriverError;
 use mqblk_driver::virtio_scsi::SteeringPolicy;
 
@@ -19,6 +18,7 @@ use crate::device::DeviceDisk;
 use crate::plan::{Combination, Plan, Target, TargetSource};
 use crate::report::InterfaceResults;
 use crate::run::{RunInput, RunResult, measure_on, probe_on};
+use crate::words::{Choice, one_of};
 use device::ScsiDevice;
 
 /// The interface's line of the table.
@@ -45,44 +45,23 @@ pub(crate) struct VirtioScsi {
     luns: Vec<u16>,
 
     /// virtio-scsi: the queue that a command is put on [default: target]
-    #[arg(long, value_enum)]
-    steer: Option<Steering>,
+    #[arg(long, value_parser = one_of(&STEERING))]
+    steer: Option<&'static Choice<SteeringPolicy>>,
 }
 
-/// Selects the request queue of a command.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(super) enum Steering {
-    /// A target stays on a queue while it has commands in flight, and moves to that of the thread that finds it idle
-    #[default]
-    Target,
-    /// The submitting thread's
-    Submitter,
-    /// Target T is on queue T modulo queues
-    Fixed,
-}
+/// The ways to select the request queue of a command. The first is the default.
+static STEERING: [Choice<SteeringPolicy>; 3] = [
+    (
+        "target",
+        "A target stays on a queue while it has commands in flight, and moves to that of the thread that finds it idle",
+        SteeringPolicy::Target,
+    ),
+    ("submitter", "The submitting thread's", SteeringPolicy::Submitter),
+    ("fixed", "Target T is on queue T modulo queues", SteeringPolicy::Fixed),
+];
 
-impl Steering {
-    /// Returns the name on the command line and in the results.
-    fn name(self) -> &'static str {
-        match self {
-            Steering::Target => "target",
-            Steering::Submitter => "submitter",
-            Steering::Fixed => "fixed",
-        }
-    }
-
-    /// Returns the driver's policy.
-    fn policy(self) -> SteeringPolicy {
-        match self {
-            Steering::Target => SteeringPolicy::Target,
-            Steering::Submitter => SteeringPolicy::Submitter,
-            Steering::Fixed => SteeringPolicy::Fixed,
-        }
-    }
-}
-
-fn steering(options: &VirtioScsi) -> Steering {
-    options.steer.unwrap_or_default()
+fn steering(options: &VirtioScsi) -> &'static Choice<SteeringPolicy> {
+    options.steer.unwrap_or(&STEERING[0])
 }
 
 /// Returns a list of counts; 1 if none was given.
@@ -127,7 +106,7 @@ impl Interface for VirtioScsi {
         InterfaceResults {
             targets: Some(combination.targets),
             luns: Some(combination.luns),
-            steer: Some(steering(self).name()),
+            steer: Some(steering(self).0),
             ..InterfaceResults::default()
         }
     }
@@ -160,6 +139,6 @@ impl Connector for VirtioScsi {
         socket: &PathBuf,
         timeout: Duration,
     ) -> Result<ScsiDevice, DriverError> {
-        ScsiDevice::connect(plan, combination, socket, steering(self).policy(), timeout)
+        ScsiDevice::connect(plan, combination, socket, steering(self).2, timeout)
     }
 }

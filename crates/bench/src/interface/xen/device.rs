@@ -54,7 +54,7 @@ impl XenDevice {
         let driver_options = BlkfrontOptions {
             queues: combination.queues,
             ring_order: options.ring_order,
-            abi: options.abi.unwrap_or_default().abi(),
+            abi: options.layout().2,
             indirect_segments: options.indirect_segments.unwrap_or(own.indirect_segments),
             // Requests that find no space in the ring wait.
             depth: depth.min(u16::MAX.into()) as u16,

@@ -20,7 +20,7 @@ use crate::report::InterfaceResults;
 use crate::run::{RunInput, RunResult, measure_on, probe_on};
 use crate::words::Descriptors;
 use device::XenDevice;
-use options::{GRANTS, GRANTS_POOL, GrantMode, GrantPool};
+use options::{GRANT_POOLS, GRANTS, GRANTS_POOL};
 
 pub(crate) use options::XenOptions;
 use server::Vbd;
@@ -92,15 +92,15 @@ impl Interface for XenOptions {
         if own.is_some() && !self.grants.is_empty() {
             return Err(BenchError::option(GRANTS, "a word in --disk as well", "one of the two"));
         }
-        let variant = |grants: Option<GrantMode>| {
+        let variant = |grants: Option<&'static str>| {
             let mut keys = DiskKeys::default();
-            keys.set(GRANTS, grants.map(GrantMode::name));
-            keys.set(GRANTS_POOL, self.grants_pool.map(GrantPool::name));
-            TargetVariant { keys, grants: Some(grants.map(GrantMode::name).or(own).unwrap_or("default").to_owned()) }
+            keys.set(GRANTS, grants);
+            keys.set(GRANTS_POOL, self.grants_pool.map(|(pool, ..)| *pool));
+            TargetVariant { keys, grants: Some(grants.or(own).unwrap_or("default").to_owned()) }
         };
         Ok(match self.grants.is_empty() {
             true => vec![variant(None)],
-            false => self.grants.iter().copied().map(Some).map(variant).collect(),
+            false => self.grants.iter().map(|(mode, ..)| variant(Some(mode))).collect(),
         })
     }
 
@@ -111,13 +111,13 @@ impl Interface for XenOptions {
 
     fn results(&self, source: &TargetSource, _combination: &Combination) -> InterfaceResults {
         let grants_pool = match source {
-            TargetSource::Disk { keys, .. } => Some(keys.get(GRANTS_POOL).unwrap_or(GrantPool::PerRing.name())),
+            TargetSource::Disk { keys, .. } => Some(keys.get(GRANTS_POOL).unwrap_or(GRANT_POOLS[0].0)),
             _ => None,
         };
         InterfaceResults {
             grants_pool,
             ring_order: self.ring_order,
-            abi: Some(self.abi.unwrap_or_default().name()),
+            abi: Some(self.layout().0),
             ..InterfaceResults::default()
         }
     }

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use clap::ValueEnum;
 use mqblk_driver::blkfront::Abi;
 use mqblk_xen::vbd;
 
 use crate::plan::DeviceName;
+use crate::words::{Choice, one_of};
 
 /// Option and key of a disk: use of granted pages.
 pub(super) const GRANTS: &str = "grants";
@@ -27,13 +27,13 @@ pub(crate) struct XenOptions {
     pub vdev: Vec<DeviceName>,
 
     /// xen: what the server does with granted pages, with --disk [default: the server's]
-    #[arg(long, value_enum, value_delimiter = ',')]
-    pub grants: Vec<GrantMode>,
+    #[arg(long, value_delimiter = ',', value_parser = one_of(&GRANT_MODES))]
+    pub grants: Vec<&'static Choice<()>>,
 
     /// xen: whose the pages are that the server keeps, with --disk. All rings' in common is there to be measured only
     /// [default: the server's]
-    #[arg(long, value_enum)]
-    pub grants_pool: Option<GrantPool>,
+    #[arg(long, value_parser = one_of(&GRANT_POOLS))]
+    pub grants_pool: Option<&'static Choice<()>>,
 
     /// xen: pages of each ring, as a power of two's exponent: 32 to 512 entries [default: what the backend allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=4))]
@@ -45,8 +45,8 @@ pub(crate) struct XenOptions {
     pub indirect_segments: Option<u16>,
 
     /// xen: how the frontend lays its requests out [default: x86_64]
-    #[arg(long, value_enum)]
-    pub abi: Option<RequestLayout>,
+    #[arg(long, value_parser = one_of(&LAYOUTS))]
+    pub abi: Option<&'static Choice<Abi>>,
 }
 
 /// The Xen to connect to.
@@ -71,81 +71,29 @@ fn parse_device(text: &str) -> Result<DeviceName, String> {
     Ok(DeviceName { name: text.to_owned(), number })
 }
 
-/// Use of granted pages by the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum GrantMode {
-    /// Keep them mapped where the frontend lets it, else copy
-    Auto,
-    /// Copy into and out of them
-    Copy,
-    /// Map them for each request
-    Map,
-    /// Keep them mapped
-    Persistent,
-}
+/// Uses of granted pages by the server.
+static GRANT_MODES: [Choice<()>; 4] = [
+    ("auto", "Keep them mapped where the frontend lets it, else copy", ()),
+    ("copy", "Copy into and out of them", ()),
+    ("map", "Map them for each request", ()),
+    ("persistent", "Keep them mapped", ()),
+];
 
-impl GrantMode {
-    /// Returns the value of the disk's key `grants`, and of the results.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            GrantMode::Auto => "auto",
-            GrantMode::Copy => "copy",
-            GrantMode::Map => "map",
-            GrantMode::Persistent => "persistent",
-        }
-    }
-}
+/// The pools in which the server caches granted pages. The first is its default.
+pub(super) static GRANT_POOLS: [Choice<()>; 2] =
+    [("per-ring", "Each ring's own", ()), ("shared", "All rings' in common", ())];
 
-/// The pool in which the server caches granted pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum GrantPool {
-    /// Each ring's own
-    PerRing,
-    /// All rings' in common
-    Shared,
-}
+/// Layouts of the requests. The first is the default.
+pub(super) static LAYOUTS: [Choice<Abi>; 3] = [
+    ("x86_64", "As a 64-bit x86 guest does", Abi::X86_64),
+    ("x86_32", "As a 32-bit x86 guest does", Abi::X86_32),
+    ("arm", "As an Arm guest does", Abi::Arm),
+];
 
-impl GrantPool {
-    /// Returns the value of the disk's key `grants-pool`, and of the results.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            GrantPool::PerRing => "per-ring",
-            GrantPool::Shared => "shared",
-        }
-    }
-}
-
-/// Layout of the requests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RequestLayout {
-    /// As a 64-bit x86 guest does
-    #[default]
-    #[value(name = "x86_64")]
-    X86_64,
-    /// As a 32-bit x86 guest does
-    #[value(name = "x86_32")]
-    X86_32,
-    /// As an Arm guest does
-    Arm,
-}
-
-impl RequestLayout {
-    /// Returns the name on the command line and in the results.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            RequestLayout::X86_64 => "x86_64",
-            RequestLayout::X86_32 => "x86_32",
-            RequestLayout::Arm => "arm",
-        }
-    }
-
-    /// Returns the driver's layout.
-    pub(super) fn abi(self) -> Abi {
-        match self {
-            RequestLayout::X86_64 => Abi::X86_64,
-            RequestLayout::X86_32 => Abi::X86_32,
-            RequestLayout::Arm => Abi::Arm,
-        }
+impl XenOptions {
+    /// Returns the chosen layout of the requests.
+    pub(super) fn layout(&self) -> &'static Choice<Abi> {
+        self.abi.unwrap_or(&LAYOUTS[0])
     }
 }
 

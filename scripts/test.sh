@@ -304,6 +304,8 @@ install_missing openssl
 install_missing chromium # shows the page of mqblk reproduce
 install_missing promtool prometheus # has promtool
 install_missing systemd-analyze systemd # measures the units
+install_missing linux.uml user-mode-linux # Linux's drivers without a virtual machine
+ldd /bin/busybox 2>&1 | grep -q "not a dynamic" || install_missing busybox-static # its init
 if [ "$built" -eq 0 ]; then
     MQBLK_TEST_SLOWNESS=$(cargo run --quiet --profile checked -p mqblk-test-bounds)
     export MQBLK_TEST_SLOWNESS

@@ -69,7 +69,8 @@ pub use limits::{Burst, DiskLimits, IoLimit, IoLimits, LimitClock, LimitGroup, L
 pub use liveness::LivenessProbe;
 pub use moving::{MoveResult, QueueState};
 pub use mqblk_uring::{
-    EventFd, FixedBufferUse, Kick, Notifier, UringContext, UringOptions, make_rings_on_a_thread, redirect,
+    CallDescriptor, EventFd, FixedBufferUse, Kick, Notifier, UringContext, UringOptions, make_rings_on_a_thread,
+    redirect,
 };
 pub use options::{Coalesce, MergeMode, PlugOptions, QueuePolicy};
 pub use placement::QueuePlacement;

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::EventfdFlags;
+use rustix::net::{AddressFamily, SocketType, sockopt};
 
 /// An eventfd, created here or received from a VMM. Clones share the counter.
 #[derive(Clone, Debug)]
@@ -51,6 +52,38 @@ impl TryFrom<OwnedFd> for EventFd {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         Ok(EventFd(Arc::new(fd)))
+    }
+}
+
+/// A descriptor by which another process is called: an eventfd, or an end of a stream between processes of this host
+/// (User-Mode Linux), to which 8 bytes are sent. Clones share it.
+#[derive(Clone, Debug)]
+pub enum CallDescriptor {
+    /// An eventfd.
+    Event(EventFd),
+    /// A connected Unix stream socket.
+    Stream(Arc<OwnedFd>),
+}
+
+impl TryFrom<OwnedFd> for CallDescriptor {
+    type Error = io::Error;
+
+    /// Accepts a descriptor that another process passed. Nothing else can be signalled without blocking.
+    fn try_from(fd: OwnedFd) -> io::Result<CallDescriptor> {
+        let is_unix = sockopt::socket_domain(&fd).is_ok_and(|domain| domain == AddressFamily::UNIX);
+        if is_unix && sockopt::socket_type(&fd)? == SocketType::STREAM {
+            return Ok(CallDescriptor::Stream(Arc::new(fd)));
+        }
+        EventFd::try_from(fd).map(CallDescriptor::Event)
+    }
+}
+
+impl AsFd for CallDescriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            CallDescriptor::Event(event) => event.as_fd(),
+            CallDescriptor::Stream(stream) => stream.as_fd(),
+        }
     }
 }
 

@@ -34,7 +34,7 @@ mod tables;
 pub use completion::{ClientId, IoCompletion, Refused};
 pub use context::{UringContext, UringOptions, Wait};
 pub use descriptor::redirect;
-pub use event::{EventFd, Kick};
+pub use event::{CallDescriptor, EventFd, Kick};
 pub use inline::discard_device;
 pub use maker::make_rings_on_a_thread;
 pub use mqblk_memory::FixedBufferUse;

@@ -17,12 +17,17 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 use vhost::vhost_user::message::MAX_ATTACHED_FD_ENTRIES;
 
 /// Bytes of a message header: request, flags, payload size; each a u32 in host byte order.
-const HEADER: usize = 12;
+pub(crate) const HEADER: usize = 12;
+/// Bytes of a table of memory regions: before the first one, and of each. Source: QEMU's vhost-user.rst, "Memory regions
+/// description".
+pub(crate) const TABLE_HEADER: usize = 8;
+pub(crate) const TABLE_REGION: usize = 32;
 /// Messages from the frontend. Source: QEMU's vhost-user.rst, "Front-end message types".
 pub(crate) const GET_FEATURES: u32 = 1;
 pub(crate) const SET_FEATURES: u32 = 2;
 pub(crate) const GET_PROTOCOL_FEATURES: u32 = 15;
 pub(crate) const SET_PROTOCOL_FEATURES: u32 = 16;
+const SET_MEM_TABLE: u32 = 5;
 const SET_VRING_ENABLE: u32 = 18;
 const SET_BACKEND_REQ_FD: u32 = 21;
 const GET_CONFIG: u32 = 24;
@@ -30,9 +35,9 @@ pub(crate) const CHECK_DEVICE_STATE: u32 = 43;
 /// Message from the backend. Source: the same, "Back-end message types".
 const CONFIG_CHANGE: u32 = 2;
 /// Header flags: version 1, reply, reply wanted.
-const VERSION: u32 = 1;
-const REPLY: u32 = 1 << 2;
-const NEED_REPLY: u32 = 1 << 3;
+pub(crate) const VERSION: u32 = 1;
+pub(crate) const REPLY: u32 = 1 << 2;
+pub(crate) const NEED_REPLY: u32 = 1 << 3;
 /// Protocol feature bits.
 const REPLY_ACK: u64 = 1 << 3;
 const BACKEND_REQ: u64 = 1 << 5;
@@ -62,6 +67,8 @@ pub(crate) struct PeekedMessage {
     pub(crate) request: Option<u32>,
     /// True if it has more descriptors than any message may have.
     pub(crate) has_too_many_descriptors: bool,
+    /// True for a SET_MEM_TABLE that is longer than its regions: the `vhost` crate refuses it.
+    pub(crate) is_long_table: bool,
 }
 
 #[derive(Default)]
@@ -79,6 +86,17 @@ static CONNECTION_CHANGES: AtomicU64 = AtomicU64::new(0);
 /// Returns a number that changes with each connect or disconnect of a frontend of any device of the process.
 pub fn connection_changes() -> u64 {
     CONNECTION_CHANGES.load(Ordering::SeqCst)
+}
+
+/// Returns true for the first bytes of a SET_MEM_TABLE with room for more regions than it has.
+fn is_long_table(bytes: &[u8]) -> bool {
+    let [Some(SET_MEM_TABLE), Some(size), Some(regions)] = [0, 8, HEADER].map(|at| word(bytes, at)) else {
+        return false;
+    };
+    let least = |regions: usize| (TABLE_HEADER + regions * TABLE_REGION) as u32;
+    (1..=MAX_ATTACHED_FD_ENTRIES as u32).contains(&regions)
+        && size > least(regions as usize)
+        && size <= least(MAX_ATTACHED_FD_ENTRIES)
 }
 
 /// The channel from a device to its current frontend.
@@ -138,7 +156,14 @@ impl BackendChannel {
         let Ok(peeked) = peeked else { return PeekedMessage::default() };
         let has_descriptors = peeked.flags.contains(ReturnFlags::CTRUNC);
         let request = self.note_message(stream.as_fd(), &bytes[..peeked.bytes]);
-        PeekedMessage { request, has_too_many_descriptors: has_descriptors && has_too_many_descriptors(stream.as_fd()) }
+        let has_too_many_descriptors = has_descriptors && has_too_many_descriptors(stream.as_fd());
+        let is_long_table = is_long_table(&bytes[..peeked.bytes]);
+        PeekedMessage { request, has_too_many_descriptors, is_long_table }
+    }
+
+    /// Returns true if the frontend has negotiated REPLY_ACK.
+    pub(crate) fn has_reply_ack(&self) -> bool {
+        self.state.lock().protocol_features & REPLY_ACK != 0
     }
 
     /// Records the message's effect on this channel. Returns its request number.
@@ -387,7 +412,11 @@ mod tests {
             let frame = frame(GET_CONFIG, &[]);
             sendmsg(&rig.theirs, &[IoSlice::new(&frame)], &mut control, SendFlags::empty()).unwrap();
             let peeked = rig.requests.peek_message(&rig.ours);
-            let expected = PeekedMessage { request: Some(GET_CONFIG), has_too_many_descriptors: too_many };
+            let expected = PeekedMessage {
+                request: Some(GET_CONFIG),
+                has_too_many_descriptors: too_many,
+                ..PeekedMessage::default()
+            };
             assert_eq!(peeked, expected, "{count} descriptors");
         }
     }

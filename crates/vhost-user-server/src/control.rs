@@ -5,6 +5,7 @@
 
 mod hand_over;
 mod idle;
+mod long_table;
 mod place;
 
 use std::os::fd::AsFd;
@@ -20,7 +21,7 @@ use mqblk_core::thread::spawn;
 use mqblk_engine::{EventFd, UringContext};
 use mqblk_virtio::VirtioDevice;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use vhost::vhost_user::{BackendReqHandler, Error};
+use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut as _};
 
 use crate::backend_channel::CHECK_DEVICE_STATE;
 use crate::disks::{SharedSession, lock_session};
@@ -28,6 +29,7 @@ use crate::session::{RETRY, Session, finish_transfer};
 use crate::shared::{Shared, SharedConnection};
 pub(crate) use idle::IdleDevice;
 use idle::{Accepted, WaitingFrontend};
+use long_table::LongTable;
 pub(crate) use place::{DeviceControl, DevicePlace, HoldStart};
 
 /// Time after which a wait is logged: for an earlier connection's drain, or of a second frontend.
@@ -276,6 +278,9 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         if peeked.has_too_many_descriptors {
             return self.disconnect(Some(&Error::IncorrectFds));
         }
+        if peeked.is_long_table {
+            return self.handle_long_table();
+        }
         let (handler, session) = (&mut connection.handler, &connection.session);
         if peeked.request == Some(CHECK_DEVICE_STATE) {
             // Done first because `handle_request` locks the session.
@@ -285,6 +290,27 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         let held = LockRank::Session.enter();
         let handled = handler.handle_request();
         drop(held);
+        self.handled(handled);
+    }
+
+    /// Handles a table of memory regions that is longer than its regions.
+    fn handle_long_table(&mut self) {
+        let Some(connection) = &mut self.current else { return };
+        let handled = LongTable::receive(&connection.stream).and_then(|mut table| {
+            let taken = table.take();
+            let set = taken
+                .and_then(|(regions, files)| lock_session(&connection.session).set_mem_table(&regions, files, None));
+            if self.shared.backend_channel.has_reply_ack() {
+                table.reply(&connection.stream, set.is_ok())?;
+            }
+            set.map(drop)
+        });
+        self.handled(handled);
+    }
+
+    /// Follows a message.
+    fn handled(&mut self, handled: Result<(), Error>) {
+        let Some(connection) = &self.current else { return };
         match handled {
             Ok(()) => {
                 // Some messages get an error reply and the connection continues.

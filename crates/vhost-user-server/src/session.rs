@@ -6,13 +6,14 @@ mod migration;
 mod queues;
 
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mqblk_core::{DiskError, GuestMemoryCharge};
-use mqblk_engine::{EventFd, Kick, Notifier, QueueHandle, StatsRegistry, UringContext};
+use mqblk_engine::{CallDescriptor, EventFd, Kick, Notifier, QueueHandle, StatsRegistry, UringContext};
 use mqblk_memory::{DirtyLogError, GuestAddress, GuestMemory, UserAddress};
 use mqblk_ring::virtqueue::{MAX_QUEUE_SIZE, RingFormat};
 use mqblk_virtio::features::{VERSION_1, ring_format};
@@ -254,8 +255,11 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         }
     }
 
-    fn eventfd(&mut self, what: &str, index: u8, file: Option<File>) -> Result<Option<EventFd>> {
-        match file.map(|file| EventFd::try_from(OwnedFd::from(file))) {
+    fn descriptor<T>(&mut self, what: &str, index: u8, file: Option<File>) -> Result<Option<T>>
+    where
+        T: TryFrom<OwnedFd, Error = io::Error>,
+    {
+        match file.map(|file| T::try_from(OwnedFd::from(file))) {
             None => Ok(None),
             Some(Ok(event)) => Ok(Some(event)),
             Some(Err(error)) => self.reject(format!("queue {index}: {what}: {error}")),
@@ -513,7 +517,7 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let queue = self.check_index(index.into())?;
-        let kick = self.eventfd("kick", index, file)?;
+        let kick: Option<EventFd> = self.descriptor("kick", index, file)?;
         self.vrings[queue].kick = Some(kick.clone());
         if let Some(attached) = &self.vrings[queue].attached {
             let replaced = attached.set_kick(kick.map(Kick::from));
@@ -524,7 +528,7 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let queue = self.check_index(index.into())?;
-        let event = self.eventfd("call", index, file)?;
+        let event: Option<CallDescriptor> = self.descriptor("call", index, file)?;
         let call = match event.as_ref().map(Notifier::new).transpose() {
             Ok(call) => call,
             Err(error) => return self.reject(format!("queue {index}: call: {error}")),
@@ -547,7 +551,7 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
 
     fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let queue = self.check_index(index.into())?;
-        self.vrings[queue].err = self.eventfd("err", index, file)?;
+        self.vrings[queue].err = self.descriptor("err", index, file)?;
         Ok(())
     }
 

@@ -7,8 +7,8 @@ use crate::sharing::SHARE_HINT;
 use mqblk_core::counters::QueueCounters;
 use mqblk_core::{Call, Wake};
 use mqblk_engine::{
-    Detached, Draining, Engine, EventFd, FaultHandler, FixedBufferUse, Kick, MoveResult, Notifier, PollPolicy,
-    QueueDisk, QueueFault, QueueHandle, QueueMove, QueueOptions, QueuePolicy, StatsRegistry, UringContext,
+    CallDescriptor, Detached, Draining, Engine, EventFd, FaultHandler, FixedBufferUse, Kick, MoveResult, Notifier,
+    PollPolicy, QueueDisk, QueueFault, QueueHandle, QueueMove, QueueOptions, QueuePolicy, StatsRegistry, UringContext,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, MemoryShare, UserAddress};
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingAddresses, RingFormat, RingState};
@@ -59,9 +59,9 @@ pub(crate) struct Vring<Q> {
     pub(crate) kick: Option<Option<EventFd>>,
     /// Moved into the queue when it starts.
     pub(crate) call: Option<Notifier>,
-    /// The eventfd of `call`.
-    pub(crate) call_event: Option<EventFd>,
-    pub(crate) err: Option<EventFd>,
+    /// The descriptor of `call`.
+    pub(crate) call_event: Option<CallDescriptor>,
+    pub(crate) err: Option<CallDescriptor>,
     pub(crate) enabled: bool,
     pub(crate) attached: Option<QueueHandle<Q>>,
     /// True if the in-flight region records its requests.

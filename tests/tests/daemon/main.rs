@@ -34,6 +34,7 @@ mod takeover_limits;
 mod takeover_locks;
 mod takeover_qcow2;
 mod user;
+mod user_mode_linux;
 mod verb_races;
 mod vmm_mistakes;
 mod xen_hang;

@@ -65,6 +65,39 @@ fn invalid_memory_tables() {
             Refused,
         ),
         (
+            "a table with room for another region",
+            |t| {
+                let mut frontend = t.connect_frontend();
+                let regions: Vec<&FileRegion> = frontend.memory.regions.iter().collect();
+                let fds: Vec<_> = regions.iter().map(|region| region.fd()).collect();
+                // As User-Mode Linux sends it.
+                let payload = [mem_table_payload(&regions), vec![0xff; 32]].concat();
+                frontend.connection.send_acked(m::SET_MEM_TABLE, &payload, &fds);
+                drop(fds);
+                frontend.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+                assert!(completes_read(&mut frontend, 0), "the table is in force");
+            },
+            CheckedBySession,
+        ),
+        (
+            "a table with room for another region, and too few descriptors",
+            |t| {
+                let (one, two) = (one_page_region(0), one_page_region(4096));
+                let payload = [mem_table_payload(&[&one, &two]), vec![0; 32]].concat();
+                t.send_after_negotiation(m::SET_MEM_TABLE, &payload, &[one.fd()]);
+            },
+            Refused,
+        ),
+        (
+            "a table with room for another region, and one of no bytes",
+            |t| {
+                let one = FileRegion { len: 0, ..one_page_region(0) };
+                let payload = [mem_table_payload(&[&one]), vec![0; 32]].concat();
+                t.send_after_negotiation(m::SET_MEM_TABLE, &payload, &[one.fd()]);
+            },
+            Refused,
+        ),
+        (
             "regions that overlap",
             |t| {
                 let (one, two) = (one_page_region(0), one_page_region(4095));

@@ -76,7 +76,12 @@ pub struct PackedDevice {
 
 impl PackedDevice {
     /// Creates a ring that resumes at `base`.
+    ///
+    /// User-Mode Linux starts it at 0, as a split ring, which is also the position after an odd number of laps. Then
+    /// the driver has written the last slot, which a new ring's driver has cleared.
     pub fn new(ring: PackedRing, base: Base, event_idx: bool) -> PackedDevice {
+        let is_new = base == Base::from_bits(0) && ring.load_address(ring.size() - 1) == 0;
+        let base = if is_new { Base::FIRST } else { base };
         let chains = vec![ChainState::default(); usize::from(ring.size())].into_boxed_slice();
         PackedDevice {
             ring,

@@ -1,7 +1,8 @@
 //! The session's part in the hand-over to another process: see `hand_over`.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -19,7 +20,8 @@ use super::Session;
 use crate::backend_channel::BackendChannel;
 use crate::dirty_log::LOG_ALL;
 use crate::hand_over::state::{
-    ConnectionState, DrainedState, InFlightLayout, MemorySlot, QueueSetup, ReceivedDescriptors, SavedDescriptors,
+    ConnectionState, DescriptorIndex, DrainedState, InFlightLayout, MemorySlot, QueueSetup, ReceivedDescriptors,
+    SavedDescriptors,
 };
 use crate::memory::SharedFile;
 use crate::vring::{UserAddresses, Vring};
@@ -228,16 +230,24 @@ fn load_slot(slot: &MemorySlot, descriptors: &mut ReceivedDescriptors) -> Result
 }
 
 fn save_queue<Q>(vring: &Vring<Q>, descriptors: &mut SavedDescriptors) -> Result<QueueSetup, String> {
-    let mut add = |event: Option<&EventFd>| event.map(|event| descriptors.add(event)).transpose();
+    let mut add = |fd: Option<BorrowedFd<'_>>| fd.map(|fd| descriptors.add(&fd)).transpose();
     Ok(QueueSetup {
         size: vring.size,
         addresses: vring.addresses.map(|UserAddresses { desc, used, avail }| [desc.0, avail.0, used.0]),
         enabled: vring.enabled,
         is_kicked: vring.kick.is_some(),
-        kick: add(vring.kick.as_ref().and_then(Option::as_ref))?,
-        call: add(vring.call_event.as_ref())?,
-        err: add(vring.err.as_ref())?,
+        kick: add(vring.kick.as_ref().and_then(Option::as_ref).map(AsFd::as_fd))?,
+        call: add(vring.call_event.as_ref().map(AsFd::as_fd))?,
+        err: add(vring.err.as_ref().map(AsFd::as_fd))?,
     })
+}
+
+fn take_descriptor<T: TryFrom<OwnedFd, Error = io::Error>>(
+    descriptors: &mut ReceivedDescriptors,
+    index: Option<DescriptorIndex>,
+) -> Result<Option<T>, String> {
+    let descriptor = index.map(|index| descriptors.take(index)).transpose()?;
+    descriptor.map(T::try_from).transpose().map_err(|error| error.to_string())
 }
 
 fn load_queue<Q>(
@@ -245,10 +255,6 @@ fn load_queue<Q>(
     setup: &QueueSetup,
     descriptors: &mut ReceivedDescriptors,
 ) -> Result<Option<EventFd>, String> {
-    let mut event = |index: Option<_>| {
-        let descriptor = index.map(|index| descriptors.take(index)).transpose()?;
-        descriptor.map(EventFd::try_from).transpose().map_err(|error| error.to_string())
-    };
     vring.size = setup.size;
     vring.addresses = setup.addresses.map(|[desc, avail, used]| UserAddresses {
         desc: UserAddress(desc),
@@ -256,9 +262,9 @@ fn load_queue<Q>(
         avail: UserAddress(avail),
     });
     vring.enabled = setup.enabled;
-    let kick = event(setup.kick)?;
-    vring.call_event = event(setup.call)?;
+    let kick = take_descriptor(descriptors, setup.kick)?;
+    vring.call_event = take_descriptor(descriptors, setup.call)?;
     vring.call = vring.call_event.as_ref().map(Notifier::new).transpose().map_err(|error| format!("call: {error}"))?;
-    vring.err = event(setup.err)?;
+    vring.err = take_descriptor(descriptors, setup.err)?;
     Ok(kick)
 }

@@ -318,7 +318,7 @@ fn invalid_chains_are_refused() {
         ChainError::BrokenRing(broken) => broken.0,
         ChainError::BadRequest => "bad request",
     };
-    let long = 16 * 1024;
+    let long = 16 * u32::from(crate::format::MAX_INDIRECT_ENTRIES);
     for (address, len, why) in [
         (TABLES.0, 0, "an indirect table's length is not a multiple of 16 above 0"),
         (TABLES.0, 17, "an indirect table's length is not a multiple of 16 above 0"),
@@ -396,6 +396,17 @@ fn a_ring_resumes_where_it_was() {
         device = PackedDevice::new(ring, Base::from_bits(state.base), true);
         assert_eq!(device.state(), state);
     }
+}
+
+/// As User-Mode Linux starts it.
+#[test]
+fn a_new_ring_may_start_at_0() {
+    let mut guest = Guest::new(4);
+    let ring = PackedRing::resolve(&guest.memory, &AT, 4).unwrap();
+    let mut device = PackedDevice::new(ring, Base::from_bits(0), false);
+    assert!(!device.is_resumed());
+    guest.slot(0, (0x100, 8, 3, AVAIL));
+    assert_eq!(guest.take_all(&mut device).unwrap(), [(3, vec![(0x100, 8, false)])]);
 }
 
 #[test]

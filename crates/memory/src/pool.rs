@@ -20,6 +20,7 @@ use crate::region::GuestAddress;
 use crate::shared::keep_copy;
 use crate::sigbus;
 
+mod fault;
 mod guest_access;
 mod lease;
 mod logging;
@@ -29,6 +30,7 @@ mod slice;
 mod status;
 mod transfer;
 
+pub use fault::BufferFault;
 pub use lease::{FixedBuffers, LeaseId};
 use lease::{Lease, RegionCache};
 pub use transfer::LeaseAccess;
@@ -94,25 +96,6 @@ pub trait PooledContext: mqblk_core::IoContext<Buffer = Buffer> + 'static {
 
     /// Undoes one [`keep_open`](Self::keep_open).
     fn let_close(&mut self, _file: &Arc<OwnedFd>) {}
-}
-
-/// Reason why a piece of guest memory cannot be in a buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BufferFault {
-    /// A byte of it is not mapped.
-    Unmapped,
-    /// The buffer has as many segments as it may have: those of one vectored transfer of the host.
-    TooManySegments,
-}
-
-impl BufferFault {
-    /// Returns the reason in words, for the log.
-    pub const fn why(self) -> &'static str {
-        match self {
-            BufferFault::Unmapped => "an address that is no memory of the guest",
-            BufferFault::TooManySegments => "more segments than the host transfers at once",
-        }
-    }
 }
 
 /// A segment of a buffer: host memory, and the io_uring fixed buffer that contains it, if any.

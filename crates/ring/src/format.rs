@@ -12,8 +12,8 @@ pub const DESC_WRITE: u16 = 2;
 /// The buffer holds a table of descriptors.
 pub const DESC_INDIRECT: u16 = 4;
 
-/// Most entries of an indirect table that are accepted: twice the 1024 segments of a request that can be served, so that
-/// one with more has a status.
+/// Most entries of an indirect table that are accepted: twice the 1024 segments of a request that can be served, so
+/// that one with more has a status.
 pub(crate) const MAX_INDIRECT_ENTRIES: u16 = 2048;
 
 pub(crate) const MEMORY_LOST: VirtqueueError =

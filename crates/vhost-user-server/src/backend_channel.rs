@@ -18,8 +18,8 @@ use vhost::vhost_user::message::MAX_ATTACHED_FD_ENTRIES;
 
 /// Bytes of a message header: request, flags, payload size; each a u32 in host byte order.
 pub(crate) const HEADER: usize = 12;
-/// Bytes of a table of memory regions: before the first one, and of each. Source: QEMU's vhost-user.rst, "Memory regions
-/// description".
+/// Bytes of a table of memory regions: before the first one, and of each. Source: QEMU's vhost-user.rst, "Memory
+/// regions description".
 pub(crate) const TABLE_HEADER: usize = 8;
 pub(crate) const TABLE_REGION: usize = 32;
 /// Messages from the frontend. Source: QEMU's vhost-user.rst, "Front-end message types".

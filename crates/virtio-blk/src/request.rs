@@ -112,7 +112,7 @@ pub(crate) struct RequestChain {
     data_out: u64,
     /// Bytes of data for the device to write.
     data_in: u64,
-    /// What is wrong with the chain.
+    /// The reason why the chain is malformed.
     fault: Option<&'static str>,
     has_status: bool,
 }

@@ -149,7 +149,7 @@ pub(crate) struct RequestChain {
     pub data_in: u64,
     /// Response buffer.
     pub response: ResponseBuffer,
-    /// What is wrong with it.
+    /// The reason why it is malformed.
     pub fault: Option<&'static str>,
 }
 

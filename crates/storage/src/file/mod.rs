@@ -18,8 +18,8 @@
 //! * A flush is `fdatasync`, one at a time: flushes that arrive meanwhile share the next one (`threaded.rs`). A durable
 //!   write is a write with `RWF_DSYNC`; durable zeroes are followed by `fdatasync`.
 //! * Discard is `fallocate(PUNCH_HOLE)`; of a block device that cannot write zeroes without data `BLKDISCARD`, by
-//!   threads of the disk's own (`discarding.rs`). Zeroes are `PUNCH_HOLE` (when space may be deallocated) or `ZERO_RANGE`; where
-//!   the host has neither, zeroes are written.
+//!   threads of the disk's own (`discarding.rs`). Zeroes are `PUNCH_HOLE` (when space may be deallocated) or
+//!   `ZERO_RANGE`; where the host has neither, zeroes are written.
 //! * Secure discard is not supported.
 //! * Short transfers are continued where they stopped; a transfer past the end of a file that has shrunk completes with
 //!   [`OutOfRange`](mqblk_core::Outcome::OutOfRange).

@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 /// Bytes of the disk: its last cluster is not a whole one.
 const SIZE: u64 = 5 * MIB + 512;
 /// Images of a run. `MQBLK_REPETITIONS` multiplies them.
-const IMAGES: u64 = 40;
+const IMAGES: u64 = 12;
 
 /// An image that QEMU has made.
 struct Made {
@@ -92,6 +92,11 @@ fn each_image_of_qemu_is_served_or_refused_by_name() {
         let raw = root.join("raw");
         must("qemu-img", &["convert", "-f", "qcow2", "-O", "raw", text(&made.path), text(&raw)]);
         let content = std::fs::read(&raw).expect("a raw file");
+        // A write makes a bitmap invalid, and nobody names its clusters any more.
+        let has_bitmap = made.story.iter().any(|step| step.contains("--add") && !step.contains("refused"));
+        // A snapshot that QEMU refuses leaves some clusters, too, or wrong refcounts.
+        let check = run("qemu-img", &["check", text(&made.path)]).status.code();
+        let leaks = if has_bitmap || check == Some(3) { Leaks::Accepted } else { Leaks::No };
         match open(&made.path, &[("backing", text(&root))]) {
             Ok(disk) => {
                 let story = || format!("seed {seed}: {:#?}", made.story);
@@ -100,10 +105,11 @@ fn each_image_of_qemu_is_served_or_refused_by_name() {
                 model.verify();
                 assert_eq!(model.run(60), None);
                 let content = model.close();
-                assert_clean(&made.path, Leaks::No);
+                assert_clean(&made.path, leaks);
                 assert_equal(&made.path, &content);
                 served += 1;
             }
+            Err(error) if check == Some(2) => assert!(error.contains("damaged"), "{error}"),
             Err(error) => refused.push(format!("seed {seed}: {error}: {:#?}", made.story)),
         }
     }

@@ -112,7 +112,7 @@ fn only_xen_disks_need_a_xen_host() {
     assert_eq!(both.unwrap().host, XenSelector::Simulated("/tmp/x".into()));
     let disks = ["path=/b,socket=/tmp/b", "path=/a,interface=xen,queues=2"];
     let mixed = printed(&from_words(&[("xen", "/tmp/x")], &disks).unwrap());
-    assert_eq!(tables(&mixed, "disk").iter().map(|disk| text(disk, "queues")).collect::<Vec<_>>(), ["4", "2"]);
+    assert_eq!(tables(&mixed, "disk").iter().map(|disk| text(disk, "queues")).collect::<Vec<_>>(), ["32", "2"]);
     assert_eq!(tables(&mixed, "disk").iter().map(|disk| text(disk, "id")).collect::<Vec<_>>(), ["b", "a"]);
     // No configured disk: only devices of toolstacks.
     let process = [("xen-watch", "qdisk"), ("xen-state", "off"), ("xen-mapped-pages", "9")];

@@ -1,6 +1,7 @@
-//! Linux's own drivers in User-Mode Linux (Debian's package `user-mode-linux`): a kernel that boots in seconds without a
-//! virtual machine and without privileges, and a vhost-user frontend that shares no code with this project or QEMU. Its
-//! table of memory regions is longer than its regions, its call descriptor is a socket, its packed rings start at 0.
+//! Linux's own drivers in User-Mode Linux (Debian's package `user-mode-linux`): a kernel that boots in seconds without
+//! a virtual machine and without privileges, and a vhost-user frontend that shares no code with this project or QEMU.
+//! Its table of memory regions is longer than its regions, its call descriptor is a socket, its packed rings start at
+//! 0.
 
 use std::fs::{self, File, Permissions};
 use std::io::{BufRead as _, BufReader};
@@ -42,7 +43,7 @@ fn files_of(modules: &[&str]) -> Vec<PathBuf> {
             .filter_map(|line| line.split_once(':'))
             .find(|(path, _)| path.rsplit('/').next() == Some(module))
             .unwrap_or_else(|| panic!("no module {module} of User-Mode Linux"));
-        // What is needed first comes last.
+        // The first one to load comes last.
         for path in others.split_whitespace().rev().chain([own]).map(|path| kernel.join(path)) {
             if !files.contains(&path) {
                 files.push(path);

@@ -10,9 +10,9 @@ use mqblk_tests::hostile::{TIMEOUT, wait_for};
 
 /// Entries of the ring.
 const SIZE: u16 = 64;
-/// Flags of an available and of a used descriptor in the lap of SET_VRING_BASE 0: its wrap counter is 0.
-const AVAIL: u16 = 1 << 15;
-const USED: u16 = 0;
+/// Flags of an available and of a used descriptor in a new ring's first lap: its wrap counter is 1.
+const AVAIL: u16 = 1 << 7;
+const USED: u16 = 1 << 7 | 1 << 15;
 
 const HEADER: u64 = START + 0x4_0000;
 const STATUS: u64 = START + 0x5_0000;
@@ -194,13 +194,14 @@ fn unusual_rings_are_served() {
         guest.offer(next, &[(0xdead_0000_0000, 48, 3, AVAIL | INDIRECT)]);
         assert_eq!(guest.wait_used(next), (3, 0));
         next += 1;
-        // A position in a stopped ring: available and used are the same.
+        // A position in a stopped ring, in the first lap: available and used are the same.
         let reply = guest.0.connection.request(
             mqblk_tests::hostile::socket::message::GET_VRING_BASE,
             &mqblk_tests::hostile::socket::vring_state_payload(0, 0),
         );
         let position = u32::from_ne_bytes([reply[4], reply[5], reply[6], reply[7]]);
-        assert_eq!(position, u32::from(next) | u32::from(next) << 16);
+        let next = u32::from(next) | 0x8000;
+        assert_eq!(position, next | next << 16);
         assert!(!guest.0.queues[0].wait_retired(std::time::Duration::ZERO));
     });
 }

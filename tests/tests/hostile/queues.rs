@@ -118,9 +118,9 @@ fn invalid_queues() {
             Refused,
         ),
         (
-            "a socket as call",
+            "a datagram socket as call",
             |t| {
-                let (_ours, theirs) = UnixStream::pair().expect("sockets");
+                let (_ours, theirs) = UnixDatagram::pair().expect("sockets");
                 t.send_after_negotiation(m::SET_VRING_CALL, &1_u64.to_ne_bytes(), &[theirs.as_fd()]);
             },
             Refused,

@@ -152,10 +152,20 @@ fn invalid_requests() {
             Returned,
         ),
         (
-            "an indirect table of 1025 entries",
+            "an indirect table of 2048 entries",
             |c| {
                 let mut all = vec![c.header(request_type::OUT, 0)];
-                all.extend([readable(DATA, 1); 1023]);
+                all.extend([readable(DATA, 1); 2046]);
+                all.push(c.status());
+                c.indirect(&all);
+            },
+            Completed(STATUS_IOERR, 1),
+        ),
+        (
+            "an indirect table of 2049 entries",
+            |c| {
+                let mut all = vec![c.header(request_type::OUT, 0)];
+                all.extend([readable(DATA, 1); 2047]);
                 all.push(c.status());
                 c.indirect(&all);
             },

@@ -22,6 +22,8 @@ pub(crate) const HEADER: usize = 12;
 /// regions description".
 pub(crate) const TABLE_HEADER: usize = 8;
 pub(crate) const TABLE_REGION: usize = 32;
+/// Most bytes of a message with such a table.
+pub(crate) const LONGEST_TABLE: usize = HEADER + TABLE_HEADER + MAX_ATTACHED_FD_ENTRIES * TABLE_REGION;
 /// Messages from the frontend. Source: QEMU's vhost-user.rst, "Front-end message types".
 pub(crate) const GET_FEATURES: u32 = 1;
 pub(crate) const SET_FEATURES: u32 = 2;
@@ -38,6 +40,7 @@ const CONFIG_CHANGE: u32 = 2;
 pub(crate) const VERSION: u32 = 1;
 pub(crate) const REPLY: u32 = 1 << 2;
 pub(crate) const NEED_REPLY: u32 = 1 << 3;
+const VERSION_NEED_REPLY: u32 = VERSION | NEED_REPLY;
 /// Protocol feature bits.
 const REPLY_ACK: u64 = 1 << 3;
 const BACKEND_REQ: u64 = 1 << 5;
@@ -88,15 +91,20 @@ pub fn connection_changes() -> u64 {
     CONNECTION_CHANGES.load(Ordering::SeqCst)
 }
 
-/// Returns true for the first bytes of a SET_MEM_TABLE with room for more regions than it has.
-fn is_long_table(bytes: &[u8]) -> bool {
-    let [Some(SET_MEM_TABLE), Some(size), Some(regions)] = [0, 8, HEADER].map(|at| word(bytes, at)) else {
+/// Returns true for the first bytes of a SET_MEM_TABLE with room for more regions than it has, if the whole message is
+/// there: nobody waits for the rest.
+fn is_long_table(stream: BorrowedFd<'_>, bytes: &[u8]) -> bool {
+    let words = [0, 4, 8, HEADER, HEADER + 4].map(|at| word(bytes, at));
+    let [Some(SET_MEM_TABLE), Some(VERSION | VERSION_NEED_REPLY), Some(size), Some(regions), Some(0)] = words else {
         return false;
     };
     let least = |regions: usize| (TABLE_HEADER + regions * TABLE_REGION) as u32;
-    (1..=MAX_ATTACHED_FD_ENTRIES as u32).contains(&regions)
+    let is_long = (1..=MAX_ATTACHED_FD_ENTRIES as u32).contains(&regions)
         && size > least(regions as usize)
-        && size <= least(MAX_ATTACHED_FD_ENTRIES)
+        && size <= least(MAX_ATTACHED_FD_ENTRIES);
+    let mut whole = [0; LONGEST_TABLE];
+    let mut there = || recv(stream, &mut whole, RecvFlags::PEEK | RecvFlags::DONTWAIT).map_or(0, |(_, bytes)| bytes);
+    is_long && there() >= HEADER + size as usize
 }
 
 /// The channel from a device to its current frontend.
@@ -157,7 +165,7 @@ impl BackendChannel {
         let has_descriptors = peeked.flags.contains(ReturnFlags::CTRUNC);
         let request = self.note_message(stream.as_fd(), &bytes[..peeked.bytes]);
         let has_too_many_descriptors = has_descriptors && has_too_many_descriptors(stream.as_fd());
-        let is_long_table = is_long_table(&bytes[..peeked.bytes]);
+        let is_long_table = is_long_table(stream.as_fd(), &bytes[..peeked.bytes]);
         PeekedMessage { request, has_too_many_descriptors, is_long_table }
     }
 

@@ -16,7 +16,9 @@ use crate::memory_disk::open_memory_disk;
 use crate::vhost_user_messages::{self as messages, AnyMessage};
 use crate::vhost_user_session::files::InflightFile;
 use crate::vhost_user_session::guest::{BlkChoice, Guest, QUEUES, RING, RingPlaces, SECTOR, SECTORS};
-use crate::vhost_user_session::{DeviceModel, FEATURES, LOG_ALL, Outcome, RING_PACKED, Session, protocol};
+use crate::vhost_user_session::{
+    DeviceModel, FEATURES, LOG_ALL, Outcome, RING_PACKED, Session, is_long_table, protocol,
+};
 use crate::vhost_user_wire::{REPLY, Reply, VERSION, Wire, longs, message as m, wait_until};
 
 /// One worker serves all inputs.
@@ -185,7 +187,8 @@ impl Machine {
         }
         let fds: Vec<_> = message.fds.iter().map(|fd| fd.borrow(&self.guest)).collect();
         let (bytes, wire) = (message.bytes(), self.wire.as_ref().expect("connected"));
-        let split = split.min(bytes.len());
+        // It is served if the whole message is there when its first bytes are.
+        let split = if is_long_table(message) { 0 } else { split.min(bytes.len()) };
         let (first, second) = if split == 0 { (&bytes[..], &[][..]) } else { bytes.split_at(split) };
         // A server that refuses the first part may be gone before the second.
         let sent = wire.send(first, &fds) && wire.send(second, &[]);

@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
+use mqblk_admin::Client;
 use mqblk_test_bounds::Bound;
-use mqblk_tests::hostile::daemon::{HostileDaemon, mqblk_binary};
+use mqblk_tests::hostile::daemon::HostileDaemon;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tempfile::TempDir;
 
@@ -169,16 +170,15 @@ fn a_file_system_is_whole() {
 
 #[test]
 fn a_disk_that_grows_is_seen() {
-    let daemon = HostileDaemon::start(1, &[("disk", "storage=ram,size=8M,queues=1")]);
+    let daemon = HostileDaemon::start(1, &[("disk", "storage=ram,size=8M,max-size=16M,queues=1")]);
     let script = "echo size $(cat /sys/block/vda/size)
         while [ $(cat /sys/block/vda/size) = 16384 ]; do sleep 0.1; done
         echo size $(cat /sys/block/vda/size)";
     let mut linux = Linux::boot(&daemon.socket("disk"), BLOCK, &["virtio_blk.ko"], script);
     linux.wait_for("size 16384");
-    let admin = daemon.folder().join("admin.sock");
-    let resized = Command::new(mqblk_binary()).arg("--admin").arg(admin).args(["resize", "disk", "16M"]).output();
-    let resized = resized.expect("mqblk");
-    assert!(resized.status.success(), "{}", String::from_utf8_lossy(&resized.stderr));
+    let mut client = Client::connect(&daemon.folder().join("admin.sock")).expect("the admin socket");
+    let params = serde_json::json!({"id": "disk", "size": "16M"});
+    client.call("resize", &params).expect("a larger disk");
     linux.wait_for("size 32768");
     linux.wait_for("all is well");
     drop(linux);

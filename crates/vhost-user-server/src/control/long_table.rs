@@ -12,25 +12,22 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlag
 use vhost::vhost_user::message::{MAX_ATTACHED_FD_ENTRIES, VhostUserMemoryRegion};
 use vhost::vhost_user::{Error, Result};
 
-use crate::backend_channel::{HEADER, NEED_REPLY, REPLY, TABLE_HEADER, TABLE_REGION, VERSION};
-
-/// Most bytes of the message.
-const LONGEST: usize = HEADER + TABLE_HEADER + MAX_ATTACHED_FD_ENTRIES * TABLE_REGION;
+use crate::backend_channel::{HEADER, LONGEST_TABLE, NEED_REPLY, REPLY, TABLE_HEADER, TABLE_REGION, VERSION};
 
 /// A table as it was received.
 pub(super) struct LongTable {
-    bytes: [u8; LONGEST],
+    bytes: [u8; LONGEST_TABLE],
     len: usize,
     files: Vec<File>,
 }
 
 impl LongTable {
-    /// Reads the message, which was peeked at: its length is in bounds.
+    /// Reads the message, which was peeked at: it is whole, and its length is in bounds.
     ///
     /// # Errors
     /// When it does not arrive.
     pub(super) fn receive(stream: &UnixStream) -> Result<LongTable> {
-        let mut table = LongTable { bytes: [0; LONGEST], len: HEADER, files: Vec::new() };
+        let mut table = LongTable { bytes: [0; LONGEST_TABLE], len: HEADER, files: Vec::new() };
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_ATTACHED_FD_ENTRIES))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         // Not beyond the header, with which the descriptors come: the next message may have arrived, too.
@@ -43,7 +40,7 @@ impl LongTable {
             }
         }
         (&mut &*stream).read_exact(&mut table.bytes[first..HEADER]).map_err(read_error)?;
-        table.len = (HEADER + word(&table.bytes, 8) as usize).min(LONGEST);
+        table.len = (HEADER + word(&table.bytes, 8) as usize).min(LONGEST_TABLE);
         (&mut &*stream).read_exact(&mut table.bytes[HEADER..table.len]).map_err(read_error)?;
         Ok(table)
     }

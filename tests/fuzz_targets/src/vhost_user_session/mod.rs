@@ -180,6 +180,15 @@ pub(crate) struct Session {
 
 type Handled = Result<Outcome, Outcome>;
 
+/// Returns true for a table of memory regions with room for more regions than it has, which is served.
+pub(crate) fn is_long_table(message: &Message<Fd>) -> bool {
+    let Message { request, payload, .. } = message;
+    let count = if payload.len() < 8 { 0 } else { Payload(payload).word(0) as usize };
+    *request == m::SET_MEM_TABLE
+        && (1..=32).contains(&count)
+        && (8 + 32 * count + 1..=8 + 32 * 32).contains(&payload.len())
+}
+
 impl Session {
     /// Returns the dirty log if it is in use.
     pub(crate) fn active_log(&self) -> Option<&Rc<DirtyLogFile>> {
@@ -380,7 +389,9 @@ impl Session {
             if count == 0 || count > 32 || payload.word(4) != 0 {
                 return Err(Outcome::Malformed);
             }
-            payload.end(8 + 32 * count)?;
+            if !is_long_table(message) {
+                payload.end(8 + 32 * count)?;
+            }
             if message.fds.len() != count {
                 return Err(Outcome::Malformed);
             }
@@ -489,6 +500,8 @@ impl Session {
         let event = match file {
             None => None,
             Some(Fd::Event(event)) => Some(event.clone()),
+            // Served, and nobody counts its calls.
+            Some(Fd::Socket(_)) if message.request != m::SET_VRING_KICK => None,
             Some(_) => return Err(Outcome::Refused),
         };
         match (message.request, &mut ring.attached) {

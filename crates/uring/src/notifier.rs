@@ -22,6 +22,7 @@ use crate::maker::{RingUse, make};
 /// A stream is sent 8 bytes, unless it is full: then its reader has a call to see.
 pub struct Notifier(Way);
 
+#[expect(clippy::large_enum_variant, reason = "few, and nearly all are rings")]
 enum Way {
     Ring(RefCell<IoUring>),
     Stream(Arc<OwnedFd>),

@@ -74,14 +74,26 @@ pub struct PackedDevice {
     unlogged: bool,
 }
 
+/// Returns true if a ring that is at its first slot has been served: it is there in every lap, and a new ring's driver
+/// has cleared the last slot.
+fn is_written(ring: &PackedRing) -> bool {
+    ring.load_address(ring.size() - 1) != 0
+}
+
+/// Returns the position of a ring that is to start at `base`. User-Mode Linux starts a new one at 0, as a split ring;
+/// after an odd number of laps a ring is at 0, too.
+fn start_of(ring: &PackedRing, base: Base) -> Base {
+    if base == Base::from_bits(0) && !is_written(ring) { Base::FIRST } else { base }
+}
+
 impl PackedDevice {
     /// Creates a ring that resumes at `base`.
-    ///
-    /// User-Mode Linux starts it at 0, as a split ring, which is also the position after an odd number of laps. Then
-    /// the driver has written the last slot, which a new ring's driver has cleared.
     pub fn new(ring: PackedRing, base: Base, event_idx: bool) -> PackedDevice {
-        let is_new = base == Base::from_bits(0) && ring.load_address(ring.size() - 1) == 0;
-        let base = if is_new { Base::FIRST } else { base };
+        let base = start_of(&ring, base);
+        PackedDevice::at(ring, base, event_idx)
+    }
+
+    fn at(ring: PackedRing, base: Base, event_idx: bool) -> PackedDevice {
         let chains = vec![ChainState::default(); usize::from(ring.size())].into_boxed_slice();
         PackedDevice {
             ring,
@@ -112,18 +124,16 @@ impl PackedDevice {
         event_idx: bool,
         words: SharedWords,
     ) -> Result<(PackedDevice, usize), InflightError> {
+        let base = start_of(&ring, base);
         let (table, found) = PackedInflight::open(words, &ring, base)?;
-        let mut ring = PackedDevice::new(ring, found.base.unwrap_or(base), event_idx);
+        let mut ring = PackedDevice::at(ring, found.base.unwrap_or(base), event_idx);
         for replay in &found.replays {
             let PackedReplay { id, entry, count, .. } = *replay;
             ring.chains[usize::from(id)] = ChainState { slot: 0, count, entry, in_table: true };
             ring.taken += count;
         }
         ring.unlogged = found.repaired;
-        // A ring is at its first position in every other lap. Its last slot distinguishes that ring from a new one,
-        // which its driver has cleared.
-        let is_written = ring.ring.load_address(ring.size() - 1) != 0;
-        ring.is_resumed |= !found.replays.is_empty() || found.base.is_some() && is_written;
+        ring.is_resumed |= !found.replays.is_empty() || found.base.is_some() && is_written(&ring.ring);
         ring.recorded_steps = found.replays.iter().copied().filter(|replay| replay.step != 0).collect();
         ring.replays = found.replays;
         ring.replays.reverse();

@@ -312,7 +312,7 @@ fn peek_descriptors(stream: BorrowedFd<'_>) -> Option<Vec<OwnedFd>> {
     (!peeked.flags.contains(ReturnFlags::CTRUNC)).then_some(found)
 }
 
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
+pub(crate) fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 

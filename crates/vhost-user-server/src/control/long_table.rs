@@ -12,7 +12,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlag
 use vhost::vhost_user::message::{MAX_ATTACHED_FD_ENTRIES, VhostUserMemoryRegion};
 use vhost::vhost_user::{Error, Result};
 
-use crate::backend_channel::{HEADER, LONGEST_TABLE, NEED_REPLY, REPLY, TABLE_HEADER, TABLE_REGION, VERSION};
+use crate::backend_channel::{HEADER, LONGEST_TABLE, NEED_REPLY, REPLY, TABLE_HEADER, TABLE_REGION, VERSION, word};
 
 /// A table as it was received.
 pub(super) struct LongTable {
@@ -40,9 +40,14 @@ impl LongTable {
             }
         }
         (&mut &*stream).read_exact(&mut table.bytes[first..HEADER]).map_err(read_error)?;
-        table.len = (HEADER + word(&table.bytes, 8) as usize).min(LONGEST_TABLE);
+        table.len = (HEADER + table.word(8) as usize).min(LONGEST_TABLE);
         (&mut &*stream).read_exact(&mut table.bytes[HEADER..table.len]).map_err(read_error)?;
         Ok(table)
+    }
+
+    /// Returns the number at `at`, which lies in the message.
+    fn word(&self, at: usize) -> u32 {
+        word(&self.bytes, at).unwrap_or(0)
     }
 
     /// Takes the regions, each with its file.
@@ -51,8 +56,9 @@ impl LongTable {
     /// When a region is missing or invalid, or has no descriptor.
     pub(super) fn take(&mut self) -> Result<(Vec<VhostUserMemoryRegion>, Vec<File>)> {
         let (_, places) = self.bytes[HEADER..self.len].split_at_checked(TABLE_HEADER).ok_or(Error::InvalidMessage)?;
-        let count = word(&self.bytes, HEADER) as usize;
-        let number = |place: &[u8], at: usize| u64::from(word(place, at)) | u64::from(word(place, at + 4)) << 32;
+        let count = self.word(HEADER) as usize;
+        let half = |place: &[u8], at: usize| word(place, at).map_or(0, u64::from);
+        let number = |place: &[u8], at: usize| half(place, at) | half(place, at + 4) << 32;
         let region = |place: &[u8]| {
             let [guest, size, user, offset] = [0, 8, 16, 24].map(|at| number(place, at));
             let is_valid = size != 0 && [guest, user, offset].iter().all(|start| start.checked_add(size).is_some());
@@ -70,7 +76,7 @@ impl LongTable {
     /// # Errors
     /// When the frontend does not take it.
     pub(super) fn reply(&self, stream: &UnixStream, good: bool) -> Result<()> {
-        let [request, flags] = [0, 4].map(|at| word(&self.bytes, at));
+        let [request, flags] = [0, 4].map(|at| self.word(at));
         if flags & NEED_REPLY == 0 {
             return Ok(());
         }
@@ -83,9 +89,4 @@ impl LongTable {
 
 fn read_error(error: io::Error) -> Error {
     if error.kind() == io::ErrorKind::UnexpectedEof { Error::Disconnected } else { Error::SocketError(error) }
-}
-
-/// Returns the number at `at`, which lies in `bytes`.
-fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }

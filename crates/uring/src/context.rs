@@ -151,6 +151,17 @@ impl UringContext {
         }
     }
 
+    /// Closes the registered files. Without it the kernel closes them some time after the ring, and whoever waited for
+    /// this process to end cannot remove a block device that it had claimed.
+    fn close_files(&mut self) {
+        self.turn(Wait::No);
+        // The kernel waits for operations on them, and a hung one would hold the end of this process.
+        if self.in_flight.busy() == 0 {
+            // Fails if no table was registered.
+            let _ = self.ring.submitter().unregister_files();
+        }
+    }
+
     fn do_chores(&mut self) {
         if self.port.lapsed {
             self.poll_port();
@@ -345,6 +356,8 @@ impl Drop for UringContext {
             );
             std::mem::forget(std::mem::take(&mut self.buffers));
             std::mem::forget(std::mem::take(&mut self.in_flight));
+        } else {
+            self.close_files();
         }
     }
 }

@@ -25,13 +25,20 @@ const OPERATIONS: [u8; 13] = [
 ];
 
 /// Opcodes of io_uring_register(2) that a running ring needs; the crate has no names for them (Linux, io_uring.h).
+const UNREGISTER_FILES: u8 = 3;
 const REGISTER_FILES2: u8 = 13;
 const REGISTER_FILES_UPDATE: u8 = 6;
 const REGISTER_BUFFERS2: u8 = 15;
 const REGISTER_BUFFERS_UPDATE: u8 = 16;
 const REGISTER_EVENTFD: u8 = 4;
-const REGISTRATIONS: [u8; 5] =
-    [REGISTER_FILES2, REGISTER_FILES_UPDATE, REGISTER_BUFFERS2, REGISTER_BUFFERS_UPDATE, REGISTER_EVENTFD];
+const REGISTRATIONS: [u8; 6] = [
+    UNREGISTER_FILES,
+    REGISTER_FILES2,
+    REGISTER_FILES_UPDATE,
+    REGISTER_BUFFERS2,
+    REGISTER_BUFFERS_UPDATE,
+    REGISTER_EVENTFD,
+];
 
 /// Restricts a ring that was set up disabled to the operations of this crate. The caller enables it.
 ///

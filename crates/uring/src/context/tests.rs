@@ -249,3 +249,26 @@ fn an_owner_ends_with_operations_in_flight() {
     assert_eq!((context.busy(), context.has_unread()), (0, false));
     drop(theirs);
 }
+
+/// Whoever waits for the end of a context (a daemon's end, before `lvremove`) finds its files closed.
+#[test]
+fn the_files_of_a_dropped_context_are_closed() {
+    use rustix::fs::{FlockOperation, flock};
+    let named = tempfile::NamedTempFile::new().unwrap();
+    for round in 0..50 {
+        let file: Arc<std::os::fd::OwnedFd> = Arc::new(named.reopen().unwrap().into());
+        flock(&file, FlockOperation::NonBlockingLockExclusive)
+            .unwrap_or_else(|error| panic!("round {round}: the file description before it is still open: {error}"));
+        let mut context = UringContext::new(UringOptions::default()).unwrap();
+        let owner = context.add_client();
+        let memory = memory(1 << 12);
+        let lease = context.adopt(memory, FixedBufferUse::Off).unwrap();
+        let registered = context.register_file(Arc::clone(&file));
+        assert!(matches!(registered, RingFile::Fixed(_)), "this machine's limit of open files");
+        let buffer = context.buffers.take(lease);
+        context.buffers.push(&buffer, GuestAddress(0), 512, 8).unwrap();
+        context.read(owner, 1, transfer(&registered, 0, 0), buffer).unwrap();
+        let done = wait_for(&mut context, owner);
+        context.buffers.release(done.buffer.unwrap());
+    }
+}

@@ -4,12 +4,13 @@
 # both.
 #
 #   tests/guest/prepare.sh           install, download and build all missing files
+#   tests/guest/prepare.sh sid       and the QEMU of Debian sid, for MQBLK_GUEST_VMM=sid
 #
 # MQBLK_GUEST_CACHE    the folder of the files                       (<repository>/.cache/guest)
 # MQBLK_GUEST_KERNEL   the Debian kernel package to boot             (linux-image-cloud-amd64)
 # MQBLK_GUEST_FIO      a statically linked fio to use instead of building one from Debian's source
 #
-# Left in the cache folder: vmlinux, initramfs.cpio, trixie/{vmlinux,initramfs.cpio,qemu}, manifest.  Remove the folder to start
+# Left in the cache folder: vmlinux, initramfs.cpio, trixie/{vmlinux,initramfs.cpio,qemu}, sid/qemu, manifest.  Remove the folder to start
 # again, for example with a newer kernel package: existing files are kept and need no network.
 #
 # Without hardware virtualisation the guest is emulated, and decompression is most of a boot. Therefore the kernel is
@@ -21,6 +22,7 @@ export PATH=$PATH:/usr/sbin:/sbin LC_ALL=C
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${MQBLK_GUEST_CACHE:-$(cd "$here/../.." && pwd)/.cache/guest}
 trixie=$cache/trixie
+sid=$cache/sid
 kernel_package=${MQBLK_GUEST_KERNEL:-linux-image-cloud-amd64}
 # The manifest's first line. The Rust side requires this version; increase it on incompatible changes.
 format="mqblk-guest 6"
@@ -73,59 +75,73 @@ fetch_fio_source() {
     own_apt
 }
 
-# Prepares QEMU and a kernel of Debian trixie, unpacked and not installed: QEMU with its firmware, and its libraries with
-# their loader, because this system's may be older; and a kernel.
+# Prepares QEMU and a kernel of Debian trixie.
 prepare_trixie() {
     [ -e "$trixie/qemu.version" ] && [ -e "$trixie/kernel.version" ] && return
     mkdir -p "$trixie"
     say "fetching the package lists of Debian trixie"
     own_apt "$trixie/apt" deb trixie
     prepare_kernel "$trixie"
-    prepare_trixie_qemu
+    prepare_qemu trixie "$trixie"
     rm -rf "$trixie/apt"
     own_apt
 }
 
-prepare_trixie_qemu() {
-    [ -e "$trixie/qemu.version" ] && return
-    local work=$trixie/qemu.new chosen library loader=lib/ld-linux-x86-64.so.2
+# Prepares the QEMU of Debian sid, the newest one.
+prepare_sid() {
+    [ -e "$sid/qemu.version" ] && return
+    mkdir -p "$sid"
+    say "fetching the package lists of Debian sid"
+    own_apt "$sid/apt" deb sid
+    prepare_qemu sid "$sid"
+    rm -rf "$sid/apt"
+    own_apt
+}
+
+# prepare_qemu RELEASE FOLDER: QEMU of a Debian release, unpacked and not installed: with its firmware, and its libraries
+# with their loader, because this system's may be older.
+prepare_qemu() {
+    [ -e "$2/qemu.version" ] && return
+    local release=$1 folder=$2 work=$2/qemu.new chosen library libraries loader=lib/ld-linux-x86-64.so.2
     rm -rf "$work" && mkdir "$work"
     # All dependencies except those for installation, such as debconf.
-    apt_quiet --no-install-recommends --simulate install qemu-system-x86 >"$cache/trixie-packages.log" 2>&1 ||
-        fail "apt cannot tell what trixie's qemu-system-x86 needs: $(tail -n 3 "$cache/trixie-packages.log")"
-    chosen=$(awk '$1 == "Inst" && $2 ~ /^(lib.*|zlib1g|qemu-system-.*|seabios|ipxe-qemu)$/ { print $2 }' "$cache/trixie-packages.log")
-    say "downloading trixie's QEMU and its libraries"
-    (cd "$work" && logged trixie-download apt_quiet download $chosen)
+    apt_quiet --no-install-recommends --simulate install qemu-system-x86 >"$cache/$release-packages.log" 2>&1 ||
+        fail "apt cannot tell what $release's qemu-system-x86 needs: $(tail -n 3 "$cache/$release-packages.log")"
+    chosen=$(awk '$1 == "Inst" && $2 ~ /^(lib.*|zlib1g|qemu-system-.*|seabios|ipxe-qemu)$/ { print $2 }' "$cache/$release-packages.log")
+    say "downloading $release's QEMU and its libraries"
+    (cd "$work" && logged "$release-download" apt_quiet download $chosen)
     for package in "$work"/*.deb; do
         dpkg-deb -x "$package" "$work/root" || fail "cannot unpack $package"
     done
     mkdir -p "$work/qemu/lib" "$work/qemu/firmware"
     cp "$work"/root/usr/share/qemu/*.{bin,rom} "$work"/root/usr/share/seabios/*.bin "$work/qemu/firmware"
     cp "$work/root/usr/bin/qemu-system-x86_64" "$work/qemu/program"
-    cp "$work/root/usr/lib/x86_64-linux-gnu/${loader#lib/}" "$work/qemu/lib"
-    "$work/qemu/$loader" --library-path "$work/root/usr/lib/x86_64-linux-gnu" --list "$work/qemu/program" >"$cache/trixie-libraries.log" 2>&1 ||
-        fail "trixie's QEMU lacks libraries: $(grep "not found" "$cache/trixie-libraries.log")"
+    libraries=$work/root/usr/lib/x86_64-linux-gnu
+    cp "$libraries/${loader#lib/}" "$work/qemu/lib"
+    "$work/qemu/$loader" --library-path "$libraries" --list "$work/qemu/program" >"$cache/$release-libraries.log" 2>&1 ||
+        fail "$release's QEMU lacks libraries: $(grep "not found" "$cache/$release-libraries.log")"
     # libgcc_s is loaded by dlopen when a thread is cancelled.
-    for library in $(sed -n "s|.*=> \($work/root/[^ ]*\).*|\1|p" "$cache/trixie-libraries.log") "$work"/root/usr/lib/x86_64-linux-gnu/libgcc_s.so.1; do
+    for library in $(sed -n "s|.*=> \($work/root/[^ ]*\).*|\1|p" "$cache/$release-libraries.log") "$libraries/libgcc_s.so.1"; do
         cp "$library" "$work/qemu/lib" || fail "cannot copy $library"
     done
     cat >"$work/qemu/qemu-system-x86_64" <<'END'
 #!/bin/sh
-# Debian trixie's QEMU with the loader, the libraries and the firmware that came with it.
+# A later QEMU with the loader, the libraries and the firmware that came with it.
 here=$(dirname "$(readlink -f "$0")")
 exec "$here/lib/ld-linux-x86-64.so.2" --library-path "$here/lib" --argv0 qemu-system-x86_64 "$here/program" -L "$here/firmware" "$@"
 END
     chmod +x "$work/qemu/qemu-system-x86_64"
-    "$work/qemu/qemu-system-x86_64" --version >"$work/version" 2>&1 || fail "trixie's QEMU does not run: $(cat "$work/version")"
-    rm -rf "$trixie/qemu" && mv "$work/qemu" "$trixie/qemu"
-    sed -n 's/^QEMU emulator version \([^ ]*\).*/\1/p' "$work/version" >"$trixie/qemu.version"
+    hide_modules "$work/qemu/program"
+    "$work/qemu/qemu-system-x86_64" --version >"$work/version" 2>&1 || fail "$release's QEMU does not run: $(cat "$work/version")"
+    rm -rf "$folder/qemu" && mv "$work/qemu" "$folder/qemu"
+    sed -n 's/^QEMU emulator version \([^ ]*\).*/\1/p' "$work/version" >"$folder/qemu.version"
     rm -rf "$work"
 }
 
-# The path of the modules is built into the program, and the modules there belong to this system's QEMU of another
-# version, which makes trixie's QEMU fail. Replaces the path by one of the same length that does not exist.
+# hide_modules PROGRAM: the path of QEMU's modules is built into the program, and the modules there belong to this system's
+# QEMU of another version, which makes it fail. Replaces the path by one of the same length that does not exist.
 hide_modules() {
-    local program=$trixie/qemu/program modules=/usr/lib/x86_64-linux-gnu/qemu none=/nonexistent/modules-of-qemu/.
+    local program=$1 modules=/usr/lib/x86_64-linux-gnu/qemu none=/nonexistent/modules-of-qemu/.
     grep -q "$modules" "$program" || return 0
     [ ${#modules} -eq ${#none} ] || fail "the paths of modules differ in length: $modules, $none"
     sed -i "s#$modules#$none#g" "$program"
@@ -162,7 +178,11 @@ install_packages
 prepare_kernel
 prepare_fio
 prepare_trixie
-hide_modules
+case ${1:-} in
+    "") ;;
+    sid) prepare_sid ;;
+    *) fail "found the argument '$1', expected sid or none" ;;
+esac
 prepare_initramfs "$cache"
 prepare_initramfs "$trixie"
 {

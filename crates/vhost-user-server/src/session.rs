@@ -312,7 +312,9 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         if self.memory.regions().is_empty() {
             let control =
                 self.vrings.iter().take_while(|vring| self.device.queue_role(vring.index) == QueueRole::Control);
-            self.sharing = SharingMonitor::start(&self.options, &self.stats, control.count());
+            self.sharing = SharingMonitor::start(&self.options, &self.stats, control.count(), &table);
+        } else if let Some(sharing) = &self.sharing {
+            sharing.memory_changed(&table);
         }
         for queue in 0..self.vrings.len() {
             if let Err(why) = self.vrings[queue].relocate(&table) {

@@ -1,10 +1,10 @@
 //! Detects guest memory that the VMM does not share. A VMM that maps it privately still passes the descriptors: then
 //! the backend never sees the guest's writes, the rings stay empty, and the guest's firmware hangs.
 //!
-//! The only sign is that the guest kicks while its rings are empty. A thread checks for this until the connection's
-//! first request; not for resumed rings, whose driver may be idle. QEMU kicks each queue once when it starts it
-//! (`virtio_bus_set_host_notifier` creates the eventfd with value 1), so one kick says nothing about the guest. Other
-//! VMMs (cloud-hypervisor) refuse private memory.
+//! The sign is a queue that is kicked while its ring stays empty, in memory where nothing was ever written. Kicks alone
+//! say nothing about the guest: QEMU kicks each queue itself when it starts it, later versions more than once. A thread
+//! checks for this until the connection's first request; not for resumed rings, whose driver may be idle. Other VMMs
+//! (cloud-hypervisor) refuse private memory.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use mqblk_core::lock::{LockRank, RankedMutex};
 use mqblk_core::thread::spawn;
 use mqblk_engine::{Engine, QueueStats, StatsRegistry, WorkerStats};
+use mqblk_memory::{GuestAddress, GuestMemory};
 
 use crate::options::ServerOptions;
 
@@ -30,8 +31,9 @@ const MAX_CHECKS: u32 = 240;
 /// driver that restarts just before its first one.
 const SUSPECT_CHECKS: u32 = 8;
 
-/// Kicks of one queue since its start that include at least one of the guest's: the VMM's own is the first.
-const GUEST_KICKED: u64 = 2;
+/// Bytes at the start of each region that are looked at. A guest that has come to its disk's driver has written some:
+/// tables of interrupts and pages, data of the BIOS, the device tree.
+const LOOKED_AT: u64 = 1 << 20;
 
 /// The statistics that the checks of all connections of an engine share: a worker copies those of all its queues, which
 /// would take all its time if hundreds of booting guests queried it separately.
@@ -61,14 +63,14 @@ fn recent_stats(engine: &Arc<Engine>) -> Option<Arc<Vec<WorkerStats>>> {
 
 /// Checks one connection for shared memory. Stops on drop.
 pub(crate) struct SharingMonitor {
-    /// Dropped first, which ends the thread.
-    stop: Option<Sender<()>>,
+    /// Tells the thread of a new memory table. Dropped first, which ends it.
+    tables: Option<Sender<Weak<GuestMemory>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Drop for SharingMonitor {
     fn drop(&mut self) {
-        self.stop = None;
+        self.tables = None;
         // A panic costs only the warning.
         let _ = self.thread.take().map(JoinHandle::join);
     }
@@ -81,16 +83,23 @@ impl SharingMonitor {
         options: &Arc<ServerOptions>,
         stats: &Arc<StatsRegistry>,
         control: usize,
+        memory: &Arc<GuestMemory>,
     ) -> Option<SharingMonitor> {
-        let (end, ended) = channel();
+        let (tables, changed) = channel();
+        let mut memory = Arc::downgrade(memory);
         let (options, stats) = (Arc::clone(options), Arc::clone(stats));
         let (name, disk) = (format!("share-{}", options.name), options.name.clone());
         let before = count_available(&stats.earlier(), control);
         let watch = move || {
             let (mut suspect, mut _kept) = (0, None);
             for _ in 0..MAX_CHECKS {
-                if ended.recv_timeout(CHECK_INTERVAL) != Err(RecvTimeoutError::Timeout) {
-                    return;
+                match changed.recv_timeout(CHECK_INTERVAL) {
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                    Ok(table) => {
+                        memory = table;
+                        continue;
+                    }
                 }
                 let Some(workers) = recent_stats(&options.engine) else { continue };
                 let rings = ring_activity(&workers, &stats, control, before);
@@ -102,9 +111,14 @@ impl SharingMonitor {
                 }
                 suspect = if rings == RingActivity::KickedAndEmpty { suspect + 1 } else { 0 };
                 if suspect == SUSPECT_CHECKS {
+                    let Some(memory) = memory.upgrade() else { continue };
+                    if is_written(&memory) {
+                        return;
+                    }
                     tracing::warn!(
                         disk = options.name,
-                        "the guest kicks, but its rings stay empty: found what looks like private memory, expected shared memory; \
+                        "a queue is kicked, but nothing is ever written to the guest's memory: found private memory, expected shared \
+                         memory; \
                          {SHARE_HINT}"
                     );
                     return;
@@ -115,8 +129,26 @@ impl SharingMonitor {
         let thread = spawn(name, watch)
             .inspect_err(|error| tracing::debug!(disk, "shared memory is not checked: {error}"))
             .ok()?;
-        Some(SharingMonitor { stop: Some(end), thread: Some(thread) })
+        Some(SharingMonitor { tables: Some(tables), thread: Some(thread) })
     }
+
+    /// The VMM has sent another memory table.
+    pub(crate) fn memory_changed(&self, memory: &Arc<GuestMemory>) {
+        // The thread has ended: nothing is left to check.
+        let _ = self.tables.as_ref().map(|tables| tables.send(Arc::downgrade(memory)));
+    }
+}
+
+/// Returns true if a byte at the start of a region is not zero, or cannot be read.
+fn is_written(memory: &GuestMemory) -> bool {
+    memory.regions().iter().any(|region| {
+        let pages = region.len().min(LOOKED_AT) / 4096;
+        (0..pages).any(|page| {
+            let mut bytes = [0; 4096];
+            let read = memory.read(GuestAddress(region.guest().0 + page * 4096), &mut bytes);
+            read.is_none() || bytes.iter().any(|byte| *byte != 0)
+        })
+    })
 }
 
 /// Activity of the request queues.
@@ -124,7 +156,7 @@ impl SharingMonitor {
 enum RingActivity {
     /// The guest made a request available.
     InUse,
-    /// The guest kicked and made no request available.
+    /// A queue was kicked, and no request was made available.
     KickedAndEmpty,
     /// Neither a kick nor a request.
     Idle,
@@ -132,8 +164,7 @@ enum RingActivity {
 
 /// `before`: the chains of earlier connections.
 fn ring_activity(workers: &[WorkerStats], stats: &StatsRegistry, control: usize, before: u64) -> Option<RingActivity> {
-    let kicked =
-        |(index, queue): &(u16, QueueStats)| usize::from(*index) >= control && queue.counters.kicks >= GUEST_KICKED;
+    let kicked = |(index, queue): &(u16, QueueStats)| usize::from(*index) >= control && queue.counters.kicks > 0;
     Some(if count_available(&stats.report(workers)?, control) > before {
         RingActivity::InUse
     } else if stats.report_served(workers)?.iter().any(kicked) {

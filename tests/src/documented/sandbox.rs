@@ -218,7 +218,8 @@ impl Sandbox {
         }
         let qemu = match self.guests.as_ref().map(|guests| guests.vmm) {
             Some(Vmm::Trixie) => "/media/guest/trixie/qemu:",
-            _ => "",
+            Some(Vmm::Sid) => "/media/guest/sid/qemu:",
+            Some(Vmm::System) | None => "",
         };
         let path = format!("PATH=/media/bin:{qemu}/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
         // A shell that starts the tests in the background ignores SIGINT, and all its children inherit that.

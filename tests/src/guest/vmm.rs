@@ -14,10 +14,12 @@ pub enum Vmm {
     System,
     /// That of Debian trixie, unpacked in the cache directory: 10.0.
     Trixie,
+    /// That of Debian sid, which `prepare.sh sid` unpacks: 11.1. Only for `MQBLK_GUEST_VMM=sid`.
+    Sid,
 }
 
 impl Vmm {
-    /// Returns all of them, or the one named by `MQBLK_GUEST_VMM`.
+    /// Returns those of Debian's releases, or the one named by `MQBLK_GUEST_VMM`.
     ///
     /// # Errors
     /// A bad value of the variable.
@@ -25,7 +27,7 @@ impl Vmm {
         Ok(Self::named()?.map_or(vec![Self::System, Self::Trixie], |one| vec![one]))
     }
 
-    /// Returns the one named by `MQBLK_GUEST_VMM` (`system` or `trixie`), else the system's.
+    /// Returns the one named by `MQBLK_GUEST_VMM` (`system`, `trixie` or `sid`), else the system's.
     ///
     /// # Errors
     /// A bad value of the variable.
@@ -46,7 +48,8 @@ impl Vmm {
             None => Ok(None),
             Some("system") => Ok(Some(Self::System)),
             Some("trixie") => Ok(Some(Self::Trixie)),
-            Some(other) => bail!("MQBLK_GUEST_VMM is '{other}', expected system or trixie"),
+            Some("sid") => Ok(Some(Self::Sid)),
+            Some(other) => bail!("MQBLK_GUEST_VMM is '{other}', expected system, trixie or sid"),
         }
     }
 
@@ -55,7 +58,7 @@ impl Vmm {
     pub fn kernel(self) -> GuestKernel {
         match self {
             Self::System => GuestKernel::System,
-            Self::Trixie => GuestKernel::Trixie,
+            Self::Trixie | Self::Sid => GuestKernel::Trixie,
         }
     }
 
@@ -64,6 +67,7 @@ impl Vmm {
         match self {
             Self::System => "qemu-system-x86_64".into(),
             Self::Trixie => cache.folder().join("trixie/qemu/qemu-system-x86_64"),
+            Self::Sid => cache.folder().join("sid/qemu/qemu-system-x86_64"),
         }
     }
 
@@ -72,7 +76,7 @@ impl Vmm {
     pub(crate) fn reconnect(self, after: Duration) -> (&'static str, u64) {
         match self {
             Self::System => ("reconnect", after.as_millis().div_ceil(1000).max(1).try_into().unwrap_or(u64::MAX)),
-            Self::Trixie => ("reconnect-ms", after.as_millis().max(1).try_into().unwrap_or(u64::MAX)),
+            Self::Trixie | Self::Sid => ("reconnect-ms", after.as_millis().max(1).try_into().unwrap_or(u64::MAX)),
         }
     }
 }

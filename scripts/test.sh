@@ -227,6 +227,9 @@ prepare() {
     elif needs guest || needs ceph || needs libvirt; then
         tests/guest/prepare.sh </dev/null || fail prepare "the guest could not be prepared: the tests that need it fail"
     fi
+    if needs guest && [ ${#long[@]} -gt 0 ]; then
+        tests/guest/prepare.sh sid </dev/null || fail prepare "QEMU 11 could not be prepared: the tests that need it fail"
+    fi
     if needs ceph; then
         tests/ceph/cluster.sh install </dev/null || fail prepare "Ceph could not be installed: the tests that need it fail"
     fi

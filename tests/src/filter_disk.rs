@@ -1,6 +1,7 @@
 //! A filter disk: a disk between the engine and another disk, for tests that observe or change requests.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mqblk_core::{ByteLen, Disk, DiskChannel, DiskError, Geometry, Limits};
 use mqblk_engine::{AnyDisk, UringContext};
@@ -38,8 +39,8 @@ impl<F: Fn(AnyChannel) -> AnyChannel + Send + Sync> Disk<UringContext> for Filte
         self.inner.resize(size)
     }
 
-    fn activate(&self) -> Result<(), DiskError> {
-        self.inner.activate()
+    fn activate(&self, timeout: Duration) -> Result<(), DiskError> {
+        self.inner.activate(timeout)
     }
 
     fn deactivate(&self) -> Result<(), DiskError> {

@@ -348,6 +348,8 @@ impl GuestQueue for ManyDisks {
         }
     }
 
+    fn abandon(&mut self, _: &mut UringContext, _: u64, _: Option<Buffer>) {}
+
     fn publish(&mut self) -> PublishResult {
         PublishResult::Suppressed
     }

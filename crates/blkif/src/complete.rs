@@ -81,17 +81,6 @@ impl<L: PooledContext> BlkifQueue<L> {
         self.ring.put_response(id, operation, status, journal_slot);
     }
 
-    /// Drops a request without a response: releases its buffer and its pages. The next backend process replays it from
-    /// the journal.
-    pub fn abandon(&mut self, context: &mut L, token: BlkifToken, buffer: Option<Buffer>) {
-        if let Some(buffer) = buffer {
-            context.pool().release(buffer);
-        }
-        let (entry, pages) = self.requests.with_pages(token.0);
-        self.pages.release(entry.backing, pages);
-        self.requests.remove(token.0);
-    }
-
     /// Completes the deferred requests: copies the data of reads to the frontend in one call, unmaps pages, then puts
     /// the responses.
     #[inline(never)]

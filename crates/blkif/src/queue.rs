@@ -264,6 +264,16 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
         self.ring.disarm();
     }
 
+    /// The next backend process replays the request from the journal.
+    fn abandon(&mut self, context: &mut L, token: BlkifToken, buffer: Option<Buffer>) {
+        if let Some(buffer) = buffer {
+            context.pool().release(buffer);
+        }
+        let (entry, pages) = self.requests.with_pages(token.0);
+        self.pages.release(entry.backing, pages);
+        self.requests.remove(token.0);
+    }
+
     fn position(&self) -> RingPosition {
         self.ring.position()
     }

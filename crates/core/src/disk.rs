@@ -81,6 +81,19 @@ pub enum DiskError {
     },
 }
 
+/// Longest wait for a disk that is in use. A killed daemon keeps its files open until the kernel has completed its I/O
+/// and destroyed its rings; a successor that a supervisor starts at once must not fail for that. The wait also keeps
+/// the successor from overtaking that I/O.
+pub const ACTIVATION_TIMEOUT: Duration = Duration::from_secs(3);
+
+impl DiskError {
+    /// Returns true if another user has it.
+    pub fn is_in_use(&self) -> bool {
+        use std::io::ErrorKind::{ResourceBusy, WouldBlock};
+        matches!(self, DiskError::Os { source, .. } if matches!(source.kind(), WouldBlock | ResourceBusy))
+    }
+}
+
 /// Observes a disk's storage while the disk is open. Called from any thread, a worker's included, with locks of the
 /// backend held: it must neither block nor call the disk.
 pub trait DiskObserver: Send + Sync {
@@ -151,12 +164,12 @@ pub trait Disk<L: IoContext>: Send + Sync {
 
     /// Activates the disk before queues that use it run. Takes the locks that keep others from running theirs, unless
     /// they are held, and drops cached contents. A changed [size](Self::found_size) is left to the caller. Counted:
-    /// each call is undone by one [`deactivate`](Self::deactivate). May block until a user that is stopping has
-    /// stopped: only for control threads.
+    /// each call is undone by one [`deactivate`](Self::deactivate). Blocks, for `timeout` at most while another user
+    /// may be stopping: only for control threads.
     ///
     /// # Errors
     /// When another user has activated it. The disk is then not active here.
-    fn activate(&self) -> Result<(), DiskError> {
+    fn activate(&self, _timeout: Duration) -> Result<(), DiskError> {
         Ok(())
     }
 
@@ -167,6 +180,12 @@ pub trait Disk<L: IoContext>: Send + Sync {
     /// When writes may be missing. The disk is not active, but others are kept out.
     fn deactivate(&self) -> Result<(), DiskError> {
         Ok(())
+    }
+
+    /// Returns true if [`activate`](Self::activate) keeps every other process out, on this host or another one, that
+    /// has the disk open: its requests in flight end before another process runs queues.
+    fn is_passed_on(&self) -> bool {
+        false
     }
 
     /// Releases resources that others may wait for, for example a lock that a server holds for this client. Called

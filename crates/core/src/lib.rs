@@ -30,7 +30,9 @@ pub mod thread;
 pub mod thread_role;
 pub mod units;
 
-pub use disk::{ConnectionStats, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, Limits};
+pub use disk::{
+    ACTIVATION_TIMEOUT, ConnectionStats, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, Limits,
+};
 pub use guest_observer::GuestObserver;
 pub use image_opener::{ImageAccess, ImageOpenError, ImageOpener, OpenImage};
 pub use mappings::{HeldMappings, MappingBudget};

@@ -169,6 +169,15 @@ pub trait GuestQueue: Send + 'static {
     ) where
         I: Intake<Self::Token, <Self::Context as IoContext>::Buffer>;
 
+    /// Abandons a request without completing it: releases its buffer and its token's resources. Whoever serves the ring
+    /// next replays it.
+    fn abandon(
+        &mut self,
+        context: &mut Self::Context,
+        token: Self::Token,
+        buffer: Option<<Self::Context as IoContext>::Buffer>,
+    );
+
     /// Handles a [`Wake`] of the queue. Called before the turn's pulls, after all earlier [finished](Self::finish)
     /// completions were published; completions from this call are published in this turn. Requests that it cancels are
     /// taken back before the turn's requests are submitted. `running`: the queue may take requests off its ring (it is

@@ -8,16 +8,12 @@ use crate::attach_error::WorkerError;
 use crate::mailbox::Mailbox;
 use crate::worker::{Detached, LeftQueue, Worker};
 
-/// Interval at which parked and throttled requests are dropped: requests at the storage may fail, and be parked, at any
-/// time.
+/// Interval at which parked and throttled requests are abandoned: requests at the storage may be parked at any time.
 const UNSERVED_CHECK: Duration = Duration::from_millis(20);
 
 /// Interval at which the end of the wait is checked, and at which a wait for storage is reported.
 const END_CHECK: Duration = Duration::from_millis(100);
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
-
-/// Drops a queue's requests that are parked at stopped disks, or wait for a limit.
-pub(crate) type DropUnserved = Box<dyn FnMut(&Mailbox<Worker>) -> Result<(), WorkerError> + Send>;
 
 /// A queue that takes no more requests and is detached when none is in flight. Dropping this does not stop the drain.
 #[must_use = "the queue may be in use until `wait` returns it"]
@@ -26,8 +22,8 @@ pub struct Draining<P> {
     pub(crate) mailbox: Mailbox<Worker>,
     pub(crate) slot: u16,
     pub(crate) generation: u32,
-    /// Set if parked and throttled requests are dropped.
-    pub(crate) drop_unserved: Option<DropUnserved>,
+    /// True if parked and throttled requests are abandoned.
+    pub(crate) abandons: bool,
     pub(crate) position: PhantomData<fn() -> P>,
 }
 
@@ -40,10 +36,11 @@ impl<P: Send + 'static> Draining<P> {
         let end = Instant::now() + time;
         loop {
             let mut rest = end.saturating_duration_since(Instant::now());
-            if let Some(drop_unserved) = &mut self.drop_unserved {
-                match drop_unserved(&self.mailbox) {
+            if self.abandons {
+                let (slot, generation) = (self.slot, self.generation);
+                match self.mailbox.call(move |worker| worker.abandon_unserved(slot, generation)) {
                     // Its requests may still be in flight: `left` signals their end.
-                    Ok(()) | Err(WorkerError::Unresponsive { .. }) => {}
+                    Ok(_) | Err(WorkerError::Unresponsive { .. }) => {}
                     Err(ended) => return Err(ended),
                 }
                 rest = rest.min(UNSERVED_CHECK);
@@ -101,15 +98,17 @@ impl<P: Send + 'static> Draining<P> {
         }
     }
 
-    /// Freezes the queue: its requests in flight are never completed, and nothing more is written to the guest's rings
-    /// for it. Its memory is kept until the process ends. For storage that hangs: the next daemon replays these
-    /// requests. Does nothing if the queue is already detached.
+    /// Freezes the queue: nothing more is written to the guest's rings for it, and its requests are
+    /// [abandoned](mqblk_core::GuestQueue::abandon) when the storage answers them. It is detached when it has answered
+    /// all; requests that are blocked keep it until the process ends. For storage that hangs: whoever serves the ring
+    /// next replays these requests. Returns the position; `None` if the queue is already detached.
     ///
     /// # Errors
     /// When the worker has ended, or does not respond: it freezes the queue when it does.
-    pub fn freeze(self) -> Result<(), WorkerError> {
+    pub fn freeze(&self) -> Result<Option<P>, WorkerError> {
         let (slot, generation) = (self.slot, self.generation);
-        self.mailbox.send_and_wait(move |worker| worker.freeze(slot, generation))
+        let position = self.mailbox.send_and_wait(move |worker| worker.freeze(slot, generation))?;
+        Ok(position.and_then(|position| position.downcast().ok()).map(|position| *position))
     }
 }
 

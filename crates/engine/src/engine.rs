@@ -242,7 +242,7 @@ where
     /// Takes no more requests off the queue and detaches it when none is in flight: then neither the daemon nor the
     /// kernel accesses the guest's memory for it. Completions are published, and the guest is called for them, before.
     /// Requests parked at a stopped disk fail. Throttled ones are served as their limit allows
-    /// ([`Draining::pass_throttled`] does not wait for it); [`drain_unanswered`](Self::drain_unanswered) drops both
+    /// ([`Draining::pass_throttled`] does not wait for it); [`drain_unanswered`](Self::drain_unanswered) abandons both
     /// instead.
     ///
     /// # Errors
@@ -251,7 +251,6 @@ where
         let (slot, generation) = (self.slot, self.generation);
         let (done, left) = sync_channel::<LeftQueue>(1);
         self.mailbox.send(Box::new(move |worker| worker.drain(slot, generation, done)))?;
-        let (mailbox, drop_unserved) = (self.mailbox, None);
-        Ok(Draining { left, mailbox, slot, generation, drop_unserved, position: PhantomData })
+        Ok(Draining { left, mailbox: self.mailbox, slot, generation, abandons: false, position: PhantomData })
     }
 }

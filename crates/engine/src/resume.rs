@@ -8,11 +8,9 @@ use mqblk_core::{GuestQueue, Tag};
 use mqblk_uring::UringContext;
 
 use crate::attach_error::WorkerError;
-use crate::draining::{Draining, DropUnserved};
+use crate::draining::Draining;
 use crate::engine::{Engine, QueueHandle};
 use crate::errors::DiskHealth;
-use crate::request::Buffer;
-use crate::runner::QueueRunner;
 use crate::worker::{LeftQueue, Worker};
 
 /// Handling of a stopped disk's parked requests.
@@ -55,49 +53,27 @@ impl Worker {
     }
 
     /// Returns the indexes of a queue's parked and throttled requests, except those with a part at the storage.
-    pub(crate) fn unserved<Q>(&mut self, slot: u16, generation: u32) -> Vec<u16>
-    where
-        Q: GuestQueue<Context = UringContext>,
-    {
+    pub(crate) fn unserved(&mut self, slot: u16, generation: u32) -> Vec<u16> {
         let mut tags: Vec<Tag> = self.channels.parked_of(slot);
         tags.extend(self.channels.throttled_of(slot));
         tags.sort_unstable();
-        let Some(runner) = self.runner::<Q>(slot, generation) else { return Vec::new() };
-        let whole = |run: &[Tag]| runner.parts_left(run[0].index()) == Some(run.len());
+        let Some((attached, _)) = self.find(slot, generation) else { return Vec::new() };
+        let whole = |run: &[Tag]| attached.runner.parts_left(run[0].index()) == Some(run.len());
         tags.chunk_by(|one, next| one == next).filter(|run| whole(run)).map(|run| run[0].index()).collect()
     }
 
-    /// Drops parked and throttled requests of a queue without completing them. Returns their number.
-    pub(crate) fn drop_unserved<Q>(
-        &mut self,
-        slot: u16,
-        generation: u32,
-        mut dropped: impl FnMut(&mut Q, &mut UringContext, Q::Token, Option<Buffer>),
-    ) -> usize
-    where
-        Q: GuestQueue<Context = UringContext>,
-    {
-        let indexes = self.unserved::<Q>(slot, generation);
+    /// Abandons parked and throttled requests of a queue. Returns their number.
+    pub(crate) fn abandon_unserved(&mut self, slot: u16, generation: u32) -> usize {
+        let indexes = self.unserved(slot, generation);
         let chosen = |tag: Tag| tag.queue() == slot && indexes.binary_search(&tag.index()).is_ok();
         let mut unserved = self.channels.drop_parked(chosen);
         unserved.extend(self.channels.take_throttled(chosen));
         for (tag, buffer) in unserved {
             let Some((attached, context)) = self.find(slot, generation) else { continue };
-            let Some(runner) = attached.runner.as_any().downcast_mut::<QueueRunner<Q>>() else { continue };
-            if let Some(token) = runner.forget_part(tag.index()) {
-                dropped(&mut runner.queue, context, token, buffer);
-            }
+            attached.runner.abandon_part(context, tag.index(), buffer);
         }
         self.end_drained();
         indexes.len()
-    }
-
-    fn runner<Q: GuestQueue<Context = UringContext>>(
-        &mut self,
-        slot: u16,
-        generation: u32,
-    ) -> Option<&mut QueueRunner<Q>> {
-        self.find(slot, generation)?.0.runner.as_any().downcast_mut::<QueueRunner<Q>>()
     }
 }
 
@@ -105,24 +81,17 @@ impl<Q> QueueHandle<Q>
 where
     Q: GuestQueue<Context = UringContext>,
 {
-    /// Drains as [`drain`](Self::drain) does, but drops parked and throttled requests instead of failing them or
-    /// waiting. For an interface that records its requests in flight, and a next daemon that replays them. `dropped`
-    /// gets each, on the queue's worker: it drops the queue's state for it and releases its buffer.
+    /// Drains as [`drain`](Self::drain) does, but [abandons](GuestQueue::abandon) parked and throttled requests instead
+    /// of failing them or waiting. For an interface that records its requests in flight, and a next daemon that replays
+    /// them.
     ///
     /// # Errors
     /// When the worker has ended.
-    pub fn drain_unanswered(
-        self,
-        dropped: impl FnMut(&mut Q, &mut UringContext, Q::Token, Option<Buffer>) + Clone + Send + 'static,
-    ) -> Result<Draining<Q::Position>, WorkerError> {
+    pub fn drain_unanswered(self) -> Result<Draining<Q::Position>, WorkerError> {
         let (slot, generation) = self.slot_and_generation();
         let (done, left) = sync_channel::<LeftQueue>(1);
         let mailbox = self.mailbox().clone();
         mailbox.send(Box::new(move |worker| worker.drain_keeping_parked(slot, generation, done)))?;
-        let drop_unserved: DropUnserved = Box::new(move |mailbox| {
-            let dropped = dropped.clone();
-            mailbox.call(move |worker| worker.drop_unserved::<Q>(slot, generation, dropped)).map(|_| ())
-        });
-        Ok(Draining { left, mailbox, slot, generation, drop_unserved: Some(drop_unserved), position: PhantomData })
+        Ok(Draining { left, mailbox, slot, generation, abandons: true, position: PhantomData })
     }
 }

@@ -13,7 +13,7 @@ use crate::per_disk::PerDisk;
 use crate::poll::{PollReason, PollState, TIMER_PERIOD};
 use crate::poll_list::IdleResult;
 use crate::queue_options::{FaultHandler, QueueFault};
-use crate::request::{AnyCompletion, AnyRequest};
+use crate::request::{AnyCompletion, AnyRequest, Buffer};
 use crate::route::{SubmitContext, ToDisks, ToOnlyDisk};
 use crate::sleep_cost;
 use crate::tags::{TagTable, Timestamps};
@@ -84,6 +84,12 @@ pub(crate) trait AnyQueue: Any {
     fn for_each_in_flight(&self, show: &mut dyn FnMut(u16, DiskSlot, Timestamps));
     /// Returns the tag table's indexes of the requests in flight to a disk.
     fn indexes_of_disk(&self, disk: DiskSlot) -> Vec<u16>;
+    /// Returns the number of parts of the request with this index that have not completed.
+    fn parts_left(&self, index: u16) -> Option<usize>;
+    /// Drops a part of a request that will not be completed. Abandons the request with the last part.
+    fn abandon_part(&mut self, context: &mut UringContext, index: u16, buffer: Option<Buffer>);
+    /// Returns the queue's position.
+    fn position(&self) -> Box<dyn Any + Send>;
     /// Returns the queue for access by its type.
     fn as_any(&mut self) -> &mut dyn Any;
     /// Closes the queue, which leaves the context. Returns its position.
@@ -197,16 +203,6 @@ impl<Q: GuestQueue<Context = UringContext>> QueueRunner<Q> {
 }
 
 impl<Q: GuestQueue> QueueRunner<Q> {
-    /// Returns the number of parts of the request with this index that have not completed.
-    pub(crate) fn parts_left(&self, index: u16) -> Option<usize> {
-        Some(self.tags.get(index)?.remaining.into())
-    }
-
-    /// Drops a part of a request that will not be completed. Returns the request's token with the last part.
-    pub(crate) fn forget_part(&mut self, index: u16) -> Option<Q::Token> {
-        self.tags.forget_part(index)
-    }
-
     #[inline]
     fn call(&mut self) {
         self.counters.calls += 1;
@@ -428,6 +424,20 @@ impl<Q: GuestQueue<Context = UringContext>> AnyQueue for QueueRunner<Q> {
                 None => Vec::new(),
             },
         }
+    }
+
+    fn parts_left(&self, index: u16) -> Option<usize> {
+        Some(self.tags.get(index)?.remaining.into())
+    }
+
+    fn abandon_part(&mut self, context: &mut UringContext, index: u16, buffer: Option<Buffer>) {
+        if let Some(token) = self.tags.forget_part(index) {
+            self.queue.abandon(context, token, buffer);
+        }
+    }
+
+    fn position(&self) -> Box<dyn Any + Send> {
+        Box::new(self.queue.position())
     }
 
     fn as_any(&mut self) -> &mut dyn Any {

@@ -3,6 +3,7 @@
 //! This passes an image's lock on in a live migration: the destination's queues start after the source's have stopped.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mqblk_core::{DiskError, DiskSlot};
 use mqblk_engine::{AnyDisk, QueueDisk};
@@ -14,17 +15,22 @@ pub(crate) struct ActiveDisks {
 }
 
 impl ActiveDisks {
-    /// Activates the disks before the first queue starts. Does nothing if they are active.
+    /// Activates the disks before the first queue starts. Does nothing if they are active. Waits as
+    /// [`Disk::activate`](mqblk_core::Disk::activate) does.
     ///
     /// # Errors
     /// When another user holds one of the disks; then none is active.
-    pub(crate) fn activate(&mut self, disks: impl FnOnce() -> Vec<QueueDisk>) -> Result<(), DiskError> {
+    pub(crate) fn activate(
+        &mut self,
+        timeout: Duration,
+        disks: impl FnOnce() -> Vec<QueueDisk>,
+    ) -> Result<(), DiskError> {
         if self.disks.is_some() {
             return Ok(());
         }
         let mut active = ActiveDisks { disks: Some(Vec::new()) };
         for disk in disks() {
-            if let Err(error) = active.add(&disk) {
+            if let Err(error) = active.add(&disk, timeout) {
                 // The first error counts.
                 let _ = active.deactivate();
                 return Err(error);
@@ -38,9 +44,9 @@ impl ActiveDisks {
     ///
     /// # Errors
     /// When another user holds it.
-    pub(crate) fn add(&mut self, disk: &QueueDisk) -> Result<(), DiskError> {
+    pub(crate) fn add(&mut self, disk: &QueueDisk, timeout: Duration) -> Result<(), DiskError> {
         if let Some(disks) = &mut self.disks {
-            disk.disk.activate()?;
+            disk.disk.activate(timeout)?;
             disks.push((disk.slot, Arc::clone(&disk.disk)));
         }
         Ok(())

@@ -34,6 +34,7 @@ const SET_VRING_ENABLE: u32 = 18;
 const SET_BACKEND_REQ_FD: u32 = 21;
 const GET_CONFIG: u32 = 24;
 pub(crate) const CHECK_DEVICE_STATE: u32 = 43;
+const GET_VRING_BASE_SKIP_DRAIN: u32 = 45;
 /// Message from the backend. Source: the same, "Back-end message types".
 const CONFIG_CHANGE: u32 = 2;
 /// Header flags: version 1, reply, reply wanted.
@@ -70,8 +71,17 @@ pub(crate) struct PeekedMessage {
     pub(crate) request: Option<u32>,
     /// True if it has more descriptors than any message may have.
     pub(crate) has_too_many_descriptors: bool,
-    /// True for a SET_MEM_TABLE that is longer than its regions: the `vhost` crate refuses it.
-    pub(crate) is_long_table: bool,
+    /// Set for a message that the `vhost` crate does not read.
+    pub(crate) own: Option<OwnRequest>,
+}
+
+/// A message that the `vhost` crate does not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OwnRequest {
+    /// A SET_MEM_TABLE that is longer than its regions.
+    LongTable,
+    /// GET_VRING_BASE_SKIP_DRAIN.
+    SkipDrain,
 }
 
 #[derive(Default)]
@@ -91,20 +101,28 @@ pub fn connection_changes() -> u64 {
     CONNECTION_CHANGES.load(Ordering::SeqCst)
 }
 
-/// Returns true for the first bytes of a SET_MEM_TABLE with room for more regions than it has, if the whole message is
-/// there: nobody waits for the rest.
-fn is_long_table(stream: BorrowedFd<'_>, bytes: &[u8]) -> bool {
+/// Returns the kind of a message, of which these are the first bytes, if the `vhost` crate does not read it and the
+/// whole message is there: nobody waits for the rest.
+fn own_request(stream: BorrowedFd<'_>, bytes: &[u8]) -> Option<OwnRequest> {
     let words = [0, 4, 8, HEADER, HEADER + 4].map(|at| word(bytes, at));
-    let [Some(SET_MEM_TABLE), Some(VERSION | VERSION_NEED_REPLY), Some(size), Some(regions), Some(0)] = words else {
-        return false;
+    let [Some(request), Some(VERSION | VERSION_NEED_REPLY), Some(size), Some(first), Some(second)] = words else {
+        return None;
     };
     let least = |regions: usize| (TABLE_HEADER + regions * TABLE_REGION) as u32;
-    let is_long = (1..=MAX_ATTACHED_FD_ENTRIES as u32).contains(&regions)
-        && size > least(regions as usize)
-        && size <= least(MAX_ATTACHED_FD_ENTRIES);
+    let kind = match (request, second) {
+        (GET_VRING_BASE_SKIP_DRAIN, _) if size == 8 => OwnRequest::SkipDrain,
+        (SET_MEM_TABLE, 0)
+            if (1..=MAX_ATTACHED_FD_ENTRIES as u32).contains(&first)
+                && size > least(first as usize)
+                && size <= least(MAX_ATTACHED_FD_ENTRIES) =>
+        {
+            OwnRequest::LongTable
+        }
+        _ => return None,
+    };
     let mut whole = [0; LONGEST_TABLE];
-    let mut there = || recv(stream, &mut whole, RecvFlags::PEEK | RecvFlags::DONTWAIT).map_or(0, |(_, bytes)| bytes);
-    is_long && there() >= HEADER + size as usize
+    let there = recv(stream, &mut whole, RecvFlags::PEEK | RecvFlags::DONTWAIT).map_or(0, |(_, bytes)| bytes);
+    (there >= HEADER + size as usize).then_some(kind)
 }
 
 /// The channel from a device to its current frontend.
@@ -165,8 +183,8 @@ impl BackendChannel {
         let has_descriptors = peeked.flags.contains(ReturnFlags::CTRUNC);
         let request = self.note_message(stream.as_fd(), &bytes[..peeked.bytes]);
         let has_too_many_descriptors = has_descriptors && has_too_many_descriptors(stream.as_fd());
-        let is_long_table = is_long_table(stream.as_fd(), &bytes[..peeked.bytes]);
-        PeekedMessage { request, has_too_many_descriptors, is_long_table }
+        let own = own_request(stream.as_fd(), &bytes[..peeked.bytes]);
+        PeekedMessage { request, has_too_many_descriptors, own }
     }
 
     /// Returns true if the frontend has negotiated REPLY_ACK.

@@ -5,7 +5,7 @@
 
 mod hand_over;
 mod idle;
-mod long_table;
+mod own_message;
 mod place;
 
 use std::os::fd::AsFd;
@@ -23,13 +23,13 @@ use mqblk_virtio::VirtioDevice;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut as _};
 
-use crate::backend_channel::CHECK_DEVICE_STATE;
+use crate::backend_channel::{CHECK_DEVICE_STATE, OwnRequest};
 use crate::disks::{SharedSession, lock_session};
 use crate::session::{RETRY, Session, finish_transfer};
 use crate::shared::{Shared, SharedConnection};
 pub(crate) use idle::IdleDevice;
 use idle::{Accepted, WaitingFrontend};
-use long_table::LongTable;
+use own_message::OwnMessage;
 pub(crate) use place::{DeviceControl, DevicePlace, HoldStart};
 
 /// Time after which a wait is logged: for an earlier connection's drain, or of a second frontend.
@@ -127,6 +127,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
             }
         }
         self.start_waiting_queues();
+        self.end_suspended();
         self.log_waiting_frontend();
         if let Some(current) = &self.current {
             lock_session(&current.session).end_resume_if_due();
@@ -186,7 +187,10 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         let connected = self.current.as_ref().map(|connection| connection.stream.as_fd());
         fds.extend(connected.map(|fd| PollFd::from_borrowed_fd(fd, if reading { PollFlags::IN } else { nothing })));
         fds.extend(self.idle.waiting_frontend.as_ref().map(|second| PollFd::new(&second.stream, PollFlags::RDHUP)));
-        let waiting = self.current.as_ref().is_some_and(|connection| connection.waiting.is_some());
+        let is_due = |connection: &Connection<D>| {
+            connection.waiting.is_some() || lock_session(&connection.session).is_suspended()
+        };
+        let waiting = self.current.as_ref().is_some_and(is_due);
         let report = self.idle.waiting_frontend.as_ref().and_then(|second| second.log_at);
         let resume = self.current.as_ref().and_then(|current| lock_session(&current.session).resume_deadline());
         let delays = report.into_iter().chain(resume).map(|at| at.saturating_duration_since(Instant::now()));
@@ -278,8 +282,8 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         if peeked.has_too_many_descriptors {
             return self.disconnect(Some(&Error::IncorrectFds));
         }
-        if peeked.is_long_table {
-            return self.handle_long_table();
+        if let Some(request) = peeked.own {
+            return self.handle_own(request);
         }
         let (handler, session) = (&mut connection.handler, &connection.session);
         if peeked.request == Some(CHECK_DEVICE_STATE) {
@@ -293,17 +297,22 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         self.handled(handled);
     }
 
-    /// Handles a table of memory regions that is longer than its regions.
-    fn handle_long_table(&mut self) {
-        let Some(connection) = &mut self.current else { return };
-        let handled = LongTable::receive(&connection.stream).and_then(|mut table| {
-            let taken = table.take();
-            let set = taken
-                .and_then(|(regions, files)| lock_session(&connection.session).set_mem_table(&regions, files, None));
-            if self.shared.backend_channel.has_reply_ack() {
-                table.reply(&connection.stream, set.is_ok())?;
+    /// Handles a message that the `vhost` crate does not read.
+    fn handle_own(&mut self, request: OwnRequest) {
+        let Some(Connection { stream, session, .. }) = &self.current else { return };
+        let handled = OwnMessage::receive(stream).and_then(|mut message| match request {
+            OwnRequest::LongTable => {
+                let taken = message.take();
+                let set = taken.and_then(|(regions, files)| lock_session(session).set_mem_table(&regions, files, None));
+                if self.shared.backend_channel.has_reply_ack() {
+                    message.acknowledge(stream, set.is_ok())?;
+                }
+                set.map(drop)
             }
-            set.map(drop)
+            OwnRequest::SkipDrain => {
+                let state = lock_session(session).get_vring_base_skip_drain(message.queue())?;
+                message.reply_state(stream, state)
+            }
         });
         self.handled(handled);
     }
@@ -347,6 +356,13 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         match started {
             Ok(()) => self.update_waiting(),
             Err(error) => self.disconnect(Some(&error)),
+        }
+    }
+
+    /// Releases the disks once the storage has answered what suspended queues have left in flight.
+    fn end_suspended(&self) {
+        if let Some(connection) = &self.current {
+            lock_session(&connection.session).end_suspended();
         }
     }
 

@@ -4,6 +4,7 @@ mod end;
 mod hand_over;
 mod migration;
 mod queues;
+mod stopping;
 
 use std::fs::File;
 use std::io;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use mqblk_core::{DiskError, GuestMemoryCharge};
+use mqblk_core::{ACTIVATION_TIMEOUT, DiskError, GuestMemoryCharge};
 use mqblk_engine::{CallDescriptor, EventFd, Kick, Notifier, QueueHandle, StatsRegistry, UringContext};
 use mqblk_memory::{DirtyLogError, GuestAddress, GuestMemory, UserAddress};
 use mqblk_ring::virtqueue::{MAX_QUEUE_SIZE, RingFormat};
@@ -77,6 +78,12 @@ pub(crate) struct Session<D: VirtioDevice<UringContext>> {
     driver_started: bool,
     /// End of the wait of started queues for the other resumed queues.
     resume_deadline: Option<Instant>,
+    /// Negotiated protocol features.
+    protocol_features: u64,
+    /// End of the time that storage has when queues stop without a drain.
+    suspend_end: Option<Instant>,
+    /// True if the log has the reason why resumed queues wait for a disk.
+    disk_wait_logged: bool,
     /// Owns the backend channel's socket on the `vhost` crate's side.
     backend: Option<Backend>,
     /// Reason of the last message's rejection, for its log line.
@@ -128,6 +135,9 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
             state_transfer: StateTransfer::default(),
             driver_started: false,
             resume_deadline: None,
+            protocol_features: 0,
+            suspend_end: None,
+            disk_wait_logged: false,
             backend: None,
             rejection: None,
             frontend,
@@ -268,14 +278,19 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
 
     /// Starts a queue if it is fully configured and may start.
     fn start_if_ready(&mut self, queue: usize) -> Result<()> {
-        if !self.vrings[queue].is_startable() || !self.may_start() {
+        if !self.vrings[queue].is_startable() || !self.end_suspended() || !self.may_start() {
             return Ok(());
         }
-        if let Err(error) = self.active.activate(|| self.disks.list()) {
+        let timeout = if self.is_resumed() { Duration::ZERO } else { ACTIVATION_TIMEOUT };
+        if let Err(error) = self.active.activate(timeout, || self.disks.list()) {
+            if error.is_in_use() && self.is_resumed() {
+                return self.wait_for_disk(&error);
+            }
             return self.reject(format!("queue {queue}: it cannot start: {error}"));
         }
+        self.suspend_end = None;
         if !std::mem::replace(&mut self.driver_started, true) {
-            let resumed = self.inflight.as_ref().is_some_and(|region| region.was_used());
+            let resumed = self.is_resumed();
             self.device.driver_started(resumed || self.state_transfer.loaded);
             self.resume_deadline = resumed.then(|| Instant::now() + RESUME_TIMEOUT);
             let (disk, frontend, features) = (&self.options.name, self.frontend, self.features);
@@ -489,32 +504,7 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
-        let queue = self.check_index(index)?;
-        if self.vrings[queue].is_startable() && self.wait_for_start() {
-            // The position is known only after the ring's earlier requests have completed.
-            self.start_if_ready(queue)?;
-        }
-        let was_served = !self.vrings[queue].is_stopped();
-        self.vrings[queue].begin_drain(&self.options.name, false);
-        let drain =
-            |session: &mut Self, end| session.vrings[queue].wait_drained(&session.options.name, &session.stats, end);
-        if !self.wait_in_message(drain) {
-            return self.reject_late(&format!("GET_VRING_BASE: queue {index}"));
-        }
-        let vring = &mut self.vrings[queue];
-        // A stopped ring starts again with the next SET_VRING_KICK.
-        vring.kick = None;
-        vring.call = None;
-        vring.call_event = None;
-        let base = vring.base.unwrap_or(ring_format(self.features).first_base());
-        if was_served {
-            self.device.queue_stopped();
-        }
-        // A VMM that migrates the guest would start it elsewhere.
-        if let Err(error) = self.deactivate_if_stopped() {
-            return self.reject(format!("GET_VRING_BASE: queue {index}: {error}"));
-        }
-        Ok(VhostUserVringState::new(index, base))
+        self.stop_queue(index, self.suspends_always())
     }
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
@@ -566,7 +556,8 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
             | VhostUserProtocolFeatures::LOG_SHMFD
-            | VhostUserProtocolFeatures::DEVICE_STATE)
+            | VhostUserProtocolFeatures::DEVICE_STATE
+            | VhostUserProtocolFeatures::from_bits_retain(self.suspend_features()))
     }
 
     fn set_protocol_features(&mut self, accepted: u64) -> Result<()> {
@@ -574,6 +565,7 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
         if accepted & !offered != 0 {
             return self.reject(format!("protocol features: found {:#x}, which were not offered", accepted & !offered));
         }
+        self.protocol_features = accepted;
         self.state_transfer.negotiated = accepted & VhostUserProtocolFeatures::DEVICE_STATE.bits() != 0;
         Ok(())
     }

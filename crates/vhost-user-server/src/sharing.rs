@@ -31,9 +31,9 @@ const MAX_CHECKS: u32 = 240;
 /// driver that restarts just before its first one.
 const SUSPECT_CHECKS: u32 = 8;
 
-/// Bytes at the start of each region that are looked at. A guest that has come to its disk's driver has written some:
+/// Bytes at the start of each region that are checked. A guest that has come to its disk's driver has written some:
 /// tables of interrupts and pages, data of the BIOS, the device tree.
-const LOOKED_AT: u64 = 1 << 20;
+const CHECKED_BYTES: u64 = 1 << 20;
 
 /// The statistics that the checks of all connections of an engine share: a worker copies those of all its queues, which
 /// would take all its time if hundreds of booting guests queried it separately.
@@ -142,7 +142,7 @@ impl SharingMonitor {
 /// Returns true if a byte at the start of a region is not zero, or cannot be read.
 fn is_written(memory: &GuestMemory) -> bool {
     memory.regions().iter().any(|region| {
-        let pages = region.len().min(LOOKED_AT) / 4096;
+        let pages = region.len().min(CHECKED_BYTES) / 4096;
         (0..pages).any(|page| {
             let mut bytes = [0; 4096];
             let read = memory.read(GuestAddress(region.guest().0 + page * 4096), &mut bytes);

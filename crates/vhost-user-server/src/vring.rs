@@ -85,6 +85,8 @@ struct DrainingVring {
     since: Instant,
     /// Next time at which the wait is logged.
     next_log: Instant,
+    /// True if it does not wait for storage: its requests are left to whoever serves the ring next.
+    is_suspended: bool,
 }
 
 impl<Q: VirtioQueue<UringContext>> Vring<Q> {
@@ -156,6 +158,16 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
     /// Returns true if the queue is stopped and all messages that a start needs have arrived.
     pub(crate) fn is_startable(&self) -> bool {
         self.attached.is_none() && self.kick.is_some() && self.size.is_some() && self.addresses.is_some()
+    }
+
+    /// Returns true if the in-flight region records its requests.
+    pub(crate) fn is_tracked(&self) -> bool {
+        self.tracked
+    }
+
+    /// Returns true if it was stopped with requests in flight, which the storage has not answered yet.
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.draining.as_ref().is_some_and(|drain| drain.is_suspended)
     }
 
     /// Attaches the queue to its worker.
@@ -308,13 +320,14 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
     pub(crate) fn begin_drain(&mut self, name: &str, resumes: bool) {
         let Some(attached) = self.attached.take() else { return };
         let drained = match resumes && self.tracked {
-            true => attached.drain_unanswered(|queue, context, token, buffer| queue.abandon(context, token, buffer)),
+            true => attached.drain_unanswered(),
             false => attached.drain(),
         };
         match drained {
             Ok(queue) => {
                 let since = Instant::now();
-                self.draining = Some(DrainingVring { queue, since, next_log: since + DRAIN_LOG_INTERVAL });
+                self.draining =
+                    Some(DrainingVring { queue, since, next_log: since + DRAIN_LOG_INTERVAL, is_suspended: false });
             }
             Err(gone) => tracing::error!(disk = name, queue = self.index, "{gone}"),
         }
@@ -337,13 +350,14 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             let until = end.map_or(drain.next_log, |end| end.min(drain.next_log));
             match drain.queue.wait(until.saturating_duration_since(Instant::now())) {
                 Ok(Some(detached)) => {
+                    let is_suspended = drain.is_suspended;
                     self.draining = None;
-                    self.finish_drain(name, stats, detached);
+                    self.finish_drain(name, stats, detached, is_suspended);
                     return true;
                 }
                 Ok(None) => {
                     let now = Instant::now();
-                    if now >= drain.next_log {
+                    if now >= drain.next_log && !drain.is_suspended {
                         drain.next_log = now + DRAIN_LOG_INTERVAL;
                         let seconds = drain.since.elapsed().as_secs();
                         tracing::warn!(disk = name, queue = self.index, "waiting for storage since {seconds} s");
@@ -367,9 +381,26 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         self.draining.take().is_some_and(|drain| drain.queue.freeze().is_ok())
     }
 
-    fn finish_drain(&mut self, name: &str, stats: &StatsRegistry, detached: Detached<RingState>) {
+    /// Leaves the requests of a draining queue in flight, recorded in the in-flight region: nothing more is written to
+    /// the guest's memory for them by this process.
+    pub(crate) fn suspend(&mut self, name: &str, stats: &StatsRegistry) {
+        let Some(drain) = &mut self.draining else { return };
+        match drain.queue.freeze() {
+            Ok(Some(position)) => {
+                drain.is_suspended = true;
+                self.base = Some(position.base);
+            }
+            // It was drained meanwhile, or its worker has ended.
+            Ok(None) | Err(_) => _ = self.wait_drained(name, stats, None),
+        }
+    }
+
+    fn finish_drain(&mut self, name: &str, stats: &StatsRegistry, detached: Detached<RingState>, is_suspended: bool) {
         let index = self.index;
-        self.base = Some(detached.position.base);
+        // The frontend may have set it since.
+        if !is_suspended {
+            self.base = Some(detached.position.base);
+        }
         stats.detached(index, &detached.report);
         let c = detached.report.counters;
         self.served.starts += 1;

@@ -224,6 +224,12 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
         self.ring.disarm();
     }
 
+    fn abandon(&mut self, context: &mut L, token: BlkToken, buffer: Option<Buffer>) {
+        if let Some(buffer) = buffer.or(token.buffer) {
+            context.pool().release(buffer);
+        }
+    }
+
     fn position(&self) -> RingState {
         self.ring.state()
     }
@@ -232,12 +238,6 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
 impl<L: GuestContext> VirtioQueue<L> for BlkQueue<L> {
     fn set_call(&mut self, call: Option<Box<dyn Call>>) {
         self.call = call;
-    }
-
-    fn abandon(&mut self, context: &mut L, token: BlkToken, buffer: Option<Buffer>) {
-        if let Some(buffer) = buffer.or(token.buffer) {
-            context.pool().release(buffer);
-        }
     }
 
     fn relocate(&mut self, context: &mut L, ring: MappedRing, memory: Arc<GuestMemory>) -> Result<(), String> {

@@ -56,6 +56,11 @@ impl<L: GuestContext> VirtioDevice<L> for VirtioBlk {
         self.forget_driver();
     }
 
+    /// The in-flight region has the [configuration](Self::config_bits), too.
+    fn can_suspend(&self) -> bool {
+        true
+    }
+
     fn config_bits(&self) -> u64 {
         CONFIGURED | if self.is_writeback() { WRITEBACK } else { 0 }
     }

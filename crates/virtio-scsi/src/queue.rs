@@ -154,6 +154,16 @@ impl<C: GuestContext> GuestQueue for ScsiQueue<C> {
         self.ring_mut().device.disarm();
     }
 
+    fn abandon(&mut self, context: &mut C, token: ScsiToken, buffer: Option<Buffer>) {
+        if let QueueKind::Request(queue) = &mut self.kind {
+            match (token.0, buffer) {
+                (TokenKind::Command(command), buffer) => queue.forget(context.pool(), command, buffer),
+                (TokenKind::Transfer(_), Some(buffer)) => context.pool().release(buffer),
+                (TokenKind::Transfer(_), None) => {}
+            }
+        }
+    }
+
     fn position(&self) -> RingState {
         self.ring().device.state()
     }
@@ -169,16 +179,6 @@ impl<C: GuestContext> VirtioQueue<C> for ScsiQueue<C> {
         own.share.relocate(context, memory)?;
         own.device.relocate(ring);
         Ok(())
-    }
-
-    fn abandon(&mut self, context: &mut C, token: ScsiToken, buffer: Option<Buffer>) {
-        if let QueueKind::Request(queue) = &mut self.kind {
-            match (token.0, buffer) {
-                (TokenKind::Command(command), buffer) => queue.forget(context.pool(), command, buffer),
-                (TokenKind::Transfer(_), Some(buffer)) => context.pool().release(buffer),
-                (TokenKind::Transfer(_), None) => {}
-            }
-        }
     }
 
     fn set_log(&mut self, context: &mut C, ring: Option<RingLog>, log: Option<Arc<DirtyLog>>) {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use mqblk_core::{Call, GuestQueue, Wake};
 pub use mqblk_memory::PooledContext as GuestContext;
-use mqblk_memory::{Buffer, DirtyLog, GuestMemory, MemoryShare};
+use mqblk_memory::{DirtyLog, GuestMemory, MemoryShare};
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingLog, RingState};
 
 /// The resources of a running queue.
@@ -112,6 +112,12 @@ pub trait VirtioDevice<L: GuestContext>: Send + Sync + 'static {
     /// When it is invalid, or impossible for this device: the field, the found and the expected value.
     fn load_state(self: &Arc<Self>, state: &str) -> Result<ApplyState, String>;
 
+    /// Returns true if a queue may be stopped with requests in flight, for another host: the device has no state but
+    /// rings and features.
+    fn can_suspend(&self) -> bool {
+        false
+    }
+
     /// Returns the number of virtqueues.
     fn num_queues(&self) -> u16;
 
@@ -137,10 +143,6 @@ pub trait VirtioQueue<L: GuestContext>: GuestQueue<Context = L, Position = RingS
     /// # Errors
     /// As [`MemoryShare::relocate`]: the queue keeps the old table and ring.
     fn relocate(&mut self, context: &mut L, ring: MappedRing, memory: Arc<GuestMemory>) -> Result<(), String>;
-
-    /// Abandons a request without completing it: releases its buffer and its token's resources of the context. The next
-    /// process that serves the ring replays it.
-    fn abandon(&mut self, context: &mut L, token: Self::Token, buffer: Option<Buffer>);
 
     /// Starts, changes or ends dirty logging: of writes to the ring in `ring`, and of writes of requests, also of those
     /// in flight, in `log`.

@@ -116,7 +116,7 @@ impl RingConnector<'_> {
         // If the worker is gone, nothing is in flight.
         let _ = handle.drain().and_then(|mut draining| match draining.wait_until(end, |_| {})? {
             Some(_) => Ok(()),
-            None => draining.freeze(),
+            None => draining.freeze().map(drop),
         });
     }
 

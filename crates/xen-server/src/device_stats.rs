@@ -217,7 +217,7 @@ impl DeviceStats {
         let drain = |handle: QueueHandle<BlkifQueue<UringContext>>| {
             let counters = handle.visit(|queue, _| queue.grant_counters()).unwrap_or_default();
             let draining = match resumes {
-                true => handle.drain_unanswered(|queue, context, token, buffer| queue.abandon(context, token, buffer)),
+                true => handle.drain_unanswered(),
                 false => handle.drain(),
             };
             (draining, counters)
@@ -267,7 +267,7 @@ impl DeviceStats {
         };
         match draining.wait_until(end, waiting)? {
             Some(detached) => Ok(Some(detached)),
-            None => draining.freeze().map(|()| None),
+            None => draining.freeze().map(|_| None),
         }
     }
 

@@ -34,11 +34,11 @@ pub trait Victim: Send {
     fn request_stop(&mut self);
     /// Starts it again.
     fn spawn(&mut self);
-    /// Reconnects the devices, within `patience`.
+    /// Reconnects the devices, within `timeout`.
     ///
     /// # Errors
     /// When the backend does not accept them.
-    fn reconnect(&mut self, patience: Duration) -> Result<(), String>;
+    fn reconnect(&mut self, timeout: Duration) -> Result<(), String>;
     /// Returns its log so far.
     fn log(&self) -> String;
     /// Drops cached data of the storage, if possible.

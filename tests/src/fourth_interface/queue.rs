@@ -150,6 +150,10 @@ impl GuestQueue for LineQueue {
         self.finished.push(completion);
     }
 
+    fn abandon(&mut self, context: &mut UringContext, _: LineToken, buffer: Option<Buffer>) {
+        buffer.into_iter().for_each(|buffer| context.buffers.release(buffer));
+    }
+
     fn publish(&mut self) -> PublishResult {
         if self.finished.is_empty() {
             return PublishResult::Nothing;

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use mqblk_test_bounds::{Bound, record_boot};
 
 use super::accelerator::Accelerator;
@@ -190,13 +190,19 @@ impl GuestBuilder {
     pub fn power_on(self) -> Result<Guest> {
         let cache = GuestCache::open()?;
         let vmm = self.vmm.map_or_else(Vmm::from_environment, Ok)?;
+        let program = vmm.program(&cache);
+        ensure!(
+            vmm != Vmm::Sid || program.exists(),
+            "{}: found nothing; run tests/guest/prepare.sh sid",
+            program.display()
+        );
         let accelerator = match self.accelerator {
             Some(accelerator) => accelerator,
             None => Accelerator::detect(&cache)?,
         };
         let folder = tempfile::Builder::new().prefix("mqblk-guest-").tempdir()?;
         let (agent_socket, qmp_socket) = (folder.path().join("agent"), folder.path().join("qmp"));
-        let mut command = command(vmm.program(&cache));
+        let mut command = command(program);
         command.args(self.command_line(vmm, &cache, accelerator, folder.path()));
         let mut qemu = Process::start("qemu-system-x86_64", command, &folder.path().join("qemu.log"))?;
         qemu.until("QMP socket", QEMU_TIMEOUT, || qmp_socket.exists() && agent_socket.exists())?;

@@ -52,8 +52,8 @@ impl GuestDisk {
 
     /// Sets a property of QEMU's device.
     #[must_use]
-    pub fn property(mut self, name: &str, value: &str) -> Self {
-        self.device.insert(name.to_owned(), json!(value));
+    pub fn property(mut self, name: &str, value: Value) -> Self {
+        self.device.insert(name.to_owned(), value);
         self
     }
 

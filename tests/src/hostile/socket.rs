@@ -52,6 +52,7 @@ pub mod message {
     pub const GET_STATUS: u32 = 40;
     pub const SET_DEVICE_STATE_FD: u32 = 42;
     pub const CHECK_DEVICE_STATE: u32 = 43;
+    pub const GET_VRING_BASE_SKIP_DRAIN: u32 = 45;
 }
 
 /// Header flags: protocol version 1.

@@ -28,6 +28,7 @@ mod sandbox;
 mod service;
 mod slow_storage;
 mod storage_errors;
+mod suspended;
 mod system_calls;
 mod takeover;
 mod takeover_limits;

@@ -8,6 +8,8 @@
 //! (TCG) loses pages written by the guest's own processors while a vhost-user device logs its writes. Then the
 //! comparison of both memories fails, with pages that differ in a few bytes of the kernel's and no data of the disk.
 
+#![allow(clippy::print_stderr, reason = "figures for people")]
+
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,6 +19,7 @@ use mqblk_tests::guest::{
     ControllerConfig, DaemonDisk, FioLoop, Guest, GuestBuilder, GuestController, GuestDisk, HostImage, LunConfig,
     Shell, VhostUserDaemon, Vmm, with_each_vmm,
 };
+use mqblk_tests::hostile::fuse::HangingFile;
 use serde_json::json;
 
 const WITHIN: Bound = Bound::seconds(180);
@@ -257,6 +260,55 @@ fn a_migration_that_fails() -> Result<()> {
         verifying.end(&mut destination)?;
         destination.power_off()?;
         pair.stop()?;
+    }
+    Ok(())
+}
+
+/// The storage answers nothing: the guest moves at once, with its requests in flight. They are executed at the
+/// destination as soon as the storage has answered them at the source.
+#[test]
+#[ignore = "it needs QEMU 11 (tests/guest/prepare.sh sid): make test-guest"]
+fn requests_that_storage_holds_move_with_the_guest() -> Result<()> {
+    let held = Duration::from_secs(if rounds()? > 1 { 60 } else { 5 });
+    for packed in [false, true] {
+        let file = HangingFile::mount(64 << 20);
+        let disk = || DaemonDisk::new("disk", &file.path(), 2).option("lock", "shared-migration");
+        let daemons = [VhostUserDaemon::start(&[disk()])?, VhostUserDaemon::start(&[disk()])?];
+        let builder = |daemon: &VhostUserDaemon| {
+            let disk = GuestDisk::new("disk", &daemon.socket("disk"), 2).property("inflight-migration", true.into());
+            let disk = if packed { disk.packed() } else { disk };
+            Guest::builder().vmm(Vmm::Sid).memory_mib(MEMORY_MIB).disk(disk)
+        };
+        let mut guest = builder(&daemons[0]).boot()?;
+        let verifying = FioLoop::start(&mut guest, "/dev/vda", 16, 4)?;
+        for round in 0..2 * rounds()? {
+            let mut destination = builder(&daemons[(round + 1) % 2]).await_incoming()?;
+            let hanging = file.hang();
+            let mut deadline = WITHIN.begin();
+            while file.waiting() == 0 {
+                ensure!(!deadline.has_passed(), "round {round}: no requests at the storage");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            guest.set_migration_parameters(json!({ "max-bandwidth": 1_u64 << 33 }))?;
+            guest.migrate_to(&mut destination, WITHIN)?;
+            let downtime = guest.qmp().execute("query-migrate", json!({}))?["downtime"].clone();
+            eprintln!("round {round}, packed {packed}: the guest was paused for {downtime} ms");
+            guest.quit()?;
+            ensure!(file.waiting() > 0, "round {round}: the storage has answered");
+            destination.must("echo moved").context("the guest runs while its disk does not answer")?;
+            std::thread::sleep(held);
+            drop(hanging);
+            verifying.another_pass(&mut destination).with_context(|| {
+                format!("round {round}: the daemons' logs:\n{}\n{}", daemons[0].log(), daemons[1].log())
+            })?;
+            guest = destination;
+        }
+        verifying.end(&mut guest)?;
+        guest.power_off()?;
+        for daemon in daemons {
+            let log = daemon.stop()?;
+            ensure!(log.log().contains("wait for the disk"), "requests were left in flight: {}", log.log());
+        }
     }
     Ok(())
 }

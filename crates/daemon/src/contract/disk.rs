@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mqblk_core::disk::ConnectionStats;
 use mqblk_core::{
@@ -54,8 +54,12 @@ impl Disk<UringContext> for GivenDisk {
         self.inner.resize(size)
     }
 
-    fn activate(&self) -> Result<(), DiskError> {
-        self.inner.activate()
+    fn activate(&self, timeout: Duration) -> Result<(), DiskError> {
+        self.inner.activate(timeout)
+    }
+
+    fn is_passed_on(&self) -> bool {
+        self.inner.is_passed_on()
     }
 
     fn deactivate(&self) -> Result<(), DiskError> {

@@ -69,6 +69,8 @@ impl GuestQueue for WokenQueue {
         Ok(())
     }
 
+    fn abandon(&mut self, _: &mut UringContext, _: (), _: Option<Buffer>) {}
+
     fn publish(&mut self) -> PublishResult {
         PublishResult::Nothing
     }

@@ -50,7 +50,7 @@ pub(crate) struct AttachedQueue {
     pub(crate) watch: u32,
     /// True if it has completions to publish.
     pub(crate) dirty: bool,
-    /// True if its requests in flight are no longer completed.
+    /// True if its requests in flight are abandoned, not completed.
     pub(crate) frozen: bool,
     /// The action when it is drained; `None` while it does not drain.
     pub(crate) on_drained: Option<OnDrained>,

@@ -13,13 +13,10 @@ impl Worker {
             return false;
         }
         let published = (has_completions && self.complete_batch()) || self.complete_rest();
-        if !published {
-            return false;
-        }
         if self.leaving {
             self.end_leaving();
         }
-        true
+        published
     }
 
     /// Completes and publishes the rest after a first batch. Returns true if there was anything to publish.
@@ -79,8 +76,11 @@ impl Worker {
         let left = &mut self.completing[at..];
         let [first, ..] = left else { return (0, false) };
         let slot = first.tag.queue();
-        let attached = self.queues[usize::from(slot)].as_deref_mut();
-        let Some(attached) = attached.filter(|attached| !attached.frozen) else { return (1, false) };
+        let Some(attached) = self.queues[usize::from(slot)].as_deref_mut() else { return (1, false) };
+        if attached.frozen {
+            self.abandon_completed(at);
+            return (1, false);
+        }
         mark_dirty(&mut self.dirty, &mut attached.dirty, slot);
         let route = ToDisks { disks: &attached.disks, channels: &mut self.channels };
         let mut submit = SubmitContext { slot, now: self.clock.last(), route };

@@ -76,6 +76,8 @@ impl GuestQueue for Queue {
         self.1 += 1;
     }
 
+    fn abandon(&mut self, _: &mut UringContext, _: (), _: Option<Buffer>) {}
+
     fn publish(&mut self) -> PublishResult {
         self.0.lock().unwrap().completed += std::mem::take(&mut self.1);
         PublishResult::Wanted

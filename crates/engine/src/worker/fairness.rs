@@ -84,6 +84,8 @@ impl GuestQueue for ScriptedQueue {
         Ok(())
     }
 
+    fn abandon(&mut self, _: &mut UringContext, _: DiskSlot, _: Option<Buffer>) {}
+
     fn publish(&mut self) -> PublishResult {
         self.0.lock().unwrap().completed.append(&mut self.1);
         PublishResult::Suppressed

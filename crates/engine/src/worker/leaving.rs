@@ -82,7 +82,7 @@ impl Worker {
             self.end_closing();
         }
         self.draining.retain(|slot| self.poll_list.phase(*slot) == Some(Phase::Draining));
-        let is_idle = |attached: &AttachedQueue| attached.runner.in_flight() == 0 && !attached.frozen;
+        let is_idle = |attached: &AttachedQueue| attached.runner.in_flight() == 0;
         if self.draining.iter().any(|slot| self.queues[usize::from(*slot)].as_deref().is_some_and(is_idle)) {
             self.end_drained();
         }
@@ -99,11 +99,21 @@ impl Worker {
         }
     }
 
-    /// Freezes a draining queue: its requests are no longer completed. Earlier completions are published first.
-    pub(crate) fn freeze(&mut self, slot: u16, generation: u32) {
+    /// Freezes a draining queue: its requests are abandoned when the storage answers them. Earlier completions are
+    /// published first. Returns its position.
+    pub(crate) fn freeze(&mut self, slot: u16, generation: u32) -> Option<Box<dyn std::any::Any + Send>> {
         self.complete();
-        if let Some((attached, _)) = self.find(slot, generation) {
-            attached.frozen = true;
+        let (attached, _) = self.find(slot, generation)?;
+        attached.frozen = true;
+        Some(attached.runner.position())
+    }
+
+    /// Abandons the completed request at `at`, of a frozen queue.
+    #[cold]
+    pub(super) fn abandon_completed(&mut self, at: usize) {
+        let done = &mut self.completing[at];
+        if let Some(attached) = self.queues[usize::from(done.tag.queue())].as_deref_mut() {
+            attached.runner.abandon_part(&mut self.context, done.tag.index(), done.buffer.take());
         }
     }
 
@@ -112,7 +122,7 @@ impl Worker {
         for slot in 0..self.queues.len() as u16 {
             let occupant = &mut self.queues[usize::from(slot)];
             let is_drained = |attached: &AttachedQueue| {
-                let idle = attached.runner.in_flight() == 0 && !attached.frozen && !attached.dirty;
+                let idle = attached.runner.in_flight() == 0 && !attached.dirty;
                 // A move takes the open disks along.
                 idle && !(matches!(attached.on_drained, Some(OnDrained::Move(..))) && attached.disks.is_closing())
             };

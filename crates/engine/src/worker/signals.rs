@@ -134,6 +134,8 @@ impl GuestQueue for OneFlush {
         self.finished.fetch_add(1, Ordering::Relaxed);
     }
 
+    fn abandon(&mut self, _: &mut UringContext, _: (), _: Option<Buffer>) {}
+
     fn publish(&mut self) -> PublishResult {
         PublishResult::Suppressed
     }

@@ -29,6 +29,7 @@ pub(super) const SECTOR: u64 = 512;
 pub(super) struct Guest {
     pub(super) waiting: VecDeque<(Op, u64)>,
     pub(super) completed: Vec<(u64, Outcome)>,
+    abandoned: Vec<u64>,
     /// The request to cancel at the next wake.
     pub(super) cancel: Option<u64>,
 }
@@ -72,6 +73,10 @@ impl GuestQueue for Queue {
 
     fn finish<I: Intake<u64, Buffer>>(&mut self, _: &mut UringContext, done: FinishedRequest<u64, Buffer>, _: &mut I) {
         self.0.lock().unwrap().completed.push((done.token, done.outcome));
+    }
+
+    fn abandon(&mut self, _: &mut UringContext, token: u64, _: Option<Buffer>) {
+        self.0.lock().unwrap().abandoned.push(token);
     }
 
     fn woken<I: Intake<u64, Buffer>>(
@@ -233,6 +238,13 @@ impl Rig {
         let mut completed = std::mem::take(&mut self.guest.lock().unwrap().completed);
         completed.sort_by_key(|(sector, _)| *sector);
         completed
+    }
+
+    /// Takes the abandoned requests.
+    pub(super) fn abandoned(&self) -> Vec<u64> {
+        let mut abandoned = std::mem::take(&mut self.guest.lock().unwrap().abandoned);
+        abandoned.sort_unstable();
+        abandoned
     }
 
     pub(super) fn bad(&self, bad: &[(u64, Outcome)]) {
@@ -475,17 +487,32 @@ fn a_queue_may_be_detached_with_its_parked_requests_dropped() {
     rig.submit(&[(WRITE, 7), (WRITE, 8)]);
     rig.submit(&[(DISCARD, 20)]);
     let (slot, generation) = rig.attached_at;
-    assert_eq!(rig.worker.unserved::<Queue>(slot, generation).len(), 2);
+    assert_eq!(rig.worker.unserved(slot, generation).len(), 2);
     let (done, left) = std::sync::mpsc::sync_channel(1);
     rig.worker.drain_keeping_parked(slot, generation, done);
     assert_eq!(rig.run_until_idle(), []);
     assert!(left.try_recv().is_err(), "two are in flight");
-    let mut dropped = Vec::new();
-    assert_eq!(rig.worker.drop_unserved::<Queue>(slot, generation, |_, _, token, _| dropped.push(token)), 2);
-    dropped.sort_unstable();
-    assert_eq!(dropped, [7, 20]);
+    assert_eq!(rig.worker.abandon_unserved(slot, generation), 2);
+    assert_eq!(rig.abandoned(), [7, 20]);
     assert!(left.try_recv().is_ok());
     assert_eq!((rig.run_until_idle(), rig.parked()), (vec![], 0));
+}
+
+/// Storage hangs, and whoever serves the ring next replays its requests.
+#[test]
+fn a_frozen_queue_is_detached_when_its_requests_have_ended() {
+    let mut rig = Rig::new(STOP, MergeMode::Off);
+    rig.storage.lock().unwrap().hangs = true;
+    assert_eq!(rig.submit(&[(WRITE, 7), (DISCARD, 20)]), []);
+    let (slot, generation) = rig.attached_at;
+    let (done, left) = std::sync::mpsc::sync_channel(1);
+    rig.worker.drain_keeping_parked(slot, generation, done);
+    assert!(rig.worker.freeze(slot, generation).is_some());
+    assert_eq!((rig.run_until_idle(), rig.abandoned(), left.try_recv().is_err()), (vec![], vec![], true));
+    rig.storage.lock().unwrap().hangs = false;
+    assert_eq!((rig.run_until_idle(), rig.abandoned()), (vec![], vec![7, 20]), "nothing is completed");
+    assert!(left.try_recv().is_ok());
+    assert!(rig.worker.freeze(slot, generation).is_none(), "it is detached");
 }
 
 #[test]

@@ -252,6 +252,8 @@ impl GuestQueue for FakeQueue {
         at(&self.scene).guests[self.index].blocked as usize
     }
 
+    fn abandon(&mut self, _: &mut UringContext, _: (DiskSlot, u32), _: Option<Buffer>) {}
+
     fn publish(&mut self) -> PublishResult {
         at(&self.scene).point();
         at(&self.scene).guests[self.index].completed += std::mem::take(&mut self.unpublished);

@@ -201,12 +201,10 @@ fn requests_that_are_recorded_go_back_unserved() {
     let (slot, generation) = limited.rig.attached_at;
     let (done, left) = std::sync::mpsc::sync_channel(1);
     limited.rig.worker.drain_keeping_parked(slot, generation, done);
-    let mut dropped = Vec::new();
-    let drop = |worker: &mut Worker, dropped: &mut Vec<_>| {
-        worker.drop_unserved::<super::stopping::Queue>(slot, generation, |_, _, token, _| dropped.push(token))
-    };
-    assert_eq!(drop(&mut limited.rig.worker, &mut dropped), 3, "the ranges of a discard are one request");
-    assert_eq!((limited.rig.run_until_idle(), limited.rig.seen(), dropped.len()), (vec![], vec![1], 3));
+    let abandoned = limited.rig.worker.abandon_unserved(slot, generation);
+    assert_eq!(abandoned, 3, "the ranges of a discard are one request");
+    let served = (limited.rig.run_until_idle(), limited.rig.seen(), limited.rig.abandoned());
+    assert_eq!(served, (vec![], vec![1], vec![3, 5, 20]));
     assert_eq!((limited.stats().waiting, left.try_recv().is_ok()), (0, true));
     assert_eq!(limited.after_ms(10_000), []);
 }
@@ -244,7 +242,7 @@ fn queues_that_leave_evade_no_limit() {
                 "drained" => limited.rig.worker.drain(slot, generation, done),
                 _ => {
                     limited.rig.worker.drain_keeping_parked(slot, generation, done);
-                    limited.rig.worker.drop_unserved::<super::stopping::Queue>(slot, generation, |_, _, _, _| {});
+                    limited.rig.worker.abandon_unserved(slot, generation);
                 }
             }
             for _ in 0..200 {

@@ -141,12 +141,16 @@ impl Disk<UringContext> for FaultDisk {
         self.shared.inner.leave()
     }
 
-    fn activate(&self) -> Result<(), DiskError> {
-        self.shared.inner.activate()
+    fn activate(&self, timeout: Duration) -> Result<(), DiskError> {
+        self.shared.inner.activate(timeout)
     }
 
     fn deactivate(&self) -> Result<(), DiskError> {
         self.shared.inner.deactivate()
+    }
+
+    fn is_passed_on(&self) -> bool {
+        self.shared.inner.is_passed_on()
     }
 
     fn observe(&self, observer: Arc<dyn DiskObserver>) {

@@ -13,14 +13,15 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
-use mqblk_core::{DiskError, ImageAccess, ImageOpenError, ImageOpener};
+use mqblk_core::{ACTIVATION_TIMEOUT, DiskError, ImageAccess, ImageOpenError, ImageOpener};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use rustix::io::Errno;
 
 use super::lock_users::{LockUsers, Sharing};
-use super::open::{errno, retry_while_busy};
+use super::open::{errno, retry_for};
 use crate::lock_mode::LockMode;
 
 /// Claim of a block device.
@@ -38,16 +39,21 @@ pub(crate) enum LockError {
 /// Locks a file: all of it for a writer, as readers do (QEMU's among them) for a reader. Waits briefly for a holder
 /// that is about to end.
 pub(crate) fn lock(path: &Path, file: &impl AsFd, read_only: bool) -> Result<(), LockError> {
-    if read_only {
-        return lock_shared(path, file);
-    }
-    take(path, || fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_WRLCK))).map(drop))
+    lock_within(ACTIVATION_TIMEOUT, path, file, read_only)
 }
 
-/// Takes a lock by `attempt`. Waits briefly for a holder that is about to end.
-fn take(path: &Path, attempt: impl FnMut() -> nix::Result<()>) -> Result<(), LockError> {
+/// As [`lock`], and waits for this time for a holder that is about to end.
+fn lock_within(time: Duration, path: &Path, file: &impl AsFd, read_only: bool) -> Result<(), LockError> {
+    if read_only {
+        return lock_shared(time, path, file);
+    }
+    take(time, path, || fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_WRLCK))).map(drop))
+}
+
+/// Takes a lock by `attempt`.
+fn take(time: Duration, path: &Path, attempt: impl FnMut() -> nix::Result<()>) -> Result<(), LockError> {
     let in_use = |error: &nix::Error| matches!(error, nix::Error::EAGAIN | nix::Error::EACCES);
-    match retry_while_busy(path, attempt, in_use) {
+    match retry_for(time, path, attempt, in_use) {
         Ok(()) => Ok(()),
         Err(error) if in_use(&error) => Err(LockError::InUse),
         Err(error) => Err(LockError::Unsupported(error.into())),
@@ -75,8 +81,8 @@ const OF_READER: [i64; 3] = [100, 201, 203];
 const EXCLUDES_READER: [i64; 3] = [101, 103, 200];
 
 /// Locks a file for reading together with other readers, and against writers.
-fn lock_shared(path: &Path, file: &impl AsFd) -> Result<(), LockError> {
-    take(path, || {
+fn lock_shared(time: Duration, path: &Path, file: &impl AsFd) -> Result<(), LockError> {
+    take(time, path, || {
         for byte in OF_READER {
             fcntl(file, FcntlArg::F_OFD_SETLK(&bytes(libc::F_RDLCK, byte, 1)))?;
         }
@@ -168,25 +174,30 @@ impl ImageLock {
         lock
     }
 
+    /// Returns true if it is held only while the file has users.
+    pub(super) fn is_passed_on(&self) -> bool {
+        self.mode == LockMode::SharedMigration
+    }
+
     fn state(&self) -> MutexGuard<'_, LockState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a user. Calls `first` after the lock was acquired, before any user may rely on it.
-    pub(super) fn acquire(&self, first: impl FnOnce()) -> Result<(), DiskError> {
+    pub(super) fn acquire(&self, timeout: Duration, first: impl FnOnce()) -> Result<(), DiskError> {
         if self.mode != LockMode::SharedMigration {
             return Ok(());
         }
         let mut state = self.state();
         if state.users.is_unused() {
-            self.acquire_first(&mut state)?;
+            self.acquire_first(&mut state, timeout)?;
             first();
         }
         state.users.add();
         Ok(())
     }
 
-    fn acquire_first(&self, state: &mut LockState) -> Result<(), DiskError> {
+    fn acquire_first(&self, state: &mut LockState, timeout: Duration) -> Result<(), DiskError> {
         let in_use = |errno: Errno| DiskError::Os {
             what: format!(
                 "{}: another process serves it or has it mounted; with lock=shared-migration it is taken over when that one has \
@@ -198,12 +209,12 @@ impl ImageLock {
         if self.device && !self.read_only && state.claim.is_none() {
             let open = || self.opener.open(&self.path, CLAIM);
             let busy = |error: &ImageOpenError| errno(error) == Some(Errno::BUSY);
-            state.claim = Some(retry_while_busy(&self.path, open, busy).map_err(|error| match busy(&error) {
+            state.claim = Some(retry_for(timeout, &self.path, open, busy).map_err(|error| match busy(&error) {
                 true => in_use(Errno::BUSY),
                 false => DiskError::Os { what: format!("claiming {}", self.path.display()), source: error.into() },
             })?);
         }
-        match lock(&self.path, &self.file, self.read_only) {
+        match lock_within(timeout, &self.path, &self.file, self.read_only) {
             Ok(()) => {}
             Err(LockError::InUse) => {
                 state.claim = None;
@@ -291,37 +302,37 @@ mod tests {
         let [source, destination] = [0, 1].map(|_| open(&path, &[SHARED]).unwrap());
         assert!(source.resolved().contains(&("lock", "shared-migration".to_owned())));
         // Two controllers may export it.
-        source.activate().unwrap();
-        source.activate().unwrap();
-        let error = destination.activate().unwrap_err().to_string();
+        source.activate(ACTIVATION_TIMEOUT).unwrap();
+        source.activate(ACTIVATION_TIMEOUT).unwrap();
+        let error = destination.activate(ACTIVATION_TIMEOUT).unwrap_err().to_string();
         assert!(error.contains("another process serves it"), "{error}");
         source.deactivate().unwrap();
-        assert!(destination.activate().is_err(), "the source still uses it");
+        assert!(destination.activate(ACTIVATION_TIMEOUT).is_err(), "the source still uses it");
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| destination.activate());
+            let waiting = scope.spawn(|| destination.activate(ACTIVATION_TIMEOUT));
             std::thread::sleep(Duration::from_millis(50));
             source.deactivate().unwrap();
             waiting.join().unwrap().unwrap();
         });
-        assert!(source.activate().is_err());
+        assert!(source.activate(ACTIVATION_TIMEOUT).is_err());
         let error = open(&path, &[]).map(|_| ()).unwrap_err();
         assert!(error.contains("in use by another process"), "{error}");
         destination.deactivate().unwrap();
-        source.activate().unwrap();
+        source.activate(ACTIVATION_TIMEOUT).unwrap();
         drop(source);
-        destination.activate().unwrap();
+        destination.activate(ACTIVATION_TIMEOUT).unwrap();
     }
 
     #[test]
     fn an_exclusive_lock_is_never_shared() {
         let (_dir, path) = image(&on_disk(), 1 << 20);
         let exclusive = open(&path, &[]).unwrap();
-        exclusive.activate().unwrap();
+        exclusive.activate(ACTIVATION_TIMEOUT).unwrap();
         let shared = open(&path, &[SHARED]).unwrap();
         exclusive.deactivate().unwrap();
-        assert!(shared.activate().is_err(), "it holds the lock while it is open");
+        assert!(shared.activate(ACTIVATION_TIMEOUT).is_err(), "it holds the lock while it is open");
         let off = open(&path, &[("lock", "off")]).unwrap();
-        off.activate().unwrap();
+        off.activate(ACTIVATION_TIMEOUT).unwrap();
         off.deactivate().unwrap();
     }
 
@@ -329,12 +340,12 @@ mod tests {
     fn readers_share_the_lock_and_a_new_size_is_left_to_resize() {
         let (_dir, path) = image(&on_disk(), 1 << 20);
         let readers = [0, 1].map(|_| open(&path, &[SHARED, ("readonly", "on")]).unwrap());
-        readers.iter().for_each(|reader| reader.activate().unwrap());
+        readers.iter().for_each(|reader| reader.activate(ACTIVATION_TIMEOUT).unwrap());
         let writer = open(&path, &[SHARED]).unwrap();
-        assert!(writer.activate().is_err());
+        assert!(writer.activate(ACTIVATION_TIMEOUT).is_err());
         readers.iter().for_each(|reader| reader.deactivate().unwrap());
         File::options().write(true).open(&path).unwrap().set_len(2 << 20).unwrap();
-        writer.activate().unwrap();
+        writer.activate(ACTIVATION_TIMEOUT).unwrap();
         assert_eq!(writer.geometry().size, ByteLen(1 << 20));
         assert_eq!(writer.found_size().unwrap(), ByteLen(2 << 20));
         assert_eq!(writer.resize(None).unwrap(), ByteLen(2 << 20));

@@ -45,6 +45,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use lock::set_sharing;
 pub use lock_users::Sharing;
@@ -244,10 +245,10 @@ impl Disk<UringContext> for FileDisk {
         Ok(found)
     }
 
-    fn activate(&self) -> Result<(), DiskError> {
+    fn activate(&self, timeout: Duration) -> Result<(), DiskError> {
         let OpenFile { fd, direct, .. } = self.open.as_ref();
         // If it has grown, `resize` sets the new size; its caller notifies guests.
-        self.lock.acquire(|| {
+        self.lock.acquire(timeout, || {
             if direct.is_none() {
                 // The cached pages of this host may be older than another host's writes.
                 let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
@@ -275,6 +276,10 @@ impl Disk<UringContext> for FileDisk {
     fn deactivate(&self) -> Result<(), DiskError> {
         let what = || format!("flush of {} before its lock is released, which is kept", self.open.path.display());
         self.lock.release(|| self.sync()).map_err(|source| DiskError::Os { what: what(), source })
+    }
+
+    fn is_passed_on(&self) -> bool {
+        self.lock.is_passed_on()
     }
 
     fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_core::thread::spawn;
-use mqblk_core::{BlockSize, ByteLen, Geometry, ImageAccess, ImageOpenError, ImageOpener};
+use mqblk_core::{ACTIVATION_TIMEOUT, BlockSize, ByteLen, Geometry, ImageAccess, ImageOpenError, ImageOpener};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
@@ -297,16 +297,23 @@ pub(super) fn errno(error: &ImageOpenError) -> Option<Errno> {
     }
 }
 
-/// Longest wait for a file that is in use. A killed daemon keeps its files open until the kernel has completed its I/O
-/// and destroyed its rings; a successor that a supervisor starts at once must not fail for that. The wait also keeps
-/// the successor from overtaking that I/O.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(3);
+/// Interval of the attempts to have a file that is in use.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// Time after which the wait is logged.
 const WARN_AFTER: Duration = Duration::from_millis(500);
 
 /// Retries while the file is in use, for as long as a killed daemon may keep it open.
 pub(super) fn retry_while_busy<T, E>(
+    path: &Path,
+    attempt: impl FnMut() -> Result<T, E>,
+    in_use: impl Fn(&E) -> bool,
+) -> Result<T, E> {
+    retry_for(ACTIVATION_TIMEOUT, path, attempt, in_use)
+}
+
+/// Retries for this time at most while the file is in use.
+pub(super) fn retry_for<T, E>(
+    time: Duration,
     path: &Path,
     mut attempt: impl FnMut() -> Result<T, E>,
     in_use: impl Fn(&E) -> bool,
@@ -315,13 +322,13 @@ pub(super) fn retry_while_busy<T, E>(
     let mut warned = false;
     loop {
         match attempt() {
-            Err(error) if in_use(&error) && start.elapsed() < BUSY_TIMEOUT => {
+            Err(error) if in_use(&error) && start.elapsed() < time => {
                 if !warned && start.elapsed() > WARN_AFTER {
                     warned = true;
                     tracing::warn!(
                         "{}: in use; waiting up to {} s for it to be let go",
                         path.display(),
-                        BUSY_TIMEOUT.as_secs()
+                        time.as_secs()
                     );
                 }
                 std::thread::sleep(RETRY_INTERVAL);

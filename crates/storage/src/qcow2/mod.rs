@@ -26,6 +26,7 @@ mod tables;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use mqblk_core::lock::lock;
 use mqblk_core::settings::{Key, SettingError, Settings};
@@ -231,7 +232,7 @@ impl Disk<UringContext> for Qcow2Disk {
         self.image.leave()
     }
 
-    fn activate(&self) -> Result<(), DiskError> {
+    fn activate(&self, _: Duration) -> Result<(), DiskError> {
         self.image.activate()
     }
 

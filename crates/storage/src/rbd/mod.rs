@@ -305,7 +305,7 @@ impl Disk<UringContext> for RbdDisk {
         }
     }
 
-    fn activate(&self) -> Result<(), DiskError> {
+    fn activate(&self, _: Duration) -> Result<(), DiskError> {
         if self.given.lock != LockMode::SharedMigration || !self.locks {
             return Ok(());
         }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use mqblk_core::DiskSlot;
+use mqblk_core::{ACTIVATION_TIMEOUT, DiskSlot};
 use mqblk_engine::{
     AttachError, ClosingDisk, QueueDisk, QueueMove, QueuePolicy, QueueSettings, UringContext, WorkerError,
 };
@@ -36,7 +36,7 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
 
 impl<D: VirtioDevice<UringContext>> SessionQueues for Session<D> {
     fn open_disk(&mut self, disk: &QueueDisk) -> std::result::Result<(), AttachError> {
-        self.active.add(disk)?;
+        self.active.add(disk, ACTIVATION_TIMEOUT)?;
         self.request_queues().try_for_each(|queue| queue.open_disk(disk.clone()))
     }
 

@@ -168,7 +168,7 @@ impl RequestQueue {
         }
     }
 
-    /// Drops a command without completing it: see [`VirtioQueue::abandon`](mqblk_virtio::VirtioQueue::abandon).
+    /// Drops a command without completing it: see [`GuestQueue::abandon`](mqblk_core::GuestQueue::abandon).
     pub(crate) fn forget(&mut self, pool: &mut BufferPool, mut token: CommandState, buffer: Option<Buffer>) {
         match (self.multi_step.state(&token).and_then(|state| state.bounce.take()), buffer) {
             (Some(slot), Some(buffer)) => {

@@ -126,6 +126,10 @@ impl<Q: GuestQueue<Context = UringContext, Token: Send>> GuestQueue for MortalQu
         queue.finish(context, done, &mut MortalIntake(into, Arc::clone(kill), Arc::clone(&self.1)));
         kill.kill_point();
     }
+    fn abandon(&mut self, context: &mut UringContext, mut token: Q::Token, buffer: Option<Buffer>) {
+        token = moment(&self.0.1, &self.1, token);
+        self.0.0.abandon(context, token, buffer);
+    }
     fn woken<I: Intake<Q::Token, Buffer>>(
         &mut self,
         context: &mut UringContext,

@@ -377,6 +377,8 @@ impl GuestQueue for ScriptedQueue {
         Ok(())
     }
 
+    fn abandon(&mut self, _: &mut UringContext, _: GuestRequest, _: Option<Buffer>) {}
+
     fn publish(&mut self) -> PublishResult {
         self.side.lock().unwrap().completed.append(&mut self.finished);
         PublishResult::Suppressed

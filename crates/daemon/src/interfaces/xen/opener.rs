@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use mqblk_core::ACTIVATION_TIMEOUT;
 use mqblk_core::lock::{RankedMutex, assert_may_wait};
 use mqblk_core::settings::Settings;
 use mqblk_engine::{AnyDisk, DiskHealth, ErrorPolicy, PlugOptions, QueueSettings, SharedQueueSettings};
@@ -187,7 +188,7 @@ impl DiskOpener {
         *taken = Some(name.clone());
         drop(taken);
         assert_may_wait("storage");
-        if let Err(error) = disk.disk.activate() {
+        if let Err(error) = disk.disk.activate(ACTIVATION_TIMEOUT) {
             *disk.used_by.lock() = None;
             return Err(error.to_string());
         }

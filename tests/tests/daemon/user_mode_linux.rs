@@ -13,6 +13,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use mqblk_admin::Client;
 use mqblk_test_bounds::Bound;
+use mqblk_tests::crash::daemon::RestartableDaemon;
 use mqblk_tests::hostile::daemon::HostileDaemon;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tempfile::TempDir;
@@ -166,6 +167,55 @@ fn a_file_system_is_whole() {
     daemon.stop();
     let check = Command::new("/sbin/e2fsck").args(["-f", "-n"]).arg(&image).output().expect("e2fsck");
     assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
+}
+
+/// Another daemon takes over while the kernel writes and compares. (Its driver does not connect again: a restart ends
+/// the disk.)
+#[test]
+fn a_daemon_that_takes_over_is_not_noticed() {
+    let disk = "id=disk,socket=FOLDER/disk.sock,path=FOLDER/disk.img,queues=1";
+    let arguments = ["--workers", "1", "--admin", "FOLDER/admin", "--disk", disk].map(str::to_owned);
+    let mut daemon = RestartableDaemon::start(&arguments, &["disk.img"]);
+    let script = "size=$(cat /sys/block/vda/size)
+        for round in $(seq 30); do
+            dd if=/dev/urandom of=/tmp/written bs=32k count=$((size / 64)) 2>/dev/null
+            dd if=/tmp/written of=/dev/vda bs=8k oflag=direct 2>/dev/null
+            dd if=/dev/vda of=/tmp/read bs=64k iflag=direct 2>/dev/null
+            cmp /tmp/written /tmp/read
+            echo round $round
+        done";
+    let socket = daemon.folder().join("disk.sock");
+    mqblk_tests::hostile::wait_for("the socket", || socket.exists().then_some(()));
+    let mut linux = Linux::boot(&socket, BLOCK, &["virtio_blk.ko"], script);
+    for round in [1, 10, 20] {
+        linux.wait_for(&format!("round {round}"));
+        daemon.take_over();
+    }
+    linux.wait_for("all is well");
+    drop(linux);
+    assert!(!daemon.log().contains(" WARN "), "{}", daemon.log());
+    daemon.stop();
+}
+
+#[test]
+fn a_read_only_disk_is_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let image = folder.path().join("image");
+    fs::write(&image, vec![0xa5; 1 << 20]).expect("an image");
+    let settings = format!("path={},queues=1,readonly=on", image.display());
+    let daemon = HostileDaemon::start(1, &[("disk", &settings)]);
+    let script = "echo read-only $(cat /sys/block/vda/ro)
+        if dd if=/dev/zero of=/dev/vda bs=4k count=1 oflag=direct 2>/dev/null; then echo it was written; fi
+        dd if=/dev/vda of=/tmp/read bs=4k iflag=direct 2>/dev/null
+        echo bytes $(tr -d '\\245' </tmp/read | wc -c) of $(wc -c </tmp/read)";
+    let mut linux = Linux::boot(&daemon.socket("disk"), BLOCK, &["virtio_blk.ko"], script);
+    linux.wait_for("read-only 1");
+    linux.wait_for("bytes 0 of 1048576");
+    linux.wait_for("all is well");
+    drop(linux);
+    assert!(fs::read(&image).expect("the image").iter().all(|byte| *byte == 0xa5), "a read-only disk was written");
+    assert_eq!(daemon.warnings("disk"), [""; 0]);
+    daemon.stop();
 }
 
 #[test]

@@ -17,7 +17,7 @@ use mqblk_core::{ACTIVATION_TIMEOUT, DiskError, GuestMemoryCharge};
 use mqblk_engine::{CallDescriptor, EventFd, Kick, Notifier, QueueHandle, StatsRegistry, UringContext};
 use mqblk_memory::{DirtyLogError, GuestAddress, GuestMemory, UserAddress};
 use mqblk_ring::virtqueue::{MAX_QUEUE_SIZE, RingFormat};
-use mqblk_virtio::features::{VERSION_1, ring_format};
+use mqblk_virtio::features::{ACCESS_PLATFORM, VERSION_1, ring_format};
 use mqblk_virtio::{QueueRole, VirtioDevice, VirtioQueue};
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
@@ -101,7 +101,7 @@ pub(crate) struct Session<D: VirtioDevice<UringContext>> {
 
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
 /// Feature bits of the transport, not of the device.
-const TRANSPORT_FEATURES: u64 = PROTOCOL_FEATURES | LOG_ALL;
+const TRANSPORT_FEATURES: u64 = PROTOCOL_FEATURES | LOG_ALL | ACCESS_PLATFORM;
 
 impl<D: VirtioDevice<UringContext>> Session<D> {
     pub(crate) fn new(
@@ -401,7 +401,10 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
     }
 
     fn get_features(&mut self) -> Result<u64> {
-        Ok(self.device.features() | TRANSPORT_FEATURES)
+        // QEMU asks again after the protocol features, and masks it unless told otherwise. User-Mode Linux asks before
+        // them only: its driver would accept it, and cannot map memory for a device then.
+        let withheld = if self.protocol_features == 0 { ACCESS_PLATFORM } else { 0 };
+        Ok(self.device.features() | TRANSPORT_FEATURES & !withheld)
     }
 
     fn set_features(&mut self, accepted: u64) -> Result<()> {

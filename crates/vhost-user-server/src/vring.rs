@@ -20,6 +20,10 @@ use crate::inflight::InflightRegion;
 /// Interval between log lines while a drain waits for storage.
 const DRAIN_LOG_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Advice for the log, if the driver uses the platform's addresses.
+const IOMMU_HINT: &str =
+    "addresses of a virtual IOMMU are not translated: give the device none (QEMU: iommu_platform=off)";
+
 /// Parameters that all queues of a session share when they start.
 pub(crate) struct StartParams<'a, D> {
     pub(crate) device: &'a Arc<D>,
@@ -55,6 +59,8 @@ pub(crate) struct Vring<Q> {
     pub(crate) base: Option<u32>,
     /// The ring's format, since it was started.
     format: RingFormat,
+    /// True if the driver, since the ring was started, uses the platform's addresses.
+    uses_platform: bool,
     /// `None`: SET_VRING_KICK has not arrived. `Some(None)`: the frontend has no kick descriptor.
     pub(crate) kick: Option<Option<EventFd>>,
     /// Moved into the queue when it starts.
@@ -98,6 +104,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             log_address: None,
             base: None,
             format: RingFormat::default(),
+            uses_platform: false,
             kick: None,
             call: None,
             call_event: None,
@@ -137,9 +144,8 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         let guest = |part: &str, address: UserAddress| {
             memory.user_to_guest(address).ok_or_else(|| {
                 let (index, address) = (self.index, address.0);
-                format!(
-                    "queue {index}: {part}: found address {address:#x}, expected one in a memory region; {SHARE_HINT}"
-                )
+                let hint = if self.uses_platform { IOMMU_HINT } else { SHARE_HINT };
+                format!("queue {index}: {part}: found address {address:#x}, expected one in a memory region; {hint}")
             })
         };
         let addresses = RingAddresses {
@@ -176,6 +182,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         D: VirtioDevice<UringContext, Queue = Q>,
     {
         self.format = features::ring_format(start.features);
+        self.uses_platform = start.features & features::ACCESS_PLATFORM != 0;
         let mut ring = self.open_ring(start)?;
         self.tracked = ring.is_tracked();
         ring.set_log(

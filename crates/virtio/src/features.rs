@@ -8,6 +8,9 @@ pub const RING_INDIRECT_DESC: u64 = 1 << virtio_bindings::virtio_ring::VIRTIO_RI
 pub const RING_EVENT_IDX: u64 = 1 << virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 /// The device follows virtio 1.0 or later.
 pub const VERSION_1: u64 = 1 << virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+/// The driver's addresses are those of the platform: guest addresses, unless the device is behind an IOMMU. A request's
+/// data may pass through other buffers of the driver (swiotlb).
+pub const ACCESS_PLATFORM: u64 = 1 << virtio_bindings::virtio_config::VIRTIO_F_ACCESS_PLATFORM;
 /// Rings are packed, not split.
 pub const RING_PACKED: u64 = 1 << virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 /// Any split of a request into descriptors is accepted. Implied by VERSION_1 and offered for transitional drivers.

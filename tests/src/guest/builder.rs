@@ -40,6 +40,7 @@ pub struct GuestBuilder {
     boot_within: Bound,
     incoming: bool,
     arguments: Vec<String>,
+    kernel_parameters: String,
 }
 
 impl GuestBuilder {
@@ -51,6 +52,7 @@ impl GuestBuilder {
             cpu: None,
             memory_mib: 256,
             memory_slots: 0,
+            kernel_parameters: String::new(),
             // vhost-user: the server maps the guest's memory, so it must be shared.
             memory_backend: "memory-backend-memfd,share=on".to_owned(),
             vcpus: 2,
@@ -118,6 +120,13 @@ impl GuestBuilder {
     #[must_use]
     pub fn vcpus(mut self, count: u16) -> Self {
         self.vcpus = count;
+        self
+    }
+
+    /// Adds parameters of the guest's kernel.
+    #[must_use]
+    pub fn kernel_parameters(mut self, words: &str) -> Self {
+        self.kernel_parameters = words.to_owned();
         self
     }
 
@@ -241,7 +250,7 @@ impl GuestBuilder {
             "-initrd",
             &cache.initramfs(kernel).to_string_lossy(),
         ]);
-        add(&["-append", KERNEL_PARAMETERS]);
+        add(&["-append", &format!("{KERNEL_PARAMETERS} {}", self.kernel_parameters)]);
         add(&["-serial", &format!("file:{}", folder.join("console").display())]);
         let socket = |name: &str| format!("path={},server=on,wait=off", folder.join(name).display());
         add(&["-chardev", &format!("socket,id=agent,{}", socket("agent"))]);

@@ -10,6 +10,7 @@ mod lifecycle;
 mod live;
 mod migration;
 mod network;
+mod platform;
 mod power_cut;
 mod queues;
 mod resize;

@@ -80,7 +80,7 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         self.stop_queue(index, true)
     }
 
-    /// Stops a queue for GET_VRING_BASE.
+    /// Stops a queue for GET_VRING_BASE. Returns its position.
     pub(super) fn stop_queue(&mut self, index: u32, suspends: bool) -> Result<VhostUserVringState> {
         let queue = self.check_index(index)?;
         if self.vrings[queue].is_startable() && !suspends && self.wait_for_start() {

@@ -20,6 +20,8 @@ use crate::vhost_user_wire::{Message, NEED_REPLY, VERSION, longs, message as m, 
 const BLK_FEATURES: u64 =
     1 << 1 | 1 << 2 | 1 << 6 | FLUSH | 1 << 10 | CONFIG_WCE | 1 << 12 | 1 << 13 | 1 << 14 | 1 << 27 | 1 << 28 | 1 << 32;
 pub(crate) const FEATURES: u64 = BLK_FEATURES | EVENT_IDX | LOG_ALL | PROTOCOL | RING_PACKED;
+/// Offered after the protocol features only, and accepted at any time.
+const ACCESS_PLATFORM: u64 = 1 << 33;
 /// Offered; the rings of this model are split.
 pub(crate) const RING_PACKED: u64 = 1 << 34;
 const FLUSH: u64 = 1 << 9;
@@ -138,9 +140,7 @@ impl Ring {
         let enabled = self.enabled;
         self.attached.as_mut().filter(|attached| enabled && !attached.broken)
     }
-}
 
-impl Ring {
     /// Kicks on the descriptor that the device watches, or will watch.
     pub(crate) fn kick(&self) {
         let kick = match &self.attached {
@@ -255,7 +255,8 @@ impl Session {
             m::GET_FEATURES => {
                 payload.end(0)?;
                 self.asked = true;
-                Ok(Outcome::Reply(longs(&[FEATURES])))
+                let later = if self.protocol != 0 { ACCESS_PLATFORM } else { 0 };
+                Ok(Outcome::Reply(longs(&[FEATURES | later])))
             }
             m::GET_PROTOCOL_FEATURES => payload.end(0).map(|_| Outcome::Reply(longs(&[protocol::ALL]))),
             m::GET_QUEUE_NUM => {
@@ -332,7 +333,7 @@ impl Session {
 
     fn set_features(&mut self, accepted: u64, device: &mut DeviceModel) -> Handled {
         self.acked = accepted;
-        if accepted & !FEATURES != 0 {
+        if accepted & !(FEATURES | ACCESS_PLATFORM) != 0 {
             return Err(Outcome::Refused);
         }
         let all = accepted & LOG_ALL != 0;

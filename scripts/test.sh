@@ -228,7 +228,7 @@ prepare() {
         tests/guest/prepare.sh </dev/null || fail prepare "the guest could not be prepared: the tests that need it fail"
     fi
     if needs guest && [ ${#long[@]} -gt 0 ]; then
-        tests/guest/prepare.sh sid </dev/null || fail prepare "QEMU 11 could not be prepared: the tests that need it fail"
+        tests/guest/prepare.sh sid boot </dev/null || fail prepare "QEMU 11 or an image to boot from could not be prepared: the tests that need them fail"
     fi
     if needs ceph; then
         tests/ceph/cluster.sh install </dev/null || fail prepare "Ceph could not be installed: the tests that need it fail"

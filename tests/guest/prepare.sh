@@ -5,12 +5,13 @@
 #
 #   tests/guest/prepare.sh           install, download and build all missing files
 #   tests/guest/prepare.sh sid       and the QEMU of Debian sid, for MQBLK_GUEST_VMM=sid
+#   tests/guest/prepare.sh boot      and a disk image from which a BIOS and UEFI boot trixie's kernel by GRUB
 #
 # MQBLK_GUEST_CACHE    the folder of the files                       (<repository>/.cache/guest)
 # MQBLK_GUEST_KERNEL   the Debian kernel package to boot             (linux-image-cloud-amd64)
 # MQBLK_GUEST_FIO      a statically linked fio to use instead of building one from Debian's source
 #
-# Left in the cache folder: vmlinux, initramfs.cpio, trixie/{vmlinux,initramfs.cpio,qemu}, sid/qemu, manifest.  Remove the folder to start
+# Left in the cache folder: vmlinux, initramfs.cpio, trixie/{vmlinux,initramfs.cpio,qemu}, sid/qemu, boot.img, manifest.  Remove the folder to start
 # again, for example with a newer kernel package: existing files are kept and need no network.
 #
 # Without hardware virtualisation the guest is emulated, and decompression is most of a boot. Therefore the kernel is
@@ -147,6 +148,63 @@ hide_modules() {
     sed -i "s#$modules#$none#g" "$program"
 }
 
+# le BYTES NUMBER: prints a number in little endian.
+le() {
+    local left=$1 number=$2
+    while [ "$left" -gt 0 ]; do
+        printf "\\x$(printf %02x $((number & 255)))"
+        number=$((number >> 8)) left=$((left - 1))
+    done
+}
+
+# Makes boot.img: a GPT with a BIOS boot partition and an EFI system partition. The latter has trixie's kernel and
+# initramfs, which GRUB loads from there by either firmware, after a menu of 5 seconds on the serial console.
+prepare_boot() {
+    [ -e "$cache/boot.img" ] && [ "$cache/boot.img" -nt "$trixie/initramfs.cpio" ] && return
+    local work=$cache/boot.new image=$cache/boot.new/image first=2048 esp=4096 sectors=196608 core modules
+    packages=(grub-common grub-pc-bin grub-efi-amd64-bin ovmf mtools fdisk)
+    install_packages
+    rm -rf "$work" && mkdir "$work"
+    say "fetching trixie's kernel, compressed"
+    own_apt "$work/apt" deb trixie
+    (cd "$work" && logged boot-download apt_quiet download "linux-image-$(cat "$trixie/kernel.version")")
+    own_apt
+    dpkg-deb -x "$work"/linux-image-*.deb "$work/root"
+    cat >"$work/grub.cfg" <<'END'
+serial --unit=0
+terminal_output serial
+set timeout=5
+menuentry "a test guest" {
+    echo "GRUB loads the kernel"
+    linux /vmlinuz console=ttyS0 quiet panic=0 mitigations=off nokaslr cryptomgr.notests random.trust_cpu=on no_timer_check lpj=10000000
+    initrd /initramfs.cpio
+}
+END
+    printf 'search.file /vmlinuz root\nconfigfile /grub/grub.cfg\n' >"$work/early.cfg"
+    modules="part_gpt fat search_fs_file configfile normal linux serial terminal echo"
+    grub-mkimage -O i386-pc -p /grub -c "$work/early.cfg" -o "$work/core.img" biosdisk $modules
+    grub-mkimage -O x86_64-efi -p /grub -c "$work/early.cfg" -o "$work/bootx64.efi" $modules
+    truncate -s $(((esp + sectors + 2048) * 512)) "$image"
+    printf '%s\n' 'label: gpt' "start=$first, size=2048, type=21686148-6449-6E6F-744E-656564454649" \
+        "start=$esp, size=$sectors, type=U" | sfdisk -q "$image"
+    # GRUB's boot sector (boot.S: kernel_sector at 0x5c) loads the first sector of its core, which has the place of the
+    # rest (diskboot.S: the list of blocks ends at 0x200, each of 12 bytes).
+    dd if=/usr/lib/grub/i386-pc/boot.img of="$image" bs=440 count=1 conv=notrunc status=none
+    le 8 $first | dd of="$image" bs=1 seek=$((0x5c)) conv=notrunc status=none
+    core=$((($(stat -c %s "$work/core.img") + 511) / 512))
+    { le 8 $((first + 1)) && le 2 $((core - 1)); } | dd of="$work/core.img" bs=1 seek=$((0x1f4)) conv=notrunc status=none
+    dd if="$work/core.img" of="$image" bs=512 seek=$first conv=notrunc status=none
+    export MTOOLS_SKIP_CHECK=1
+    mformat -i "$image@@$((esp * 512))" -T $sectors -h 64 -s 32 -F ::
+    mmd -i "$image@@$((esp * 512))" ::/grub ::/EFI ::/EFI/BOOT
+    mcopy -i "$image@@$((esp * 512))" "$work/grub.cfg" ::/grub/grub.cfg
+    mcopy -i "$image@@$((esp * 512))" "$work/bootx64.efi" ::/EFI/BOOT/BOOTX64.EFI
+    mcopy -i "$image@@$((esp * 512))" "$work"/root/boot/vmlinuz-* ::/vmlinuz
+    mcopy -i "$image@@$((esp * 512))" "$trixie/initramfs.cpio" ::/initramfs.cpio
+    mv "$image" "$cache/boot.img"
+    rm -rf "$work"
+}
+
 # prepare_initramfs FOLDER: builds the initramfs for the kernel in FOLDER.
 prepare_initramfs() {
     local folder=$1 inputs root=$cache/initramfs.new program wanted=("${modules[@]}")
@@ -178,13 +236,15 @@ install_packages
 prepare_kernel
 prepare_fio
 prepare_trixie
-case ${1:-} in
-    "") ;;
-    sid) prepare_sid ;;
-    *) fail "found the argument '$1', expected sid or none" ;;
-esac
 prepare_initramfs "$cache"
 prepare_initramfs "$trixie"
+for more in "$@"; do
+    case $more in
+        sid) prepare_sid ;;
+        boot) prepare_boot ;;
+        *) fail "found the argument '$more', expected sid or boot" ;;
+    esac
+done
 {
     echo "$format"
     echo "kernel $(cat "$cache/kernel.version")"

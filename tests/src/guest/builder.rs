@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -23,6 +23,9 @@ use super::vmm::{GuestKernel, Vmm};
 pub(crate) const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=0 8250.nr_uarts=1 mitigations=off nokaslr \
      cryptomgr.notests random.trust_cpu=on no_timer_check lpj=10000000";
 
+/// The files of Debian's package `ovmf`.
+pub const OVMF: &str = "/usr/share/OVMF";
+
 /// Configuration of a guest.
 #[derive(Debug, Clone)]
 pub struct GuestBuilder {
@@ -41,6 +44,16 @@ pub struct GuestBuilder {
     incoming: bool,
     arguments: Vec<String>,
     kernel_parameters: String,
+    firmware: Option<Firmware>,
+}
+
+/// The firmware of a guest that boots from its disk (`tests/guest/prepare.sh boot` makes the image).
+#[derive(Debug, Clone)]
+pub enum Firmware {
+    /// SeaBIOS, which comes with QEMU.
+    SeaBios,
+    /// OVMF, with this file of variables.
+    Ovmf(PathBuf),
 }
 
 impl GuestBuilder {
@@ -53,6 +66,7 @@ impl GuestBuilder {
             memory_mib: 256,
             memory_slots: 0,
             kernel_parameters: String::new(),
+            firmware: None,
             // vhost-user: the server maps the guest's memory, so it must be shared.
             memory_backend: "memory-backend-memfd,share=on".to_owned(),
             vcpus: 2,
@@ -127,6 +141,13 @@ impl GuestBuilder {
     #[must_use]
     pub fn kernel_parameters(mut self, words: &str) -> Self {
         self.kernel_parameters = words.to_owned();
+        self
+    }
+
+    /// Makes the firmware boot from a disk, instead of QEMU from the host's files.
+    #[must_use]
+    pub fn firmware(mut self, firmware: Firmware) -> Self {
+        self.firmware = Some(firmware);
         self
     }
 
@@ -244,13 +265,18 @@ impl GuestBuilder {
             size.push_str(&format!(",slots={},maxmem=64G", self.memory_slots));
         }
         add(&["-m", &size, "-object", &memory, "-smp", &self.vcpus.to_string()]);
-        add(&[
-            "-kernel",
-            &cache.kernel(kernel).to_string_lossy(),
-            "-initrd",
-            &cache.initramfs(kernel).to_string_lossy(),
-        ]);
-        add(&["-append", &format!("{KERNEL_PARAMETERS} {}", self.kernel_parameters)]);
+        match &self.firmware {
+            None => {
+                add(&["-kernel", &cache.kernel(kernel).to_string_lossy()]);
+                add(&["-initrd", &cache.initramfs(kernel).to_string_lossy()]);
+                add(&["-append", &format!("{KERNEL_PARAMETERS} {}", self.kernel_parameters)]);
+            }
+            Some(Firmware::SeaBios) => {}
+            Some(Firmware::Ovmf(variables)) => {
+                add(&["-drive", &format!("if=pflash,format=raw,unit=0,readonly=on,file={OVMF}/OVMF_CODE_4M.fd")]);
+                add(&["-drive", &format!("if=pflash,format=raw,unit=1,file={}", variables.display())]);
+            }
+        }
         add(&["-serial", &format!("file:{}", folder.join("console").display())]);
         let socket = |name: &str| format!("path={},server=on,wait=off", folder.join(name).display());
         add(&["-chardev", &format!("socket,id=agent,{}", socket("agent"))]);

@@ -31,8 +31,8 @@ mod vmm;
 
 pub use accelerator::Accelerator;
 pub use agent::{SCRIPT_TIMEOUT, ScriptOutput};
-pub use builder::GuestBuilder;
 pub(crate) use builder::KERNEL_PARAMETERS;
+pub use builder::{Firmware, GuestBuilder, OVMF};
 pub use cache::GuestCache;
 pub use controller::{ControllerConfig, GuestController, LunConfig};
 pub use daemon::{DaemonDisk, DaemonProgram, StoppedDaemon, VhostUserDaemon};

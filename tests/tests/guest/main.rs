@@ -6,6 +6,7 @@ mod as_host;
 mod block;
 mod defaults;
 mod documented;
+mod firmware;
 mod lifecycle;
 mod live;
 mod migration;

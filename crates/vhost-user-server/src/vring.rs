@@ -396,6 +396,12 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             Ok(Some(position)) => {
                 drain.is_suspended = true;
                 self.base = Some(position.base);
+                tracing::warn!(
+                    disk = name,
+                    queue = self.index,
+                    requests = position.in_flight.len(),
+                    "stopped without a wait for storage: what it has not answered is left to the next backend"
+                );
             }
             // It was drained meanwhile, or its worker has ended.
             Ok(None) | Err(_) => _ = self.wait_drained(name, stats, None),

@@ -168,16 +168,6 @@ where
             .ok_or(WorkerError::Ended)
     }
 
-    /// Returns the queue's slot and generation at its worker.
-    pub(crate) fn slot_and_generation(&self) -> (u16, u32) {
-        (self.slot, self.generation)
-    }
-
-    /// Returns its worker's mailbox.
-    pub(crate) fn mailbox(&self) -> &Mailbox<Worker> {
-        &self.mailbox
-    }
-
     /// Returns the queue's identity in [`Engine::stats`].
     pub fn id(&self) -> QueueId {
         QueueId { worker: self.worker, generation: self.generation }
@@ -248,9 +238,26 @@ where
     /// # Errors
     /// When the worker has ended.
     pub fn drain(self) -> Result<Draining<Q::Position>, WorkerError> {
+        self.begin_drain(false)
+    }
+
+    /// Drains as [`drain`](Self::drain) does, but [abandons](GuestQueue::abandon) parked and throttled requests instead
+    /// of failing them or waiting. For an interface that records its requests in flight, and a next daemon that replays
+    /// them.
+    ///
+    /// # Errors
+    /// When the worker has ended.
+    pub fn drain_unanswered(self) -> Result<Draining<Q::Position>, WorkerError> {
+        self.begin_drain(true)
+    }
+
+    fn begin_drain(self, abandons: bool) -> Result<Draining<Q::Position>, WorkerError> {
         let (slot, generation) = (self.slot, self.generation);
         let (done, left) = sync_channel::<LeftQueue>(1);
-        self.mailbox.send(Box::new(move |worker| worker.drain(slot, generation, done)))?;
-        Ok(Draining { left, mailbox: self.mailbox, slot, generation, abandons: false, position: PhantomData })
+        self.mailbox.send(Box::new(move |worker| match abandons {
+            true => worker.drain_keeping_parked(slot, generation, done),
+            false => worker.drain(slot, generation, done),
+        }))?;
+        Ok(Draining { left, mailbox: self.mailbox, slot, generation, abandons, position: PhantomData })
     }
 }

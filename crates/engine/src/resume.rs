@@ -1,17 +1,13 @@
-//! Resuming a stopped disk by control threads, and draining a queue with parked requests.
+//! Resuming a stopped disk by control threads, and abandoning a queue's requests that no storage has.
 
-use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
 
-use mqblk_core::{GuestQueue, Tag};
-use mqblk_uring::UringContext;
+use mqblk_core::Tag;
 
 use crate::attach_error::WorkerError;
-use crate::draining::Draining;
-use crate::engine::{Engine, QueueHandle};
+use crate::engine::Engine;
 use crate::errors::DiskHealth;
-use crate::worker::{LeftQueue, Worker};
+use crate::worker::Worker;
 
 /// Handling of a stopped disk's parked requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,24 +70,5 @@ impl Worker {
         }
         self.end_drained();
         indexes.len()
-    }
-}
-
-impl<Q> QueueHandle<Q>
-where
-    Q: GuestQueue<Context = UringContext>,
-{
-    /// Drains as [`drain`](Self::drain) does, but [abandons](GuestQueue::abandon) parked and throttled requests instead
-    /// of failing them or waiting. For an interface that records its requests in flight, and a next daemon that replays
-    /// them.
-    ///
-    /// # Errors
-    /// When the worker has ended.
-    pub fn drain_unanswered(self) -> Result<Draining<Q::Position>, WorkerError> {
-        let (slot, generation) = self.slot_and_generation();
-        let (done, left) = sync_channel::<LeftQueue>(1);
-        let mailbox = self.mailbox().clone();
-        mailbox.send(Box::new(move |worker| worker.drain_keeping_parked(slot, generation, done)))?;
-        Ok(Draining { left, mailbox, slot, generation, abandons: true, position: PhantomData })
     }
 }

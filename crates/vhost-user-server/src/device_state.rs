@@ -95,8 +95,6 @@ fn build_document<D: VirtioDevice<UringContext>>(
 /// A session's transfer of the device state.
 #[derive(Default)]
 pub(crate) struct StateTransfer {
-    /// True if the frontend negotiated DEVICE_STATE.
-    pub(crate) negotiated: bool,
     /// True if a state has been loaded: the driver continues from the source.
     pub(crate) loaded: bool,
     transfer: Option<TransferThread>,

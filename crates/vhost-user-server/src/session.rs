@@ -569,7 +569,6 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
             return self.reject(format!("protocol features: found {:#x}, which were not offered", accepted & !offered));
         }
         self.protocol_features = accepted;
-        self.state_transfer.negotiated = accepted & VhostUserProtocolFeatures::DEVICE_STATE.bits() != 0;
         Ok(())
     }
 

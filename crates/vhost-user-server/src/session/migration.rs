@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use mqblk_engine::UringContext;
 use mqblk_virtio::VirtioDevice;
-use vhost::vhost_user::message::VhostTransferStateDirection as Direction;
+use vhost::vhost_user::message::{VhostTransferStateDirection as Direction, VhostUserProtocolFeatures};
 
 use super::Session;
 use crate::device_state::StateDocument;
@@ -18,7 +18,7 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
     /// # Errors
     /// When a queue runs, DEVICE_STATE was not negotiated, or the descriptor is unsuitable.
     pub(super) fn begin_transfer(&mut self, direction: Direction, file: File) -> Result<(), String> {
-        if !self.state_transfer.negotiated {
+        if self.protocol_features & VhostUserProtocolFeatures::DEVICE_STATE.bits() == 0 {
             return Err("its feature was not agreed".to_owned());
         }
         self.check_stopped()?;

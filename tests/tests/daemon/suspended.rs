@@ -111,15 +111,15 @@ fn daemon(file: &HangingFile) -> HostileDaemon {
     HostileDaemon::start(1, &[("disk", &settings)])
 }
 
-/// A guest with a served request, then with a write and a read that the storage holds.
-fn guest(daemon: &HostileDaemon, stop: Stop, region: &mut Option<InflightRegion>) -> HostileFrontend {
+/// Starts a guest with a served request. Returns its in-flight region, too.
+fn guest(daemon: &HostileDaemon, stop: Stop) -> (HostileFrontend, InflightRegion) {
     let mut frontend = stop.connect(&daemon.socket("disk"), SharedMemory::two_regions());
-    let created = region.insert(frontend.get_inflight(1));
-    frontend.set_inflight(created);
+    let region = frontend.get_inflight(1);
+    frontend.set_inflight(&region);
     frontend.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
     submit(&mut frontend, [0, 1, 2], 0, Some(0xa0));
     wait(&mut frontend, [0, 1, 2]);
-    frontend
+    (frontend, region)
 }
 
 #[test]
@@ -127,8 +127,7 @@ fn requests_in_flight_are_left_to_the_destination() {
     for stop in STOPS {
         let file = HangingFile::mount(1 << 20);
         let (source, destination) = (daemon(&file), daemon(&file));
-        let mut region = None;
-        let mut here = guest(&source, stop, &mut region);
+        let (mut here, region) = guest(&source, stop);
         let hanging = file.hang();
         submit(&mut here, [3, 4, 5], 1, Some(0xa1));
         submit(&mut here, [6, 7, 8], 0, None);
@@ -137,7 +136,7 @@ fn requests_in_flight_are_left_to_the_destination() {
 
         // Both are replayed when the storage has answered here: a write that came later would undo the guest's next.
         let mut there = stop.connect(&destination.socket("disk"), copy_of(&here.memory));
-        there.set_inflight(&copy_of_region(region.as_ref().expect("the region")));
+        there.set_inflight(&copy_of_region(&region));
         there.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
         there.queues[0].ring.avail = here.queues[0].ring.avail;
         wait(&mut there, [0, 1, 2]);
@@ -166,13 +165,12 @@ fn a_migration_that_fails_goes_on_at_the_source() {
     for stop in STOPS {
         let file = HangingFile::mount(1 << 20);
         let daemon = daemon(&file);
-        let mut region = None;
-        let mut guest = guest(&daemon, stop, &mut region);
+        let (mut guest, region) = guest(&daemon, stop);
         let hanging = file.hang();
         submit(&mut guest, [3, 4, 5], 1, Some(0xa1));
         wait_for("the request at the storage", || (file.waiting() > 0).then_some(()));
         let base = stop.stop(&mut guest);
-        guest.set_inflight(region.as_ref().expect("the region"));
+        guest.set_inflight(&region);
         guest.start_queue(0, base);
         submit(&mut guest, [6, 7, 8], 2, Some(0xa2));
         assert_eq!(guest.queues[0].ring.used(), 1, "{stop:?}: it waits for the storage's answer");
@@ -199,8 +197,7 @@ fn a_migration_that_fails_goes_on_at_the_source() {
 fn a_frontend_that_ends_after_such_a_stop_keeps_nobody_out() {
     let file = HangingFile::mount(1 << 20);
     let daemon = daemon(&file);
-    let mut region = None;
-    let mut frontend = guest(&daemon, Stop::SkipDrain, &mut region);
+    let (mut frontend, _region) = guest(&daemon, Stop::SkipDrain);
     let hanging = file.hang();
     submit(&mut frontend, [3, 4, 5], 1, Some(0xa1));
     wait_for("the request at the storage", || (file.waiting() > 0).then_some(()));

@@ -2,14 +2,14 @@
 //! `tests/guest/prepare.sh boot` makes the image.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::{
-    ControllerConfig, DaemonDisk, Firmware, Guest, GuestBuilder, GuestController, GuestDisk, LunConfig, OVMF, Shell,
-    VhostUserDaemon, Vmm,
+    ControllerConfig, DaemonDisk, Firmware, Guest, GuestBuilder, GuestCache, GuestController, GuestDisk, LunConfig,
+    OVMF, Shell, VhostUserDaemon, Vmm,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -32,11 +32,7 @@ struct Machine {
 
 /// Returns the image of `prepare.sh boot`.
 fn image() -> Result<PathBuf> {
-    let folder = match std::env::var_os("MQBLK_GUEST_CACHE") {
-        Some(folder) => PathBuf::from(folder),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cache/guest"),
-    };
-    let image = folder.join("boot.img");
+    let image = GuestCache::open()?.folder().join("boot.img");
     ensure!(image.exists(), "{}: found nothing; run tests/guest/prepare.sh boot", image.display());
     Ok(image)
 }

@@ -51,20 +51,12 @@ impl<L: PooledContext> BlkifQueue<L> {
         }
         self.pages.begin_batch();
         let size = self.disk_size();
-        if self.pages.finds_mapped() {
-            for number in 0..count {
-                match self.direct_transfer(number) {
-                    Some(kind) if self.start_single(pool, number, kind, size, into) => {}
-                    Some(kind) => self.start_direct_outlined(pool, number, kind, size, into),
-                    None => self.start_other(number, size, into),
-                }
-            }
-        } else {
-            for number in 0..count {
-                match self.direct_transfer(number) {
-                    Some(kind) => self.start_direct(pool, number, kind, size, into),
-                    None => self.start_other(number, size, into),
-                }
+        let finds_mapped = self.pages.finds_mapped();
+        for number in 0..count {
+            match self.direct_transfer(number) {
+                Some(kind) if finds_mapped && self.start_single(pool, number, kind, size, into) => {}
+                Some(kind) => self.start_direct(pool, number, kind, size, into),
+                None => self.start_other(number, size, into),
             }
         }
         if !self.batch.indirect.is_empty() {
@@ -83,22 +75,8 @@ impl<L: PooledContext> BlkifQueue<L> {
         self.parser.direct_transfer(raw.operation(), raw.nr_segments())
     }
 
-    /// [`start_direct`](Self::start_direct) among requests that are [started in one step](crate::single), which need
-    /// fewer registers.
-    #[inline(never)]
-    fn start_direct_outlined<I: Intake<BlkifToken, Buffer>>(
-        &mut self,
-        pool: &mut BufferPool,
-        number: usize,
-        kind: TransferType,
-        size: ByteLen,
-        into: &mut I,
-    ) {
-        self.start_direct(pool, number, kind, size, into);
-    }
-
     /// Starts a request with its segments in the ring entry.
-    #[inline(always)]
+    #[inline(never)] // 11 instructions of a request that is started in one step
     fn start_direct<I: Intake<BlkifToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
@@ -128,23 +106,6 @@ impl<L: PooledContext> BlkifQueue<L> {
             }
             None => self.complete_malformed(at, WRONG_RANGE, into),
         }
-    }
-
-    /// [`prepare_data`](Self::prepare_data) outside the fast path, not inlined.
-    #[inline(never)]
-    fn prepare_data_outlined<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
-        self.prepare_data(pool, at, into);
-    }
-
-    /// [`admit`](Self::admit) outside the fast path, not inlined.
-    #[inline(never)]
-    pub(crate) fn admit_outlined<I: Intake<BlkifToken, Buffer>>(
-        &mut self,
-        pool: &mut BufferPool,
-        at: u16,
-        into: &mut I,
-    ) {
-        self.admit(pool, at, into);
     }
 
     /// Starts any other request: completes it, admits it, or queues the fetch of its segments.
@@ -239,7 +200,7 @@ impl<L: PooledContext> BlkifQueue<L> {
         let mut copied = 0;
         for (number, fetched) in indirect.iter().enumerate() {
             if self.validate_segments(number, fetched, size, &mut copied) {
-                self.prepare_data_outlined(pool, fetched.index, into);
+                self.prepare_data(pool, fetched.index, into);
             } else {
                 self.complete_malformed(
                     fetched.index,
@@ -279,7 +240,7 @@ impl<L: PooledContext> BlkifQueue<L> {
     }
 
     /// Gets pages for a request's data, and admits it unless its data is still to be copied.
-    #[inline(always)]
+    #[inline(always)] // as admit
     fn prepare_data<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
         let (entry, pages) = self.requests.with_pages(at);
         let fill = entry.step == RequestStep::Read;
@@ -318,15 +279,15 @@ impl<L: PooledContext> BlkifQueue<L> {
             } else if entry.barrier {
                 self.barrier.begin(at);
             } else {
-                self.admit_outlined(pool, at, into);
+                self.admit(pool, at, into);
             }
         }
         self.batch.pending_writes.clear();
     }
 
     /// Admits a request whose pages are prepared.
-    #[inline(always)]
-    fn admit<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
+    #[inline(always)] // 60 instructions of a copied or mapped request, with prepare_data
+    pub(crate) fn admit<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
         let fua = self.parser.write_through();
         let (entry, pages) = self.requests.with_pages(at);
         let op = match entry.step {

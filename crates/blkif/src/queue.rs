@@ -102,7 +102,7 @@ impl<L: PooledContext> BlkifQueue<L> {
                 BarrierAction::Submit => {
                     if let Some(at) = self.barrier.take_waiting() {
                         self.counters.barriers += 1;
-                        self.admit_outlined(context.pool(), at, into);
+                        self.admit(context.pool(), at, into);
                     }
                     return pulled;
                 }

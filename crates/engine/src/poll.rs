@@ -2,7 +2,7 @@
 //!
 //! The rule is that of KVM's halt polling and QEMU's adaptive polling, with the bound of ski rental. After a request or
 //! a completion a queue is polled for a window, at most as long as the cost of sleeping and waking. A window grows when
-//! the next event came soon after it had closed, and shrinks otherwise. There is one window while no request is in
+//! the next event came soon after it had closed, and closes otherwise. There is one window while no request is in
 //! flight, and one, half as long, while some are: so the worker sleeps for slow storage, and polls for the guest's next
 //! request. A worker whose CPU another thread took for a time slice closes its windows for a while.
 
@@ -19,7 +19,7 @@ pub enum PollPolicy {
     /// As adaptive, for at most 10 us, the cost of arming, sleeping and waking: every request after a pause costs a
     /// kick and a wake-up.
     Off,
-    /// For a window that grows when requests come soon after it closed, and shrinks otherwise.
+    /// For a window that grows when requests come soon after it closed, and closes otherwise.
     Adaptive {
         /// Longest window. `None`: the cost of sleeping and waking on this machine.
         max: Option<Duration>,
@@ -120,7 +120,7 @@ const WAKE_UPS: u64 = 4;
 /// The longest window of `off`, in nanoseconds.
 const OFF_MAX: u64 = 10_000;
 
-/// A window grows from this part of the longest one, and closes below it.
+/// A window grows from this part of the longest one.
 const SMALLEST_PART: u64 = 4;
 
 /// Later than any time.
@@ -197,14 +197,12 @@ impl PollState {
         if max == 0 {
             return;
         }
-        let smallest = max / SMALLEST_PART;
-        if self.gap <= max + self.wake_ns {
-            *window = (*window * 2).clamp(smallest, max);
+        // Storage that takes about as long as the window is slept for: polling for it pays no wake-up of the guest.
+        let wake_ns = if self.in_flight { 0 } else { self.wake_ns };
+        if self.gap <= max + wake_ns {
+            *window = (*window * 2).clamp(max / SMALLEST_PART, max);
         } else {
-            *window /= 2;
-            if *window < smallest {
-                *window = 0;
-            }
+            *window = 0;
         }
     }
 

@@ -64,18 +64,26 @@ impl SimulatedHost {
     /// # Panics
     /// When the daemon does not start.
     pub fn start(arguments: &[&str]) -> SimulatedHost {
+        let mut host = SimulatedHost::prepare();
+        host.spawn_with(arguments);
+        host
+    }
+
+    /// As [`start`](Self::start), without starting the daemon: [`spawn_with`](Self::spawn_with) does.
+    ///
+    /// # Panics
+    /// When the machine cannot be created.
+    pub fn prepare() -> SimulatedHost {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::create_dir(folder.path().join("xen")).expect("a folder");
         let machine = Machine::start(&folder.path().join("xen")).expect("a machine");
         for id in [1, 2] {
             machine.create_domain(DomainId(id)).expect("a domain");
         }
-        let mut host = SimulatedHost { machine, folder, arguments: Vec::new(), daemon: None, stop_requested: false };
-        host.spawn_with(arguments);
-        host
+        SimulatedHost { machine, folder, arguments: Vec::new(), daemon: None, stop_requested: false }
     }
 
-    /// Starts a daemon with these arguments instead of the previous ones.
+    /// Starts a daemon with these arguments, instead of the previous ones if there are any.
     ///
     /// # Panics
     /// When it does not start.

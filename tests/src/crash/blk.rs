@@ -1,13 +1,18 @@
-//! virtio-blk.
+//! virtio-blk: the queues of a device, and a daemon with disks.
 
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use mqblk_core::{ByteLen, Sector512};
 use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice, BlkQueue, BlkQueueSet, BlkStatus, SectorRange};
 use mqblk_driver::{DataSegment, SubmitError, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
+use super::daemon::RestartableDaemon;
 use super::load::DATA_BYTES;
+use super::rig::{CrashRig, Device};
 use crate::hostile::TIMEOUT;
 use crate::load_queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType};
 
@@ -130,4 +135,82 @@ impl DeviceQueues for BlkQueues {
     fn waker(&mut self) -> Waker {
         self.set.waker().expect("a waker")
     }
+}
+
+impl Device for BlkDevice {
+    fn reconnect(&mut self, timeout: Duration) -> Result<(), String> {
+        BlkDevice::reconnect(self, timeout).map_err(|error| error.to_string())
+    }
+}
+
+/// A daemon and the devices of its disks.
+pub type BlkRig = CrashRig<RestartableDaemon, BlkDevice>;
+
+impl BlkRig {
+    /// Starts a daemon with these disks, by id and special settings; `FOLDER` in them is its folder. Each has its own
+    /// raw image there. The image is its `path`, unless it has another one, or the base of its overlay `ID.qcow2`.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(disks: &[(&str, &str)], more: &[&str]) -> BlkRig {
+        let mut arguments = vec!["--workers".to_owned(), "2".to_owned()];
+        arguments.extend(more.iter().map(|one| (*one).to_owned()));
+        for (id, settings) in disks {
+            let has_image = ["storage=qcow2", "storage=rbd", "path="].iter().any(|word| settings.contains(word));
+            let path = if has_image { String::new() } else { format!("path=FOLDER/{id}.img,") };
+            let disk = format!("id={id},socket=FOLDER/{id}.sock,queues=2,{path}{settings}");
+            arguments.extend(["--disk".to_owned(), disk]);
+        }
+        let images: Vec<String> = disks.iter().map(|(id, _)| format!("{id}.img")).collect();
+        let images: Vec<&str> = images.iter().map(String::as_str).collect();
+        CrashRig { daemon: RestartableDaemon::start(&arguments, &images), devices: vec![] }
+    }
+
+    /// Connects to a disk.
+    ///
+    /// # Panics
+    /// When the daemon refuses.
+    pub fn connect(&mut self, id: &str, packed: bool) -> BlkQueues {
+        let options = connect_options(self.path(&format!("{id}.sock")), 2);
+        let (device, port) = BlkQueues::connect(&BlkConnectOptions { packed, ..options });
+        self.devices.push(device);
+        port
+    }
+
+    /// Connects to each of these disks. Returns a load of each.
+    ///
+    /// # Panics
+    /// As [`connect`](Self::connect).
+    pub fn loads<'a>(&mut self, disks: &[(&'a str, &str)], packed: bool) -> Vec<(Vec<&'a str>, BlkQueues)> {
+        disks.iter().map(|&(id, _)| (vec![id], self.connect(id, packed))).collect()
+    }
+
+    /// Returns the content of a disk in the folder, and checks the tables of a qcow2 image. The daemon must be stopped.
+    ///
+    /// # Panics
+    /// When QEMU's programs find a fault.
+    pub fn content(&self, id: &str) -> Vec<u8> {
+        disk_content(&self.path(""), id)
+    }
+}
+
+/// Returns the content of the disk in `ID.qcow2`, or in `ID.img`, and checks the tables of a qcow2 image. The daemon
+/// must be stopped.
+///
+/// # Panics
+/// When QEMU's programs find a fault.
+pub fn disk_content(folder: &Path, id: &str) -> Vec<u8> {
+    let [raw, qcow2] = ["img", "qcow2"].map(|kind| folder.join(format!("{id}.{kind}")));
+    if !qcow2.exists() {
+        return std::fs::read(raw).expect("the image");
+    }
+    let exported = folder.join("exported");
+    let run = |words: &[&std::ffi::OsStr]| {
+        let output = Command::new("qemu-img").args(words).output().expect("qemu-img (apt-get install qemu-utils)");
+        // 3: clusters without a reference, which a kill may leave.
+        assert!(matches!(output.status.code(), Some(0 | 3)), "{words:?}: {output:?}");
+    };
+    run(&["check".as_ref(), qcow2.as_ref()]);
+    run(&["convert".as_ref(), "-O".as_ref(), "raw".as_ref(), qcow2.as_ref(), exported.as_ref()]);
+    std::fs::read(exported).expect("the exported image")
 }

@@ -9,6 +9,7 @@ use tempfile::TempDir;
 
 use super::load::DISK_SECTORS;
 use super::oracle::SECTOR;
+use super::rig::Backend;
 use crate::hostile::daemon::mqblk_binary;
 use crate::hostile::wait_for;
 use crate::log_end::{log_end, print_if_failed};
@@ -177,6 +178,30 @@ impl RestartableDaemon {
         let mut child = self.child.take().expect("a daemon");
         let status = wait_for("the daemon's end", || child.try_wait().expect("wait"));
         assert!(status.success(), "the daemon ended with {status}:\n{}", log_end(&self.log()));
+    }
+}
+
+impl Backend for RestartableDaemon {
+    fn kill(&mut self) {
+        self.kill();
+    }
+    fn pid(&self) -> Pid {
+        self.pid()
+    }
+    fn stop(&mut self) {
+        self.stop();
+    }
+    fn request_stop(&mut self) {
+        RestartableDaemon::request_stop(self);
+    }
+    fn spawn(&mut self) {
+        self.spawn();
+    }
+    fn log(&self) -> String {
+        self.log()
+    }
+    fn folder(&self) -> &Path {
+        self.folder()
     }
 }
 

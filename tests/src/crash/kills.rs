@@ -1,4 +1,4 @@
-//! Ends a backend repeatedly while loads run, and checks that they all continue.
+//! Loads that run while their backend is ended, and how often it is.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,43 +7,14 @@ use std::time::{Duration, Instant};
 
 use mqblk_driver::Waker;
 use mqblk_test_bounds::Bound;
-use rand::rngs::SmallRng;
-use rand::seq::SliceRandom;
-use rand::{RngExt, SeedableRng};
-use rustix::process::{Pid, Signal, kill_process};
+use rand::RngExt;
 
 use super::load::{CrashLoad, LoadControl, LoadHistory};
-use super::stats::{CrashStats, print_uncaptured};
+use super::stats::print_uncaptured;
 use crate::load_queues::DeviceQueues;
 
 /// A request that takes longer counts as hung.
-const HANG_TIMEOUT: Bound = Bound::seconds(90);
-
-/// Timeout of a connection attempt to a daemon that is about to be killed.
-const SHORT_TIMEOUT: Duration = Duration::from_millis(40);
-
-/// A backend process and its devices.
-pub trait Victim: Send {
-    /// Kills it.
-    fn kill(&mut self);
-    /// Returns its process.
-    fn pid(&self) -> Pid;
-    /// Stops it with SIGTERM and waits for its exit.
-    fn stop(&mut self);
-    /// Sends SIGTERM, without waiting.
-    fn request_stop(&mut self);
-    /// Starts it again.
-    fn spawn(&mut self);
-    /// Reconnects the devices, within `timeout`.
-    ///
-    /// # Errors
-    /// When the backend does not accept them.
-    fn reconnect(&mut self, timeout: Duration) -> Result<(), String>;
-    /// Returns its log so far.
-    fn log(&self) -> String;
-    /// Drops cached data of the storage, if possible.
-    fn drop_caches(&mut self);
-}
+pub(super) const HANG_TIMEOUT: Bound = Bound::seconds(90);
 
 /// Number of kills and stops of a backend.
 #[derive(Clone, Copy, Debug)]
@@ -182,81 +153,6 @@ impl<P: DeviceQueues + Send + 'static> RunningLoad<P> {
     pub fn die(self) -> (LoadHistory, P) {
         self.shared.die.store(true, Ordering::Relaxed);
         self.end()
-    }
-}
-
-/// Kills and stops a backend by `plan` under loads, at times derived from `seed`. The set of requests in flight at
-/// these times is not reproducible.
-///
-/// # Panics
-/// When a request is lost, wrong or completed twice.
-pub fn kill_and_stop<V: Victim, P: DeviceQueues + Send + 'static>(
-    victim: &mut V,
-    loads: &mut [RunningLoad<P>],
-    plan: KillPlan,
-    seed: u64,
-) -> CrashStats {
-    let mut random = SmallRng::seed_from_u64(seed);
-    let mut ends: Vec<bool> = (0..plan.kills + plan.stops).map(|at| at < plan.kills).collect();
-    ends.shuffle(&mut random);
-    let mut stats = CrashStats::default();
-    let (mut kills, stops) = (0, plan.stops);
-    for is_kill in ends {
-        // Usually waits until all loads have completions, so that none is still recovering.
-        if random.random_ratio(2, 3) {
-            loads.iter_mut().for_each(|load| load.wait_completions(20));
-        }
-        std::thread::sleep(Duration::from_micros(random.random_range(0..=plan.max_pause_ms * 1000)));
-        if random.random_ratio(1, 3) {
-            victim.drop_caches();
-        }
-        if !is_kill {
-            victim.stop();
-        } else if kills < plan.kills {
-            kills += kill_once(victim, &mut random, plan.kills - kills);
-        } else {
-            continue;
-        }
-        victim.spawn();
-        if let Err(why) = victim.reconnect(HANG_TIMEOUT.time()) {
-            panic!("a daemon that was started again does not go on: {why}");
-        }
-    }
-    loads.iter_mut().for_each(|load| load.wait_completions(20));
-    stats.kills = kills.into();
-    stats.stops = stops.into();
-    stats
-}
-
-/// Kills a backend in one of several ways. Returns the number of kills.
-fn kill_once<V: Victim>(victim: &mut V, random: &mut SmallRng, most: u32) -> u32 {
-    match random.random_range(0..6) {
-        0 => {
-            // During its drain.
-            victim.request_stop();
-            std::thread::sleep(Duration::from_micros(random.random_range(0..10_000)));
-            victim.kill();
-            1
-        }
-        1 | 2 if most > 1 => {
-            victim.kill();
-            victim.spawn();
-            // During, shortly before or after the reconnect of the devices: over many runs each of its steps is hit.
-            let (pid, pause) = (victim.pid(), Duration::from_micros(random.random_range(0..30_000)));
-            std::thread::scope(|scope| {
-                scope.spawn(move || {
-                    std::thread::sleep(pause);
-                    kill_process(pid, Signal::KILL).expect("a process that nobody has waited for");
-                });
-                let _ = victim.reconnect(SHORT_TIMEOUT);
-            });
-            victim.kill();
-            2
-        }
-        _ => {
-            victim.kill();
-            1
-        }
     }
 }
 

@@ -1,6 +1,7 @@
-//! virtio-scsi: several logical units behind the same queues.
+//! virtio-scsi: several logical units behind the same queues, and a daemon with them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mqblk_core::ByteLen;
 use mqblk_driver::virtio_scsi::{
@@ -11,7 +12,9 @@ use mqblk_driver::virtio_scsi::{
 use mqblk_driver::{DataSegment, SubmitError, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
+use super::daemon::RestartableDaemon;
 use super::load::DATA_BYTES;
+use super::rig::{CrashRig, Device};
 use crate::hostile::TIMEOUT;
 use crate::load_queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType, TaskFunction};
 
@@ -196,5 +199,52 @@ impl DeviceQueues for ScsiQueues {
     }
     fn is_managing(&self) -> bool {
         self.tmf_in_flight > 0
+    }
+}
+
+impl Device for ScsiController {
+    fn reconnect(&mut self, timeout: Duration) -> Result<(), String> {
+        ScsiController::reconnect(self, timeout).map_err(|error| error.to_string())
+    }
+}
+
+/// A daemon and its controller.
+pub type ScsiRig = CrashRig<RestartableDaemon, ScsiController>;
+
+impl ScsiRig {
+    /// Starts a daemon with these logical units, by name and settings, in the order of their numbers.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(units: &[(&str, &str)], more: &[&str]) -> ScsiRig {
+        let mut arguments = vec!["--workers".to_owned(), "2".to_owned()];
+        arguments.extend(more.iter().map(|one| (*one).to_owned()));
+        arguments.extend(["--controller".to_owned(), "id=c,socket=FOLDER/c.sock,queues=3".to_owned()]);
+        for (lun, (name, settings)) in units.iter().enumerate() {
+            let unit = format!("controller=c,target=0,lun={lun},path=FOLDER/{name}.img,{settings}");
+            arguments.extend(["--lun".to_owned(), unit]);
+        }
+        let images: Vec<String> = units.iter().map(|(name, _)| format!("{name}.img")).collect();
+        let images: Vec<&str> = images.iter().map(String::as_str).collect();
+        CrashRig { daemon: RestartableDaemon::start(&arguments, &images), devices: vec![] }
+    }
+
+    /// Connects to the controller.
+    ///
+    /// # Panics
+    /// When the daemon refuses.
+    pub fn connect(&mut self, packed: bool) -> ScsiQueues {
+        let options = connect_options(self.path("c.sock"), 3);
+        let (device, port) = ScsiQueues::connect(&ScsiConnectOptions { packed, ..options });
+        self.devices.push(device);
+        port
+    }
+
+    /// Returns the content of a unit's image.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    pub fn content(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.path(&format!("{name}.img"))).expect("the image")
     }
 }

@@ -1,13 +1,19 @@
-//! Xen's block interface.
+//! Xen's block interface: the rings of a device, and a host with disks.
 
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use mqblk_core::{ByteLen, Sector512};
 use mqblk_driver::blkfront::{BlkfrontDevice, BlkfrontOptions, BlkfrontQueue, BlkfrontQueueSet, BlkfrontStatus};
 use mqblk_driver::{DataSegment, SubmitError, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
+use rustix::process::Pid;
 
-use super::load::DATA_BYTES;
+use super::load::{DATA_BYTES, DISK_SECTORS};
+use super::oracle::SECTOR;
+use super::rig::{Backend, CrashRig, Device};
+use crate::blkif::SimulatedHost;
 use crate::load_queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType};
 
 /// Distribution of a load's request types.
@@ -108,5 +114,78 @@ impl DeviceQueues for XenQueues {
     }
     fn waker(&mut self) -> Waker {
         self.0.waker().expect("a waker")
+    }
+}
+
+impl Backend for SimulatedHost {
+    fn kill(&mut self) {
+        self.kill();
+    }
+    fn pid(&self) -> Pid {
+        self.pid()
+    }
+    fn stop(&mut self) {
+        self.stop();
+    }
+    fn request_stop(&mut self) {
+        SimulatedHost::request_stop(self);
+    }
+    fn spawn(&mut self) {
+        self.spawn();
+    }
+    fn log(&self) -> String {
+        self.log()
+    }
+    fn folder(&self) -> &Path {
+        self.folder()
+    }
+}
+
+impl Device for BlkfrontDevice {
+    fn reconnect(&mut self, _timeout: Duration) -> Result<(), String> {
+        // A backend finds its guests by itself.
+        Ok(())
+    }
+}
+
+/// A host and the devices of its disks.
+pub type XenRig = CrashRig<SimulatedHost, BlkfrontDevice>;
+
+impl XenRig {
+    /// Starts a host with these disks, by id and special settings.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(disks: &[(&str, &str)]) -> XenRig {
+        let mut host = SimulatedHost::prepare();
+        let mut arguments = vec!["--workers".to_owned(), "2".to_owned()];
+        for (id, settings) in disks {
+            // The image must exist before the daemon starts.
+            let image = host.create_image(&format!("{id}.img"), DISK_SECTORS * SECTOR as u64);
+            let disk = format!("id={id},interface=xen,path={},queues=2,{settings}", image.display());
+            arguments.extend(["--disk".to_owned(), disk]);
+        }
+        host.spawn_with(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        CrashRig { daemon: host, devices: vec![] }
+    }
+
+    /// Makes a device of a disk, and connects to it.
+    ///
+    /// # Panics
+    /// When the daemon refuses.
+    pub fn connect(&mut self, id: &str) -> XenQueues {
+        let vdev = ["xvda", "xvdb", "xvdc"][self.devices.len()];
+        let device = self.daemon.create_device(1, vdev, &format!("mqblk:{id}"));
+        let (device, port) = XenQueues::connect(&self.daemon.frontend_options(&device), 2);
+        self.devices.push(device);
+        port
+    }
+
+    /// Returns the content of a disk's image.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    pub fn content(&self, id: &str) -> Vec<u8> {
+        std::fs::read(self.path(&format!("{id}.img"))).expect("the image")
     }
 }

@@ -3,12 +3,11 @@
 
 use std::time::Duration;
 
-use mqblk_tests::crash::blk_rig::BlkRig;
-use mqblk_tests::crash::kills::{self, KillPlan, RunningLoad, Victim, replayed_requests};
+use mqblk_tests::crash::blk::BlkRig;
+use mqblk_tests::crash::kills::{self, KillPlan, RunningLoad};
 use mqblk_tests::crash::load::{DISK_SECTORS, LoadHistory};
 use mqblk_tests::crash::oracle::SECTOR;
 use mqblk_tests::guest::LoopDevice;
-use mqblk_tests::hostile::TIMEOUT;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -32,9 +31,9 @@ fn killed_and_stopped_under_load_with_packed_rings() {
 
 fn kill_and_stop_under_load(packed: bool) {
     let mut rig = BlkRig::start(&DISKS, &[]);
-    rig.packed = packed;
+    let loads = rig.loads(&DISKS, packed);
     let name = if packed { "virtio-blk, packed rings" } else { "virtio-blk" };
-    rig.kill_and_stop(name, &DISKS, KillPlan::usual(), BlkRig::content);
+    rig.kill_and_stop(name, loads, KillPlan::usual(), BlkRig::content);
 }
 
 /// Sectors are written by reading and writing a block of the device. A kill between the two, or within the write,
@@ -51,12 +50,9 @@ fn killed_and_stopped_with_blocks_smaller_than_the_device_s() {
         let settings = settings(aio);
         let disks = [("cache", settings.as_str())];
         let content = |_: &BlkRig, _: &str| std::fs::read(device.path()).expect("the device");
-        BlkRig::start(&disks, &[]).kill_and_stop(
-            &format!("virtio-blk, small blocks, {aio}"),
-            &disks,
-            KillPlan::usual(),
-            content,
-        );
+        let mut rig = BlkRig::start(&disks, &[]);
+        let loads = rig.loads(&disks, false);
+        rig.kill_and_stop(&format!("virtio-blk, small blocks, {aio}"), loads, KillPlan::usual(), content);
     }
 }
 
@@ -68,8 +64,9 @@ const SLOW: [(&str, &str); 2] = [
 
 #[test]
 fn killed_and_stopped_while_storage_is_slow() {
-    let rig = BlkRig::start(&SLOW, &[]);
-    rig.kill_and_stop("virtio-blk, slow storage", &SLOW, KillPlan::slow(), BlkRig::content);
+    let mut rig = BlkRig::start(&SLOW, &[]);
+    let loads = rig.loads(&SLOW, false);
+    rig.kill_and_stop("virtio-blk, slow storage", loads, KillPlan::slow(), BlkRig::content);
 }
 
 #[test]
@@ -81,7 +78,7 @@ fn drivers_that_die_and_reconnect_at_once() {
         let mut history = LoadHistory::new(1);
         let mut kills = 0;
         for round in 0..if kills::is_full_run() { 20 } else { 4 } {
-            let port = rig.connect(id);
+            let port = rig.connect(id, false);
             let mut load = RunningLoad::start(id, port, history, seed + round);
             load.wait_completions(random.random_range(1..60));
             std::thread::sleep(Duration::from_micros(random.random_range(0..20_000)));
@@ -96,12 +93,12 @@ fn drivers_that_die_and_reconnect_at_once() {
                 kills += 1;
             }
         }
-        let port = rig.connect(id);
+        let port = rig.connect(id, false);
         let mut load = RunningLoad::start(id, port, history, seed);
         load.wait_completions(60);
         let ended = load.finish();
         rig.daemon.stop();
-        let mut stats = BlkRig::check(id, &rig.content(id), ended);
+        let mut stats = rig.check(&[id], ended, BlkRig::content);
         stats.kills = kills;
         stats.log(&format!("virtio-blk, drivers that die: {id}"), seed);
     }
@@ -109,24 +106,8 @@ fn drivers_that_die_and_reconnect_at_once() {
 
 #[test]
 fn stopped_while_storage_does_not_complete_in_time() {
-    let seed = kills::seed();
     let disk = ("stuck", "storage=fault,inner=file,direct=off,fault-latency-us=1800000");
     let mut rig = BlkRig::start(&[disk], &["--drain-timeout-s", "1"]);
-    let port = rig.connect(disk.0);
-    let mut load = RunningLoad::start(disk.0, port, LoadHistory::new(1), seed);
-    load.wait_completions(1);
-    // Requests after the first completions are pulled within this time, and take longer than the drain timeout.
-    std::thread::sleep(Duration::from_millis(300));
-    rig.stop();
-    rig.spawn();
-    rig.reconnect(TIMEOUT.time()).expect("the daemon that was started again");
-    load.wait_completions(40);
-    let ended = load.finish();
-    rig.daemon.stop();
-    let mut stats = BlkRig::check(disk.0, &rig.content(disk.0), ended);
-    (stats.stops, stats.replayed) = (1, replayed_requests(&rig.log()));
-    stats.log("virtio-blk, storage that does not answer", seed);
-    let log = rig.log();
-    assert!(log.contains("storage did not answer in time"), "{log}");
-    assert!(stats.replayed > 0, "nothing was left to the next daemon:\n{log}");
+    let port = rig.connect(disk.0, false);
+    rig.stop_while_stuck("virtio-blk, storage that does not answer", (disk.0, port), BlkRig::content);
 }

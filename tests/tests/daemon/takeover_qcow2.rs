@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
+use mqblk_tests::crash::blk::disk_content;
 use mqblk_tests::crash::blk::{self, BlkQueues};
-use mqblk_tests::crash::blk_rig::disk_content;
 use mqblk_tests::crash::daemon::RestartableDaemon;
 use mqblk_tests::crash::kills::{self, RunningLoad};
 use mqblk_tests::crash::load::LoadHistory;

@@ -201,7 +201,8 @@ fast() {
     done
     [ ${#rest[@]} -gt 20 ] || fail "cargo metadata names ${#rest[@]} words of test programs, expected more"
     { run daemon '' "${tests[@]}" --test daemon --no-fail-fast -- --test-threads=4
-      run hostile '' "${tests[@]}" --test hostile --no-fail-fast; } &
+      run hostile '' "${tests[@]}" --test hostile --no-fail-fast
+      root; } &
     others+=($!)
     run large '' "${tests[@]}" --test 'blk*' --test crash --test 'do*' --test 'in*' --test 'sim*' --no-fail-fast &
     others+=($!)
@@ -214,6 +215,15 @@ fast() {
     wait "${others[@]}"
 }
 
+# Tests that need root are ignored by the others: their names begin with as_root.
+root() {
+    local p f
+    [ "$(id -u)" -eq 0 ] || return 0
+    run root '' "${tests[@]}" --tests --no-fail-fast -- --ignored as_root
+    read -r p f _ <"$logs/root.counts"
+    # They are not left out.
+    echo "$p $f -$((p + f))" >"$logs/root.counts"
+}
 # Returns true if a part is wanted, or has a test to repeat.
 needs() {
     wants "$1" || { wants again && grep -qE -- "(--test |^)$1( |\$)" <<<"$failed_before"; }
@@ -340,7 +350,7 @@ awk '/^---- .* stdout ----$/ { name = $2; lines = 0; next }
      /^failures:$/ { name = "" }' "$logs"/*.log
 
 read -r passed failed ignored < <(awk '{ p += $1; f += $2; i += $3 } END { print p + 0, f + 0, i + 0 }' "$logs"/*.counts)
-[ "$ignored" -eq 0 ] || echo "$ignored tests were left out, most of them long ones of virtual machines: make test-guest, make test-xen and make soak run them"
+[ "$ignored" -eq 0 ] || echo "$ignored tests were left out, most of them long ones of virtual machines, or of root: make test-guest, make test-xen and make soak run the former"
 if [ -s "$logs/failed" ]; then
     echo "failed:"
     sed 's/^/  /' "$logs/failed"

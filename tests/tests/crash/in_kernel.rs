@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use mqblk_tests::crash::daemon::RestartableDaemon;
-use mqblk_tests::crash::stats::print_uncaptured;
 use mqblk_tests::hostile::frontend::{DEFAULT_RING_SIZE, FrontendQueue, HostileFrontend};
 use mqblk_tests::hostile::memory::START;
 use mqblk_tests::hostile::request::{header, readable, request_type, writable, write_direct};
@@ -29,12 +28,8 @@ struct Rig {
 }
 
 impl Rig {
-    /// Starts a daemon. Prints a message and returns `None` if this process cannot use FUSE.
-    fn start(settings: &str) -> Option<Rig> {
-        if std::fs::File::open("/dev/fuse").is_err() {
-            print_uncaptured("not run: it needs root and /dev/fuse");
-            return None;
-        }
+    /// Starts a daemon.
+    fn start(settings: &str) -> Rig {
         let log = Arc::<PowerLog>::default();
         let mount = PowerMount::with_surviving_io(&log, &[("disk", SIZE), ("marks", 512)]).expect("a mount");
         let path = mount.path("disk");
@@ -42,7 +37,7 @@ impl Rig {
             format!("id=d,socket=FOLDER/d.sock,storage=file,path={},direct=on,aio=io_uring,{settings}", path.display());
         let daemon =
             RestartableDaemon::start(&["--workers".to_owned(), "1".to_owned(), "--disk".to_owned(), disk], &[]);
-        Some(Rig { log, mount, daemon })
+        Rig { log, mount, daemon }
     }
 
     fn connect(&self) -> HostileFrontend {
@@ -70,8 +65,8 @@ fn submit(guest: &mut HostileFrontend, is_write: bool) {
 
 /// Kills the daemon while the kernel has one of its requests, and checks that the next one completes nothing until that
 /// has ended.
-fn killed_with_a_request_in_the_kernel(settings: &str, is_write: bool) -> Option<(Rig, HostileFrontend)> {
-    let mut rig = Rig::start(settings)?;
+fn killed_with_a_request_in_the_kernel(settings: &str, is_write: bool) -> (Rig, HostileFrontend) {
+    let mut rig = Rig::start(settings);
     let mut guest = rig.connect();
     let region = guest.get_inflight(1);
     guest.set_inflight(&region);
@@ -91,21 +86,23 @@ fn killed_with_a_request_in_the_kernel(settings: &str, is_write: bool) -> Option
     assert!(rig.mount.held() > 0 && guest.queues[0].ring.used() == 0);
     rig.mount.release_held();
     guest.queues[0].wait_completion();
-    Some((rig, guest))
+    (rig, guest)
 }
 
 #[test]
-fn a_late_read_does_not_overwrite_reused_memory() {
+#[ignore = "needs root"]
+fn as_root_a_late_read_does_not_overwrite_reused_memory() {
     for settings in ["lock=off", "readonly=on"] {
-        let Some((mut rig, guest)) = killed_with_a_request_in_the_kernel(settings, false) else { return };
+        let (mut rig, guest) = killed_with_a_request_in_the_kernel(settings, false);
         assert_eq!(guest.memory.read(DATA, PAGE), [0; PAGE], "{settings}");
         rig.daemon.stop();
     }
 }
 
 #[test]
-fn a_late_write_does_not_overwrite_a_newer_one() {
-    let Some((mut rig, mut guest)) = killed_with_a_request_in_the_kernel("lock=off", true) else { return };
+#[ignore = "needs root"]
+fn as_root_a_late_write_does_not_overwrite_a_newer_one() {
+    let (mut rig, mut guest) = killed_with_a_request_in_the_kernel("lock=off", true);
     guest.memory.write(DATA, &[2; PAGE]);
     submit(&mut guest, true);
     guest.queues[0].wait_completion();
@@ -123,8 +120,9 @@ fn lost(rig: &Rig, byte: u8) -> usize {
 }
 
 #[test]
-fn writes_are_durable_at_the_next_daemon_if_the_driver_chose_that() {
-    let Some(mut rig) = Rig::start("cache=writeback") else { return };
+#[ignore = "needs root"]
+fn as_root_writes_are_durable_at_the_next_daemon_if_the_driver_chose_that() {
+    let mut rig = Rig::start("cache=writeback");
     let mut guest = rig.connect();
     let region = guest.get_inflight(1);
     guest.set_inflight(&region);

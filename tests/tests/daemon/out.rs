@@ -225,10 +225,8 @@ fn poisoned_state(at: &dyn Fn(&str) -> String) -> Value {
 }
 
 #[test]
-fn what_a_state_file_names_is_opened_with_the_rights_of_the_daemon_and_no_others() {
-    if !rustix::process::geteuid().is_root() {
-        return;
-    }
+#[ignore = "needs root"]
+fn as_root_what_a_state_file_names_is_opened_with_the_rights_of_the_daemon_and_no_others() {
     const NOBODY: u32 = 65_534;
     for sandbox in ["on", "off"] {
         let folder = tempfile::tempdir().expect("a folder");

@@ -230,10 +230,8 @@ fn sockets_that_nothing_is_served_on_are_refused() {
 }
 
 #[test]
-fn a_socket_is_made_early_and_removed_when_the_start_fails() {
-    if !is_root() {
-        return;
-    }
+#[ignore = "needs root"]
+fn as_root_a_socket_is_made_early_and_removed_when_the_start_fails() {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("s");
     for more in [&["--print-config"][..], &["--strict", "--disk", "id=b,path=/nonexistent,socket=/tmp/never"]] {

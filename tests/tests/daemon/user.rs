@@ -34,10 +34,8 @@ fn serve(arguments: &[&str]) -> Command {
 }
 
 #[test]
-fn a_daemon_of_root_becomes_the_user_and_the_broker_opens_roots_images() {
-    if !is_root() {
-        return;
-    }
+#[ignore = "needs root"]
+fn as_root_a_daemon_of_root_becomes_the_user_and_the_broker_opens_roots_images() {
     let mut host = LunHost::start(&[], &["--user", "65534"], Some(NOBODY));
     let all = [NOBODY; 4];
     let threads = rights(host.daemon.pid());
@@ -62,10 +60,8 @@ fn a_daemon_of_root_becomes_the_user_and_the_broker_opens_roots_images() {
 }
 
 #[test]
-fn without_the_sandbox_disks_are_opened_before_the_user_changes() {
-    if !is_root() {
-        return;
-    }
+#[ignore = "needs root"]
+fn as_root_without_the_sandbox_disks_are_opened_before_the_user_changes() {
     let mut host = LunHost::start(&[], &["--sandbox", "log", "--user", "nobody", "--group", "65534"], Some(NOBODY));
     for (name, rights) in rights(host.daemon.pid()) {
         assert_eq!(rights.users, [NOBODY; 4], "{name}");
@@ -102,10 +98,8 @@ fn a_user_that_cannot_be_served_as_is_refused() {
 }
 
 #[test]
-fn folders_that_the_user_cannot_write_to_are_refused_before_anything_is_created() {
-    if !is_root() {
-        return;
-    }
+#[ignore = "needs root"]
+fn as_root_folders_that_the_user_cannot_write_to_are_refused_before_anything_is_created() {
     let folder = tempfile::tempdir().expect("a folder");
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), open).expect("permissions");

@@ -258,7 +258,7 @@ xen() {
 crash() {
     echo "daemons that are killed and stopped under verified load (half a minute to a minute each or more)"
     rm -f "$logs/crash.json"
-    MQBLK_CRASH=full run crash each "${tests[@]}" --test crash --no-fail-fast -- --test-threads=1 --nocapture
+    MQBLK_CRASH=full run crash each "${tests[@]}" --test crash --no-fail-fast -- --test-threads=1 --include-ignored --nocapture
     [ ! -f "$logs/crash.json" ] || { echo "statistics, also in $logs/crash.json:"; cat "$logs/crash.json"; }
 }
 
@@ -270,7 +270,7 @@ ceph() {
 # Runs alone, because it compares latencies.
 hour() {
     echo "hostile guests, frontends and admin clients for 10 minutes beside verifying disks"
-    MQBLK_HOSTILE_SECONDS=${MQBLK_HOSTILE_SECONDS:-600} run hour each "${tests[@]}" --test hostile -- hour:: --nocapture
+    MQBLK_HOSTILE_SECONDS=${MQBLK_HOSTILE_SECONDS:-600} run hour each "${tests[@]}" --test hostile -- hour:: --include-ignored --nocapture
     [ ! -f "$logs/hostile-hour.json" ] || echo "statistics are in $logs/hostile-hour.json"
 }
 

@@ -39,7 +39,8 @@ fn kill_and_stop_under_load(packed: bool) {
 /// Sectors are written by reading and writing a block of the device. A kill between the two, or within the write,
 /// leaves their neighbours intact.
 #[test]
-fn killed_and_stopped_with_blocks_smaller_than_the_device_s() {
+#[ignore = "needs root"]
+fn as_root_killed_and_stopped_with_blocks_smaller_than_the_device_s() {
     let backing = tempfile::NamedTempFile::new().expect("a file");
     backing.as_file().set_len(DISK_SECTORS * SECTOR as u64).expect("its size");
     let device = LoopDevice::attach_file(backing.path(), &["--sector-size", "4096"]).expect("a loop device");

@@ -165,7 +165,8 @@ fn full(kind: &str, folder: &Path) -> (Mount, PathBuf, PathBuf) {
 }
 
 #[test]
-fn a_full_disk_stops_and_is_resumed_when_there_is_space() {
+#[ignore = "needs root"]
+fn as_root_a_full_disk_stops_and_is_resumed_when_there_is_space() {
     for (kind, direct) in [("tmpfs", "off"), ("ext4", "off"), ("ext4", "on")] {
         let folder = TempDir::new().unwrap();
         let (_mount, image, ballast) = full(kind, folder.path());
@@ -289,7 +290,8 @@ fn on_ext4(folder: &Path, direct: &str) -> (Mount, Daemon) {
 }
 
 #[test]
-fn a_hung_file_system_is_logged_and_does_not_block_other_disks() {
+#[ignore = "needs root"]
+fn as_root_a_hung_file_system_is_logged_and_does_not_block_other_disks() {
     ["on", "off"].into_iter().for_each(hangs);
 }
 

@@ -123,7 +123,8 @@ fn guest(daemon: &HostileDaemon, stop: Stop) -> (HostileFrontend, InflightRegion
 }
 
 #[test]
-fn requests_in_flight_are_left_to_the_destination() {
+#[ignore = "needs root"]
+fn as_root_requests_in_flight_are_left_to_the_destination() {
     for stop in STOPS {
         let file = HangingFile::mount(1 << 20);
         let (source, destination) = (daemon(&file), daemon(&file));
@@ -161,7 +162,8 @@ fn requests_in_flight_are_left_to_the_destination() {
 }
 
 #[test]
-fn a_migration_that_fails_goes_on_at_the_source() {
+#[ignore = "needs root"]
+fn as_root_a_migration_that_fails_goes_on_at_the_source() {
     for stop in STOPS {
         let file = HangingFile::mount(1 << 20);
         let daemon = daemon(&file);
@@ -194,7 +196,8 @@ fn a_migration_that_fails_goes_on_at_the_source() {
 
 /// The frontend is gone while its requests are at the storage, and comes again.
 #[test]
-fn a_frontend_that_ends_after_such_a_stop_keeps_nobody_out() {
+#[ignore = "needs root"]
+fn as_root_a_frontend_that_ends_after_such_a_stop_keeps_nobody_out() {
     let file = HangingFile::mount(1 << 20);
     let daemon = daemon(&file);
     let (mut frontend, _region) = guest(&daemon, Stop::SkipDrain);

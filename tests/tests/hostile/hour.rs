@@ -310,7 +310,8 @@ fn write_report(report: &Value) {
 }
 
 #[test]
-fn hostile_hour() {
+#[ignore = "needs root"]
+fn as_root_hostile_hour() {
     let long = std::env::var("MQBLK_HOSTILE_SECONDS").ok().map(|text| text.parse::<u64>().expect("seconds"));
     let attacked = Duration::from_secs(long.unwrap_or(SHORT_SECONDS));
     let _priorities = long.map(|_| NoAutogroups::begin());

@@ -40,7 +40,8 @@ fn read_first_block(frontend: &mut HostileFrontend) {
 /// A worker waits for a guest's memory. Before the waits had a bound, 16 admin clients that queried this worker kept
 /// all others out for ever, and the daemon did not stop.
 #[test]
-fn a_worker_that_waits_in_a_page_fault_keeps_nobody_else_waiting() {
+#[ignore = "needs root"]
+fn as_root_a_worker_that_waits_in_a_page_fault_keeps_nobody_else_waiting() {
     let hanging = HangingFile::mount(1 << 20);
     let folder = tempfile::tempdir().expect("a folder");
     let admin = folder.path().join("admin");
@@ -94,7 +95,8 @@ fn a_worker_that_waits_in_a_page_fault_keeps_nobody_else_waiting() {
 /// The same with an image. A message that waits for its requests does not delay the stop, and so does not affect the
 /// other disks.
 #[test]
-fn a_reset_that_waits_for_storage_does_not_hold_up_the_stop() {
+#[ignore = "needs root"]
+fn as_root_a_reset_that_waits_for_storage_does_not_hold_up_the_stop() {
     let hanging = HangingFile::mount(8 << 20);
     let bad = format!("storage=file,path={},queues=1", hanging.path().display());
     let disks = [("bad", bad.as_str()), ("good", "storage=ram,size=1M,queues=1")];
@@ -122,7 +124,8 @@ fn a_reset_that_waits_for_storage_does_not_hold_up_the_stop() {
 
 /// Closing a disk waits for its requests. Before, it held the session's lock meanwhile, and no message was answered.
 #[test]
-fn a_frontend_is_answered_while_a_disk_is_closed_that_hangs() {
+#[ignore = "needs root"]
+fn as_root_a_frontend_is_answered_while_a_disk_is_closed_that_hangs() {
     let hanging = HangingFile::mount(8 << 20);
     let path = hanging.path().display().to_string();
     let plan = Plan {

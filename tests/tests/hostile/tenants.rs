@@ -47,7 +47,8 @@ fn giant_requests_do_not_hold_up_other_disks() {
 /// Before files were checked, a worker that read the ring of such a guest waited for ever. With it waited the other
 /// disks, the admin socket and the stop.
 #[test]
-fn memory_that_answers_no_page_fault_is_refused() {
+#[ignore = "needs root"]
+fn as_root_memory_that_answers_no_page_fault_is_refused() {
     let daemon = HostileDaemon::start(1, &[("bad", "storage=ram,size=1M,queues=1"), ("good", "storage=ram,size=1M")]);
     let neighbour = start_neighbour(daemon.socket("good"), 1, 3);
     let hanging = HangingFile::mount(MEMORY as usize);
@@ -77,7 +78,8 @@ fn memory_that_answers_no_page_fault_is_refused() {
 
 /// With as many requests as the kernel has threads for, a worker's ring did no asynchronous work for its other disks.
 #[test]
-fn an_image_that_hangs_does_not_hold_up_other_disks() {
+#[ignore = "needs root"]
+fn as_root_an_image_that_hangs_does_not_hold_up_other_disks() {
     let hanging = HangingFile::mount(8 << 20);
     let bad = format!("storage=file,path={},queues=1", hanging.path().display());
     // The neighbour's requests go through the ring too, because they bypass the page cache.
@@ -135,13 +137,15 @@ fn a_device_that_hangs(settings: &str, kind: u32) {
 /// Before a kernel thread made the first access to each part of a file, the worker waited for blocks of the file system
 /// within the submission.
 #[test]
-fn reads_of_a_device_that_hangs_do_not_hold_up_other_disks() {
+#[ignore = "needs root"]
+fn as_root_reads_of_a_device_that_hangs_do_not_hold_up_other_disks() {
     a_device_that_hangs("", request_type::IN);
     a_device_that_hangs(",direct=off", request_type::IN);
 }
 
 #[test]
-fn writes_to_a_device_that_hangs_do_not_hold_up_other_disks() {
+#[ignore = "needs root"]
+fn as_root_writes_to_a_device_that_hangs_do_not_hold_up_other_disks() {
     a_device_that_hangs("", request_type::OUT);
     a_device_that_hangs(",direct=off", request_type::OUT);
 }
@@ -149,7 +153,8 @@ fn writes_to_a_device_that_hangs_do_not_hold_up_other_disks() {
 /// Before flushes were grouped and the ring had as many kernel threads as operations, eight of them blocked the flushes
 /// of all other disks.
 #[test]
-fn flushes_of_a_device_that_hangs_do_not_hold_up_other_disks() {
+#[ignore = "needs root"]
+fn as_root_flushes_of_a_device_that_hangs_do_not_hold_up_other_disks() {
     a_device_that_hangs("", request_type::FLUSH);
 }
 

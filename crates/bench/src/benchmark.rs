@@ -13,15 +13,12 @@ use crate::experiment::{BenchCommand, Experiment};
 use crate::interface::{self, Interface};
 use crate::interrupt::Interrupt;
 use crate::machine::Invocation;
-use crate::plan::{Combination, MAX_DEPTH, Plan, Target, TargetSource, split_pairs};
+use crate::plan::{Combination, MAX_DEPTH, Plan, Target, TargetSource, value_of};
 use crate::report::{ResultRow, RowSubject};
 use crate::run::RunResult;
 use crate::words::{Distribution, IoSizes};
 use crate::worker::MAX_INTERVALS;
 use targets::plan_targets;
-
-/// Setting of a disk that exists only during a run.
-const IN_MEMORY: &str = "storage=ram";
 
 /// Default of the entries of a virtqueue.
 const DEFAULT_QUEUE_SIZE: u16 = 256;
@@ -52,7 +49,7 @@ impl Benchmark {
         let args = &args;
         // A disk in memory exists only during a run: `--fill` destroys nothing.
         let running = !args.socket.is_empty() || !args.xen.vdev.is_empty();
-        let in_memory = !running && args.disk.iter().all(|spec| split_pairs(spec).contains(&IN_MEMORY));
+        let in_memory = !running && args.disk.iter().all(|spec| value_of(spec, "storage") == Some("ram"));
         check_writes(args, in_memory)?;
         check_load(args)?;
         let queue_size = args.queue_size.unwrap_or(DEFAULT_QUEUE_SIZE);
@@ -121,7 +118,7 @@ impl Benchmark {
     /// Returns the settings of each disk served for a target; none for a running server.
     pub(crate) fn served_disks(&self, target: &Target, combination: &Combination) -> Vec<String> {
         match &target.source {
-            TargetSource::Disk { spec, .. } => self.interface.disk_settings(spec, combination),
+            TargetSource::Disk(spec) => self.interface.disk_settings(spec, combination),
             _ => vec![],
         }
     }

@@ -8,7 +8,7 @@ use mqblk_driver::DriverError;
 
 use crate::BenchError;
 use crate::device::Device;
-use crate::plan::{Combination, DiskKeys, MergeMode, Plan, QUEUE_SIZE_KEYS, TargetSource, value_of};
+use crate::plan::{Combination, Plan, QUEUE_SIZE_KEYS, TargetSource, value_of};
 
 /// Connects to the devices of an interface.
 pub(crate) trait Connector {
@@ -66,10 +66,6 @@ pub(crate) struct PreparedServer<E> {
 pub(crate) struct ServedDisk<'a> {
     /// Its settings: the argument of `--disk`.
     pub spec: &'a str,
-    pub poll: Option<&'a str>,
-    pub merge: Option<MergeMode>,
-    /// Keys of the interface.
-    pub keys: &'a DiskKeys,
     /// Most entries of a virtqueue, if chosen.
     pub queue_size: Option<u16>,
     /// The combination to measure.
@@ -86,13 +82,7 @@ impl ServedDisk<'_> {
 
     /// Returns the argument of `mqblk serve --disk`. `address`: the keys of the disk's address.
     pub(crate) fn argument(&self, address: &str) -> String {
-        let mut disk = format!("{},{address},queues={}", self.spec, self.combination.queues);
-        let own = [("poll", self.poll), ("merge", self.merge.map(MergeMode::name))];
-        let keys = self.keys.iter().map(|(key, value)| (key, Some(value)));
-        for (key, value) in own.into_iter().chain(keys) {
-            disk.extend(value.map(|value| format!(",{key}={value}")));
-        }
-        disk.extend(self.queue_size_pair().map(|pair| format!(",{pair}")));
-        disk
+        let queue_size = self.queue_size_pair().map_or(String::new(), |pair| format!(",{pair}"));
+        format!("{},{address},queues={}{queue_size}", self.spec, self.combination.queues)
     }
 }

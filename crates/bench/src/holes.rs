@@ -9,7 +9,7 @@ use mqblk_core::ByteLen;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-use crate::plan::{Combination, Plan, split_pairs, value_of};
+use crate::plan::{Combination, Plan, value_of};
 
 /// Most extents of data that are counted: a file with more has no relevant holes, or takes too long.
 const MAX_PARTS: u32 = 100_000;
@@ -35,8 +35,7 @@ pub(crate) fn share(plan: &Plan, combination: &Combination, disks: &[String]) ->
         if value_of(disk, "storage").is_some_and(|storage| storage != "file") {
             return None;
         }
-        let path = split_pairs(disk).into_iter().find_map(|pair| pair.strip_prefix("path="))?.replace(",,", ",");
-        let file = File::open(path).ok()?;
+        let file = File::open(value_of(disk, "path")?.replace(",,", ",")).ok()?;
         let len = file.metadata().ok().filter(std::fs::Metadata::is_file)?.len();
         // With an increment the jobs' parts go up to the end.
         let size = plan.size.filter(|_| plan.offset_increment.is_none()).map_or(u64::MAX, |size| size.0);

@@ -11,8 +11,7 @@ use crate::interrupt::Interrupt;
 use crate::machine::Invocation;
 use crate::words::{ClientMode, Descriptors, Distribution, IoSizes, Rw, Verify};
 
-pub(crate) use targets::{DeviceName, DiskKeys, MergeMode, QUEUE_SIZE_KEYS, Target, TargetSource};
-pub(crate) use targets::{null_latency, split_pairs, value_of};
+pub(crate) use targets::{DeviceName, QUEUE_SIZE_KEYS, Target, TargetSource, split_pairs, value_of};
 
 /// Most I/Os in flight on one queue: the most entries of a virtqueue.
 pub(crate) const MAX_DEPTH: u32 = 32768;

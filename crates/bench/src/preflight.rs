@@ -51,6 +51,6 @@ fn check_target(benchmark: &Benchmark, target: &Target) -> Result<(), BenchError
 
 /// Returns the properties of a server to check: its queues, unless it is started with this many, and its disks.
 fn setup(target: &Target, combination: &Combination) -> (u16, u16, u16) {
-    let started = matches!(target.source, TargetSource::Disk { .. });
+    let started = matches!(target.source, TargetSource::Disk(_));
     (if started { 0 } else { combination.queues }, combination.targets, combination.luns)
 }

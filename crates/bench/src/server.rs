@@ -171,13 +171,12 @@ impl<D> Session<D> {
         combination: &Combination,
         target: &Target,
     ) -> Result<Session<D>, BenchError> {
-        let TargetSource::Disk { spec, poll, merge, keys } = &target.source else {
+        let TargetSource::Disk(spec) = &target.source else {
             let endpoint = connector.endpoint(&target.source)?;
             let device = connector.connect(plan, combination, &endpoint, SERVER_TIMEOUT / 10).map_err(connect_error)?;
             return Ok(Session { device, server: None });
         };
-        let queue_size = plan.chosen_queue_size;
-        let disk = ServedDisk { spec, poll: poll.as_deref(), merge: *merge, keys, queue_size, combination };
+        let disk = ServedDisk { spec, queue_size: plan.chosen_queue_size, combination };
         let (mut server, endpoint) = ServerProcess::spawn(connector, plan, &disk, target.workers)?;
         let deadline = Instant::now() + SERVER_TIMEOUT;
         loop {

@@ -439,7 +439,7 @@ fn an_experiment_makes_columns_and_is_overridden_by_what_is_given() {
     type Column = (Option<String>, Option<u16>, String);
     let columns = |line: &str| -> Vec<Column> {
         let plan = plan(line).unwrap();
-        plan.targets.iter().map(|t| (t.column.clone(), t.queues, t.merge.clone())).collect()
+        plan.targets.iter().map(|t| (t.column.clone(), t.queues, t.merge().to_owned())).collect()
     };
     let column = |name: &str, queues: u16, merge: &str| (Some(name.to_owned()), Some(queues), merge.to_owned());
     let line = "--experiment block-size --disk storage=null,size=1G";
@@ -500,7 +500,7 @@ fn defaults_follow_from_other_options() {
     let swept =
         plan("--socket s --disk storage=null,size=1G --poll off,busy --queues 1,2 --jobs 4 --label peer").unwrap();
     assert_eq!(
-        swept.targets.iter().map(|t| (t.label.as_str(), t.poll.as_str(), t.storage.as_str())).collect::<Vec<_>>(),
+        swept.targets.iter().map(|t| (t.label.as_str(), t.poll(), t.storage())).collect::<Vec<_>>(),
         [
             ("peer", "unknown", "unknown"),
             ("storage=null,size=1G", "off", "null"),

@@ -2,35 +2,25 @@
 
 use crate::BenchError;
 use crate::args::BenchArgs;
-use crate::interface::{self, Interface, TargetVariant};
-use crate::plan::{QUEUE_SIZE_KEYS, Target, TargetSource, null_latency, value_of};
-
-/// The server's default of a disk's `merge`.
-const DEFAULT_MERGE: &str = "auto";
+use crate::interface::{self, Interface};
+use crate::plan::{QUEUE_SIZE_KEYS, Target, TargetSource, value_of};
 
 /// Returns all targets of a command line.
 ///
 /// # Errors
 /// [`BenchError::Usage`].
 pub(super) fn plan_targets(args: &BenchArgs, interface: &dyn Interface) -> Result<Vec<Target>, BenchError> {
-    let mut targets = vec![];
-    let sockets = args.socket.iter().map(|socket| (TargetSource::Socket(socket.clone()), socket.display().to_string()));
-    let devices = interface.devices().into_iter().map(|device| {
-        let name = device.name.clone();
-        (TargetSource::Device(device), name)
-    });
-    for (index, (source, name)) in sockets.chain(devices).enumerate() {
-        let label = args.label.get(index).unwrap_or(&name);
-        for TargetVariant { grants, .. } in interface.variants(None)? {
-            targets.push(Target::running(source.clone(), label, grants));
-        }
-    }
-    let running = targets.len();
+    let sockets = args.socket.iter().map(|socket| (socket.display().to_string(), TargetSource::Socket(socket.clone())));
+    let devices = interface.devices().into_iter().map(|device| (device.name.clone(), TargetSource::Device(device)));
+    let mut sources: Vec<(String, TargetSource)> = sockets.chain(devices).collect();
+    let running = sources.len();
+    sources.iter_mut().zip(&args.label).for_each(|((name, _), label)| name.clone_from(label));
     for (index, spec) in args.disk.iter().enumerate() {
         let label = args.label.get(running + index).unwrap_or(spec);
-        targets.extend(served(args, interface, spec, label)?);
+        let served = served(args, interface, spec)?.into_iter();
+        sources.extend(served.map(|settings| (label.clone(), TargetSource::Disk(settings))));
     }
-    if targets.is_empty() {
+    if sources.is_empty() {
         let own = interface.definition().running;
         return Err(BenchError::Usage(format!("found no target, expected {own} or --disk KEY=VALUE,...")));
     }
@@ -44,11 +34,19 @@ pub(super) fn plan_targets(args: &BenchArgs, interface: &dyn Interface) -> Resul
         let expected = format!("at most one for each {} and --disk", interface::running_options());
         return Err(BenchError::option("label", found, expected));
     }
-    Ok(targets)
+    let target = |(label, source): (String, TargetSource)| Target {
+        label,
+        grants: interface.grants(&source),
+        column: None,
+        queues: None,
+        workers: args.server_workers.filter(|_| matches!(source, TargetSource::Disk(_))),
+        source,
+    };
+    Ok(sources.into_iter().map(target).collect())
 }
 
-/// Returns the targets of one `--disk`: for each poll policy and variant of the interface.
-fn served(args: &BenchArgs, interface: &dyn Interface, spec: &str, label: &str) -> Result<Vec<Target>, BenchError> {
+/// Returns the settings of one `--disk` with each poll policy and variant of the interface.
+fn served(args: &BenchArgs, interface: &dyn Interface, spec: &str) -> Result<Vec<String>, BenchError> {
     if let Some(key) = interface::address_keys().find(|key| value_of(spec, key).is_some()) {
         let found = format!("a disk with the key {key}");
         return Err(BenchError::option("disk", found, "one without: the benchmark sets it"));
@@ -60,26 +58,13 @@ fn served(args: &BenchArgs, interface: &dyn Interface, spec: &str, label: &str) 
             return Err(BenchError::option("queue-size", queue_size, expected));
         }
     }
-    let own = value_of(spec, "poll");
-    if own.is_some() && !args.poll.is_empty() {
+    if value_of(spec, "poll").is_some() && !args.poll.is_empty() {
         return Err(BenchError::option("poll", "a policy in --disk as well", "one of the two"));
     }
-    let policies: Vec<Option<&String>> = match args.poll.is_empty() {
-        true => vec![None],
-        false => args.poll.iter().map(Some).collect(),
+    let policies = match args.poll.is_empty() {
+        true => vec![String::new()],
+        false => args.poll.iter().map(|policy| format!(",poll={policy}")).collect(),
     };
-    let variants = interface.variants(Some(spec))?;
-    let target = |(poll, TargetVariant { keys, grants }): (Option<&String>, TargetVariant)| Target {
-        storage: value_of(spec, "storage").unwrap_or("file").to_owned(),
-        poll: poll.map(String::as_str).or(own).unwrap_or("default").to_owned(),
-        merge: value_of(spec, "merge").unwrap_or(DEFAULT_MERGE).to_owned(),
-        workers: args.server_workers,
-        latency_us: null_latency(spec),
-        ..Target::running(
-            TargetSource::Disk { spec: spec.to_owned(), poll: poll.cloned(), merge: None, keys },
-            label,
-            grants,
-        )
-    };
-    Ok(policies.into_iter().flat_map(|poll| variants.iter().cloned().map(move |own| (poll, own))).map(target).collect())
+    let variants = interface.variants(spec)?;
+    Ok(policies.iter().flat_map(|poll| variants.iter().map(move |own| format!("{spec}{poll}{own}"))).collect())
 }

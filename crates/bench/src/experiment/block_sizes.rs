@@ -8,7 +8,7 @@ use mqblk_core::ByteLen;
 use super::published::{BLOCK_SIZE_WRITES_4K, BLOCK_SIZES};
 use super::{Claim, Columns, Experiment, MeasuredMean, column, plot_of, prefix, published_series, queue_count};
 use crate::BenchError;
-use crate::plan::{MergeMode, Target, TargetSource};
+use crate::plan::{Target, TargetSource, value_of};
 use crate::plot::{AxisChoice, Figure, KeyValue, Metric, PlotGroup, PlotRow, PublishedSeries, RowFilter, RowKey};
 use crate::report::ResultRow;
 use crate::table::{Pivot, ResultTable, cpu_cell, groups, mebibytes, or_dash, ratio_cell, with_suffix};
@@ -41,7 +41,7 @@ const PUBLISHED: [&str; 3] = ["2015: 1 queue", "2015: 8 queues", "2015: merged"]
 const SMALL: u64 = 4096;
 
 fn columns(queues: &[u16], targets: &[Target]) -> Columns {
-    let is_disk = |target: &&Target| matches!(target.source, TargetSource::Disk { .. });
+    let is_disk = |target: &&Target| matches!(target.source, TargetSource::Disk(_));
     let (disks, peers): (Vec<&Target>, Vec<&Target>) = targets.iter().partition(is_disk);
     if disks.is_empty() {
         let expected = "--disk KEY=VALUE,... with it: a server that runs already does not change its merging";
@@ -52,12 +52,12 @@ fn columns(queues: &[u16], targets: &[Target]) -> Columns {
     for disk in disks {
         let own = prefix(&own, disk);
         let name = |queues: u16| format!("{own}{}", queue_count(queues));
-        columns.push(with_merging(disk, 1, MergeMode::On, name(1))?);
+        columns.push(with_merging(disk, 1, "on", name(1))?);
         for &queues in queues {
             if queues != 1 {
-                columns.push(with_merging(disk, queues, MergeMode::On, name(queues))?);
+                columns.push(with_merging(disk, queues, "on", name(queues))?);
             }
-            columns.push(with_merging(disk, queues, MergeMode::Off, format!("{} without merging", name(queues)))?);
+            columns.push(with_merging(disk, queues, "off", format!("{} without merging", name(queues)))?);
         }
     }
     for (peer, queues) in peers.iter().flat_map(|peer| queues.iter().map(move |queues| (peer, *queues))) {
@@ -67,16 +67,14 @@ fn columns(queues: &[u16], targets: &[Target]) -> Columns {
 }
 
 /// Returns `disk` with this number of queues and this merging.
-fn with_merging(disk: &Target, queues: u16, merge: MergeMode, name: String) -> Result<Target, BenchError> {
-    let mut column = disk.as_column(name, queues);
-    if let TargetSource::Disk { spec, merge: own_merge, .. } = &mut column.source {
-        if spec.split(',').any(|pair| pair.starts_with("merge=")) {
+fn with_merging(disk: &Target, queues: u16, merge: &str, name: String) -> Result<Target, BenchError> {
+    match &disk.source {
+        TargetSource::Disk(spec) if value_of(spec, "merge").is_some() => {
             let expected = "one without: the experiment sets it";
-            return Err(BenchError::option("disk", "a disk with the key merge", expected));
+            Err(BenchError::option("disk", "a disk with the key merge", expected))
         }
-        *own_merge = Some(merge);
+        _ => Ok(disk.with("merge", merge).as_column(name, queues)),
     }
-    Ok(Target { merge: merge.name().into(), ..column })
 }
 
 fn loads(quick: bool) -> Vec<String> {

@@ -5,7 +5,7 @@
 
 use super::published::{POLLING, POLLING_CPU_PERCENT, POLLING_IOPS, POLLING_MEAN_US, POLLING_PERCENTILES};
 use super::{Claim, Columns, Experiment, MeasuredMean, error_cell, iops_ratio_cell, load, plot_of, published_series};
-use crate::plan::{Target, TargetSource, null_latency, value_of};
+use crate::plan::{Target, TargetSource, value_of};
 use crate::plot::{AxisChoice, Figure, Metric, PlotGroup, RowFilter, RowKey};
 use crate::report::ResultRow;
 use crate::table::{Column, ResultTable, cpu_cell, groups, ratio_cell, three_digits};
@@ -39,8 +39,8 @@ pub(super) const LATENCIES: [u64; 4] = [0, 10, 30, 100];
 /// Returns a column for each target, latency, policy and number of queues.
 fn columns(queues: &[u16], targets: &[Target]) -> Columns {
     let column = |target: Target| {
-        let storage = target.latency_us.map_or_else(|| target.label.clone(), |us| format!("{us} us"));
-        let name = format!("{storage}, poll {}", target.poll);
+        let storage = target.latency_us().map_or_else(|| target.label.clone(), |us| format!("{us} us"));
+        let name = format!("{storage}, poll {}", target.poll());
         queues.iter().map(|queues| target.as_column(name.clone(), *queues)).collect::<Vec<_>>()
     };
     Ok(targets.iter().flat_map(variants).flat_map(column).collect())
@@ -49,25 +49,22 @@ fn columns(queues: &[u16], targets: &[Target]) -> Columns {
 /// Returns a served disk with each latency and each policy. A null disk with a latency of its own, other storage, a
 /// chosen policy, and a running server stay unchanged.
 fn variants(target: &Target) -> Vec<Target> {
-    let TargetSource::Disk { spec, poll, merge, keys } = &target.source else { return vec![target.clone()] };
-    let latencies = match null_latency(spec) {
-        Some(_) if value_of(spec, "latency-us").is_none() => {
-            LATENCIES.map(|us| (format!("{spec},latency-us={us}"), Some(us))).to_vec()
-        }
-        own => vec![(spec.clone(), own)],
+    let TargetSource::Disk(spec) = &target.source else { return vec![target.clone()] };
+    // A label that was not chosen is the disk's settings, but for a chosen policy.
+    let rest = spec.strip_prefix(target.label.as_str());
+    let is_settings = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(",poll="));
+    let with_latency = |us: u64| {
+        let label = if is_settings { format!("{},latency-us={us}", target.label) } else { target.label.clone() };
+        Target { label, ..target.with("latency-us", us) }
     };
-    let policies = match poll.as_deref().or(value_of(spec, "poll")) {
-        None => POLICIES.map(|policy| (Some(policy.to_owned()), policy.to_owned())).to_vec(),
-        Some(_) => vec![(poll.clone(), target.poll.clone())],
+    let latencies = match target.latency_us() {
+        Some(_) if value_of(spec, "latency-us").is_none() => LATENCIES.map(with_latency).to_vec(),
+        _ => vec![target.clone()],
     };
-    let variant = |(own, latency_us): &(String, Option<u64>), (chosen, poll): (Option<String>, String)| Target {
-        source: TargetSource::Disk { spec: own.clone(), poll: chosen, merge: *merge, keys: keys.clone() },
-        label: if target.label == *spec { own.clone() } else { target.label.clone() },
-        poll,
-        latency_us: *latency_us,
-        ..target.clone()
-    };
-    latencies.iter().flat_map(|latency| policies.iter().cloned().map(move |policy| variant(latency, policy))).collect()
+    match value_of(spec, "poll") {
+        None => latencies.iter().flat_map(|one| POLICIES.map(|policy| one.with("poll", policy))).collect(),
+        Some(_) => latencies,
+    }
 }
 
 fn find<'a>(rows: &'a [ResultRow], latency: u64, poll: &str) -> Option<&'a ResultRow> {

@@ -40,14 +40,14 @@ fn rows_of(benchmark: &Benchmark, iops: &dyn Fn(&ResultRow) -> f64) -> Vec<Resul
                 jobs: combination.jobs,
                 iodepth: combination.iodepth,
                 batch: combination.batch,
-                poll: target.poll.clone(),
-                merge: target.merge.clone(),
+                poll: target.poll().to_owned(),
+                merge: target.merge().to_owned(),
                 grants: target.grants.clone(),
                 grants_pool: own.grants_pool,
                 ring_order: own.ring_order,
                 abi: own.abi,
                 server_workers: target.workers,
-                storage_latency_us: target.latency_us,
+                storage_latency_us: target.latency_us(),
                 column: target.column.clone(),
                 lun_bw_bytes_per_s: own.luns.map(|_| 1e6),
                 lun_bw_min_bytes_per_s: own.luns.map(|_| 9e5),
@@ -138,10 +138,10 @@ fn columns_are_the_documents_and_can_be_overridden() {
     let polling = "--experiment polling";
     assert_eq!(columns(polling).len(), POLICIES.len() * LATENCIES.len());
     assert_eq!(columns(polling)[6].0, "10 us, poll static:50");
-    let TargetSource::Disk { spec, poll, .. } = plan(polling).unwrap().targets.swap_remove(6).source else {
-        panic!("a disk")
-    };
-    assert_eq!((spec.as_str(), poll.as_deref()), ("storage=null,size=1T,latency-us=10", Some("static:50")));
+    let target = plan(polling).unwrap().targets.swap_remove(6);
+    let settings = "storage=null,size=1T,latency-us=10";
+    assert_eq!((target.label.as_str(), target.poll()), (settings, "static:50"));
+    assert_eq!(target.source, TargetSource::Disk(format!("{settings},poll=static:50")));
     let rows = [("5 us, poll off", 1), ("5 us, poll busy", 1)];
     assert_eq!(columns(&format!("{polling} --poll off,busy --disk storage=null,size=1G,latency-us=5")), named(&rows));
     assert_eq!(columns(&format!("{polling} --poll busy --disk path=a --label a")), named(&[("a, poll busy", 1)]));

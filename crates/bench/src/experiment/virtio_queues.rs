@@ -40,7 +40,7 @@ const DATAPLANE: [&str; 2] = ["dataplane", "no-dataplane"];
 fn columns(queues: &[u16], targets: &[Target]) -> Columns {
     let mut columns = vec![];
     for target in targets {
-        if !matches!(target.source, TargetSource::Disk { .. }) {
+        if !matches!(target.source, TargetSource::Disk(_)) {
             let expected = "--disk KEY=VALUE,... with it: the workers of a running server do not change";
             return Err(BenchError::option("experiment", "virtio-queues without a disk", expected));
         }

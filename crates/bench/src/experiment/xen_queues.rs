@@ -45,28 +45,25 @@ fn columns(queues: &[u16], targets: &[Target]) -> Columns {
     let mut columns = vec![];
     for target in targets {
         let own = prefix(targets, target);
-        let pools = match &target.source {
-            TargetSource::Disk { keys, .. } => POOLS
-                .iter()
-                .filter(|pool| keys.get(GRANTS_POOL).is_none_or(|chosen| chosen == pool.0))
-                .map(Some)
-                .collect(),
-            _ => vec![None],
-        };
-        for pool in pools {
-            let mut column = target.clone();
-            if let (TargetSource::Disk { spec, keys, .. }, Some(pool)) = (&mut column.source, pool) {
-                if keys.get(GRANTS).is_none() && value_of(spec, GRANTS).is_none() {
-                    keys.set(GRANTS, Some("persistent"));
-                    column.grants = Some("persistent".into());
-                }
-                keys.set(GRANTS_POOL, Some(pool.0));
-            }
-            let name = format!("{own}{}", pool.map_or("as it runs", |pool| pool.1));
-            columns.extend(queues.iter().map(|queues| column.as_column(name.clone(), *queues)));
+        for (target, pool) in variants(target) {
+            let name = format!("{own}{pool}");
+            columns.extend(queues.iter().map(|queues| target.as_column(name.clone(), *queues)));
         }
     }
     Ok(columns)
+}
+
+/// Returns a target with each pool, and the pool's name.
+fn variants(target: &Target) -> Vec<(Target, &'static str)> {
+    let TargetSource::Disk(spec) = &target.source else { return vec![(target.clone(), "as it runs")] };
+    let kept = match value_of(spec, GRANTS) {
+        Some(_) => target.clone(),
+        None => Target { grants: Some("persistent".into()), ..target.with(GRANTS, "persistent") },
+    };
+    match value_of(spec, GRANTS_POOL) {
+        Some(chosen) => POOLS.iter().filter(|pool| pool.0 == chosen).map(|pool| (kept.clone(), pool.1)).collect(),
+        None => POOLS.map(|(pool, name)| (kept.with(GRANTS_POOL, pool), name)).to_vec(),
+    }
 }
 
 fn tables(rows: &[ResultRow]) -> Vec<ResultTable> {

@@ -15,7 +15,7 @@ use clap::builder::PossibleValue;
 
 use crate::BenchError;
 use crate::device::DeviceDisk;
-use crate::plan::{Combination, DeviceName, DiskKeys, Plan, Target, TargetSource};
+use crate::plan::{Combination, DeviceName, Plan, Target, TargetSource};
 use crate::report::InterfaceResults;
 use crate::run::{RunInput, RunResult};
 use crate::words::Descriptors;
@@ -117,13 +117,17 @@ pub trait Interface: Debug + Send + Sync {
         vec![]
     }
 
-    /// Returns the variants of a target, each measured as a target. `spec`: the served disk; `None` for a running
-    /// server.
+    /// Returns the variants of a served disk, each measured as a target: what is appended to its settings.
     ///
     /// # Errors
     /// [`BenchError::Usage`] when the disk and the options contradict each other.
-    fn variants(&self, _spec: Option<&str>) -> Result<Vec<TargetVariant>, BenchError> {
-        Ok(vec![TargetVariant::default()])
+    fn variants(&self, _spec: &str) -> Result<Vec<String>, BenchError> {
+        Ok(vec![String::new()])
+    }
+
+    /// Returns `grants` of a target in the results; `None` if the interface has none.
+    fn grants(&self, _source: &TargetSource) -> Option<String> {
+        None
     }
 
     /// Returns the numbers of targets, and of logical units of each target, to measure; 1 and 1 if a device is one
@@ -166,13 +170,4 @@ pub trait Interface: Debug + Send + Sync {
     /// # Errors
     /// [`BenchError`].
     fn measure(&self, input: &RunInput<'_>) -> Result<RunResult, BenchError>;
-}
-
-/// One of the variants in which a target is measured.
-#[derive(Clone, Debug, Default)]
-pub struct TargetVariant {
-    /// Keys for the disk that is served.
-    pub keys: DiskKeys,
-    /// `grants` in the results.
-    pub grants: Option<String>,
 }

@@ -1,5 +1,6 @@
 //! Targets of a benchmark: running devices, and disks that servers are started for.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 
 use super::Combination;
@@ -14,18 +15,9 @@ pub enum TargetSource {
     Socket(PathBuf),
     /// A device that an interface's options name.
     Device(DeviceName),
-    /// A disk, for which a server is started for each run.
-    Disk {
-        /// The argument of `mqblk serve --disk`, without socket, queues and poll; for a controller, of each logical
-        /// unit.
-        spec: String,
-        /// Poll policy.
-        poll: Option<String>,
-        /// Merging.
-        merge: Option<MergeMode>,
-        /// Keys of the interface.
-        keys: DiskKeys,
-    },
+    /// A disk, for which a server is started for each run: the argument of `mqblk serve --disk`, without its address
+    /// and queues; for a controller, of each logical unit.
+    Disk(String),
 }
 
 /// Name and number of a running device.
@@ -37,47 +29,6 @@ pub struct DeviceName {
     pub number: u32,
 }
 
-/// Keys and values that are appended to the settings of a disk.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DiskKeys(Vec<(&'static str, &'static str)>);
-
-impl DiskKeys {
-    /// Returns the value of `key`.
-    pub fn get(&self, key: &str) -> Option<&'static str> {
-        self.0.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
-    }
-
-    /// Sets `key`; `None` removes it: the server's default holds.
-    pub fn set(&mut self, key: &'static str, value: Option<&'static str>) {
-        self.0.retain(|(name, _)| *name != key);
-        self.0.extend(value.map(|value| (key, value)));
-    }
-
-    /// Returns all keys and values, in the order in which they were set.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str)> + use<'_> {
-        self.0.iter().copied()
-    }
-}
-
-/// Request merging of a served disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MergeMode {
-    /// Adjacent requests are merged.
-    On,
-    /// Nothing is merged.
-    Off,
-}
-
-impl MergeMode {
-    /// Returns the value of the disk's key `merge`.
-    pub fn name(self) -> &'static str {
-        match self {
-            MergeMode::On => "on",
-            MergeMode::Off => "off",
-        }
-    }
-}
-
 /// A target, and its description in the results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
@@ -85,12 +36,6 @@ pub struct Target {
     pub source: TargetSource,
     /// `target` in the results.
     pub label: String,
-    /// `storage` in the results.
-    pub storage: String,
-    /// `poll` in the results.
-    pub poll: String,
-    /// `merge` in the results.
-    pub merge: String,
     /// `grants` in the results; `None` where the interface has none.
     pub grants: Option<String>,
     /// `column` in the results: an experiment's heading for it.
@@ -99,34 +44,49 @@ pub struct Target {
     pub queues: Option<u16>,
     /// Workers of the server that is started; `None`: the server's default, or a running server.
     pub workers: Option<u16>,
-    /// Latency of a null disk in microseconds, in the results; `None` for other storage.
-    pub latency_us: Option<u64>,
 }
 
 impl Target {
-    /// Returns a running target: its other settings are unknown.
-    pub(crate) fn running(source: TargetSource, label: &str, grants: Option<String>) -> Target {
-        let [storage, poll, merge] = ["unknown"; 3].map(str::to_owned);
-        Target {
-            source,
-            label: label.to_owned(),
-            storage,
-            poll,
-            merge,
-            grants,
-            column: None,
-            queues: None,
-            workers: None,
-            latency_us: None,
+    /// Returns the setting `key` of a served disk, or the server's default of it. Those of a running one are unknown.
+    fn setting<'a>(&'a self, key: &str, default: &'a str) -> &'a str {
+        if let TargetSource::Disk(spec) = &self.source { value_of(spec, key).unwrap_or(default) } else { "unknown" }
+    }
+
+    /// Returns `storage` of the results.
+    pub(crate) fn storage(&self) -> &str {
+        self.setting("storage", "file")
+    }
+
+    /// Returns `poll` of the results.
+    pub(crate) fn poll(&self) -> &str {
+        self.setting("poll", "default")
+    }
+
+    /// Returns `merge` of the results.
+    pub(crate) fn merge(&self) -> &str {
+        self.setting("merge", "auto")
+    }
+
+    /// Returns the latency of a null disk in microseconds; `None` for other storage.
+    pub(crate) fn latency_us(&self) -> Option<u64> {
+        (self.storage() == "null").then(|| self.setting("latency-us", "0").parse().ok()).flatten()
+    }
+
+    /// Returns the target with another setting of its served disk.
+    pub(crate) fn with(&self, key: &str, value: impl Display) -> Target {
+        let mut changed = self.clone();
+        if let TargetSource::Disk(spec) = &mut changed.source {
+            spec.push_str(&format!(",{key}={value}"));
         }
+        changed
     }
 
     /// Returns its label, poll policy and grants, as far as they are known.
     pub(crate) fn name(&self) -> String {
-        let known = |name: &str, value: Option<&String>| {
+        let known = |name: &str, value: Option<&str>| {
             value.filter(|value| *value != "unknown").map_or(String::new(), |value| format!(" {name} {value}"))
         };
-        format!("{}{}{}", self.label, known("poll", Some(&self.poll)), known("grants", self.grants.as_ref()))
+        format!("{}{}{}", self.label, known("poll", Some(self.poll())), known("grants", self.grants.as_deref()))
     }
 
     /// Returns the target as an experiment's column, with its heading and number of queues.
@@ -142,13 +102,8 @@ impl Target {
 
 /// Returns the value of `key` in `KEY=VALUE,...`.
 pub(crate) fn value_of<'a>(spec: &'a str, key: &str) -> Option<&'a str> {
-    spec.split(',').find_map(|pair| pair.split_once('=').filter(|(found, _)| *found == key).map(|(_, value)| value))
-}
-
-/// Returns the latency of a null disk in microseconds; `None` for other storage.
-pub(crate) fn null_latency(spec: &str) -> Option<u64> {
-    let own = value_of(spec, "latency-us").unwrap_or("0");
-    (value_of(spec, "storage") == Some("null")).then(|| own.parse().ok()).flatten()
+    let pairs = split_pairs(spec).into_iter();
+    pairs.filter_map(|pair| pair.split_once('=')).find(|(found, _)| *found == key).map(|(_, value)| value)
 }
 
 /// Returns the pairs of `KEY=VALUE,...`, in which a comma of a value is written twice.

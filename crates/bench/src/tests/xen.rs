@@ -185,8 +185,7 @@ fn devices_and_grants_are_targets() {
     let own =
         plan("--interface xen --disk storage=null,size=1G --grants copy,map --poll off,busy --grants-pool shared");
     let targets = own.unwrap().targets;
-    let found: Vec<_> =
-        targets.iter().map(|target| (target.poll.as_str(), target.grants.as_deref().unwrap())).collect();
+    let found: Vec<_> = targets.iter().map(|target| (target.poll(), target.grants.as_deref().unwrap())).collect();
     assert_eq!(found, [("off", "copy"), ("off", "map"), ("busy", "copy"), ("busy", "map")]);
     let named = plan("--interface xen --vdev xvda --vdev 51728 --label kernel").unwrap();
     let names: Vec<_> = named.targets.iter().map(|target| target.label.as_str()).collect();

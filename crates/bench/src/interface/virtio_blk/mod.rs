@@ -79,15 +79,12 @@ fn serve_arguments(disk: &ServedDisk<'_>, socket: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::DiskKeys;
     use crate::tests::plan;
 
     fn argument(line: &str) -> String {
         let plan = plan(line).unwrap();
-        let TargetSource::Disk { spec, .. } = &plan.targets[0].source else { panic!("a disk") };
-        let (merge, keys, combination) =
-            (Some(crate::plan::MergeMode::Off), DiskKeys::default(), &plan.combinations[0]);
-        let disk = ServedDisk { spec, poll: None, merge, keys: &keys, queue_size: plan.chosen_queue_size, combination };
+        let TargetSource::Disk(spec) = &plan.targets[0].source else { panic!("a disk") };
+        let disk = ServedDisk { spec, queue_size: plan.chosen_queue_size, combination: &plan.combinations[0] };
         serve_arguments(&disk, Path::new("/s")).remove(1)
     }
 
@@ -95,7 +92,7 @@ mod tests {
     fn a_disks_settings_are_the_argument_of_its_server() {
         assert_eq!(
             argument("--disk path=/d,,{t}/{l}.img,poll=off,direct=off --queues 3"),
-            "path=/d,,{t}/{l}.img,poll=off,direct=off,socket=/s,queues=3,merge=off"
+            "path=/d,,{t}/{l}.img,poll=off,direct=off,socket=/s,queues=3"
         );
     }
 
@@ -103,9 +100,9 @@ mod tests {
     fn a_server_takes_virtqueues_as_large_as_the_clients() {
         assert_eq!(
             argument("--disk storage=null,size=1G --queue-size 4096 --iodepth 2000"),
-            "storage=null,size=1G,socket=/s,queues=1,merge=off,queue-size=4096"
+            "storage=null,size=1G,socket=/s,queues=1,queue-size=4096"
         );
         let own = "--disk storage=null,size=1G,queue-size=8192 --queue-size 4096";
-        assert_eq!(argument(own), "storage=null,size=1G,queue-size=8192,socket=/s,queues=1,merge=off");
+        assert_eq!(argument(own), "storage=null,size=1G,queue-size=8192,socket=/s,queues=1");
     }
 }

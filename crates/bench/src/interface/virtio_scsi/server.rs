@@ -46,12 +46,8 @@ pub(super) fn arguments(disk: &ServedDisk<'_>, socket: &Path) -> Vec<String> {
     let key = |pair: &&str| CONTROLLER_KEYS.contains(&pair.split('=').next().unwrap_or_default());
     let (own, units): (Vec<&str>, Vec<&str>) = split_pairs(disk.spec).into_iter().partition(key);
     let mut controller = format!("id={CONTROLLER},socket={path},queues={queues}");
-    let poll = disk.poll.map(|poll| format!("poll={poll}"));
     let queue_size = disk.queue_size_pair();
-    own.into_iter()
-        .chain(poll.as_deref())
-        .chain(queue_size.as_deref())
-        .for_each(|pair| controller.push_str(&format!(",{pair}")));
+    own.into_iter().chain(queue_size.as_deref()).for_each(|pair| controller.push_str(&format!(",{pair}")));
     let mut arguments = vec!["--controller".to_owned(), controller];
     for (target, lun) in self::units(disk.combination) {
         let mut unit = format!("controller={CONTROLLER},target={target},lun={lun}");
@@ -61,9 +57,6 @@ pub(super) fn arguments(disk: &ServedDisk<'_>, socket: &Path) -> Vec<String> {
         for pair in &units {
             unit.push_str(&format!(",{}", of_unit(pair, target, lun)));
         }
-        if let Some(merge) = disk.merge {
-            unit.push_str(&format!(",merge={}", merge.name()));
-        }
         arguments.extend(["--lun".to_owned(), unit]);
     }
     arguments
@@ -72,20 +65,16 @@ pub(super) fn arguments(disk: &ServedDisk<'_>, socket: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{DiskKeys, MergeMode, TargetSource};
     use crate::tests::plan;
 
     #[test]
     fn a_disks_settings_are_dealt_to_controller_and_units() {
         let line = "--interface virtio-scsi --disk path=/d,,{t}/{l}.img,poll=off,direct=off --targets 2 --luns 2 --queues 3 --queue-size 2048";
         let plan = plan(line).unwrap();
-        let TargetSource::Disk { spec, .. } = &plan.targets[0].source else { panic!("a disk") };
-        let (combination, keys) = (&plan.combinations[0], DiskKeys::default());
-        let queue_size = plan.chosen_queue_size;
-        let disk = ServedDisk { spec, poll: None, merge: Some(MergeMode::Off), keys: &keys, queue_size, combination };
-        let unit = |t: u16, l: u16| {
-            format!("controller=bench,target={t},lun={l},id=t{t}l{l},path=/d,,{t}/{l}.img,direct=off,merge=off")
-        };
+        let spec = "path=/d,,{t}/{l}.img,poll=off,direct=off";
+        let disk = ServedDisk { spec, queue_size: plan.chosen_queue_size, combination: &plan.combinations[0] };
+        let unit =
+            |t: u16, l: u16| format!("controller=bench,target={t},lun={l},id=t{t}l{l},path=/d,,{t}/{l}.img,direct=off");
         let expected = [
             "--controller".to_owned(),
             "id=bench,socket=/s,,1,queues=3,poll=off,queue-size=2048".into(),

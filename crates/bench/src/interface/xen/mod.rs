@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use mqblk_driver::DriverError;
 
-use super::{Interface, InterfaceDefinition, InterfaceOptions, TargetVariant};
+use super::{Interface, InterfaceDefinition, InterfaceOptions};
 use crate::BenchError;
 use crate::connector::Connector;
 use crate::connector::{PreparedServer, ServedDisk};
 use crate::device::DeviceDisk;
-use crate::plan::{Combination, DeviceName, DiskKeys, MAX_DEPTH, Plan, Target, TargetSource, value_of};
+use crate::plan::{Combination, DeviceName, MAX_DEPTH, Plan, Target, TargetSource, value_of};
 use crate::report::InterfaceResults;
 use crate::run::{RunInput, RunResult, measure_on, probe_on};
 use crate::words::Descriptors;
@@ -84,24 +84,23 @@ impl Interface for XenOptions {
         self.vdev.clone()
     }
 
-    fn variants(&self, spec: Option<&str>) -> Result<Vec<TargetVariant>, BenchError> {
-        let Some(spec) = spec else {
-            return Ok(vec![TargetVariant { grants: Some("unknown".into()), ..TargetVariant::default() }]);
-        };
-        let own = value_of(spec, GRANTS);
-        if own.is_some() && !self.grants.is_empty() {
+    fn variants(&self, spec: &str) -> Result<Vec<String>, BenchError> {
+        if value_of(spec, GRANTS).is_some() && !self.grants.is_empty() {
             return Err(BenchError::option(GRANTS, "a word in --disk as well", "one of the two"));
         }
-        let variant = |grants: Option<&'static str>| {
-            let mut keys = DiskKeys::default();
-            keys.set(GRANTS, grants);
-            keys.set(GRANTS_POOL, self.grants_pool.map(|(pool, ..)| *pool));
-            TargetVariant { keys, grants: Some(grants.or(own).unwrap_or("default").to_owned()) }
-        };
+        let pool = self.grants_pool.map_or(String::new(), |(pool, ..)| format!(",{GRANTS_POOL}={pool}"));
         Ok(match self.grants.is_empty() {
-            true => vec![variant(None)],
-            false => self.grants.iter().map(|(mode, ..)| variant(Some(mode))).collect(),
+            true => vec![pool],
+            false => self.grants.iter().map(|(mode, ..)| format!(",{GRANTS}={mode}{pool}")).collect(),
         })
+    }
+
+    fn grants(&self, source: &TargetSource) -> Option<String> {
+        let word = match source {
+            TargetSource::Disk(spec) => value_of(spec, GRANTS).unwrap_or("default"),
+            _ => "unknown",
+        };
+        Some(word.to_owned())
     }
 
     // Requests that find no space in a ring wait in the benchmark, as a guest's requests wait for a tag.
@@ -111,7 +110,10 @@ impl Interface for XenOptions {
 
     fn results(&self, source: &TargetSource, _combination: &Combination) -> InterfaceResults {
         let grants_pool = match source {
-            TargetSource::Disk { keys, .. } => Some(keys.get(GRANTS_POOL).unwrap_or(GRANT_POOLS[0].0)),
+            TargetSource::Disk(spec) => {
+                let chosen = GRANT_POOLS.iter().find(|pool| value_of(spec, GRANTS_POOL) == Some(pool.0));
+                Some(chosen.unwrap_or(&GRANT_POOLS[0]).0)
+            }
             _ => None,
         };
         InterfaceResults {

@@ -13,6 +13,7 @@ use mqblk_xen_simulation::{self as simulation, Machine};
 use super::options::{GRANTS_POOL, XenLocation, own_device};
 use crate::BenchError;
 use crate::connector::{PreparedServer, ServedDisk};
+use crate::plan::value_of;
 
 /// A file system in memory.
 const IN_MEMORY: &str = "/dev/shm";
@@ -143,7 +144,7 @@ pub(super) fn prepare(
     // A device on a machine of this run ends with it.
     let device = machine.is_none().then_some(directories);
     // `grants-pool` is a test key.
-    let environment = disk.keys.get(GRANTS_POOL).map(|_| ("MQBLK_TEST_KEYS", "1")).into_iter().collect();
+    let environment = value_of(disk.spec, GRANTS_POOL).map(|_| ("MQBLK_TEST_KEYS", "1")).into_iter().collect();
     let resources =
         Box::new(ServerResources { _frontend: endpoint.clone(), _device: device, _journals: state, _machine: machine });
     let is_simulated = location != Some(&XenLocation::Real);

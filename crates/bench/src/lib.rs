@@ -31,7 +31,6 @@ mod holes;
 mod interface;
 mod interrupt;
 mod machine;
-mod merges;
 mod output;
 mod pattern;
 mod plan;

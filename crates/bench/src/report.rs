@@ -7,11 +7,10 @@ use serde::Serialize;
 
 use crate::device::IoOp;
 use crate::machine::{self, Machine, ServerInfo};
-use crate::merges::MergeRates;
 use crate::plan::{Combination, Plan, Target};
 use crate::run::RunResult;
-use crate::worker::OpStats;
-use summary::{mean_and_stderr, median, percentiles};
+use crate::worker::WorkerStats;
+use summary::{latencies, mean_and_stderr, median, percentiles};
 
 pub(crate) use summary::{LatencySummary, OpSummary, RateSummary, RunValues};
 
@@ -176,12 +175,11 @@ impl ResultRow {
         let RowSubject { plan, target, combination, interface, own, experiment } = *subject;
         let iops: Vec<f64> = results.iter().map(RunResult::iops).collect();
         let (iops_mean, iops_stderr) = mean_and_stderr(&iops);
-        let requests = results.iter().map(|result| result.ios).sum::<u64>().max(1) as f64;
+        let requests = results.iter().map(RunResult::ios).sum::<u64>().max(1) as f64;
         let per_request = |value: f64| value / requests;
+        let counted = |of: fn(&WorkerStats) -> u64| results.iter().map(|result| of(&result.stats)).sum::<u64>();
         let micros = |time: std::time::Duration| time.as_secs_f64() * 1e6;
-        let mut all = OpStats::new();
-        results.iter().for_each(|result| result.ops[..IoOp::Flush as usize].iter().for_each(|op| all.add(op)));
-        let latencies = all.latency;
+        let latencies = latencies(results.iter().flat_map(RunResult::transfers));
         let rw = combination.rw;
         let has = |op: IoOp| match op {
             IoOp::Read => rw.reads(),
@@ -190,8 +188,9 @@ impl ResultRow {
             IoOp::Flush => plan.fsync > 0,
         };
         let of = |op: IoOp| has(op).then(|| OpSummary::new(results, op));
-        let merges = |of: fn(&MergeRates) -> f64| {
-            let rates: Option<Vec<f64>> = results.iter().map(|result| result.merges.as_ref().map(of)).collect();
+        let merges = |at: usize| {
+            let rates: Option<Vec<f64>> =
+                results.iter().map(|result| result.used.merges.map(|both| both[at])).collect();
             rates.map(|rates| mean_and_stderr(&rates).0)
         };
         let bandwidths: Vec<f64> = results.iter().map(RunResult::bandwidth).collect();
@@ -200,7 +199,7 @@ impl ResultRow {
             let picked: Option<Vec<f64>> = results.iter().map(|result| result.disk_bandwidths().reduce(pick)).collect();
             picked.filter(|_| own.luns.is_some()).map(|picked| mean_and_stderr(&picked).0)
         };
-        let server_cpu: Option<f64> = results.iter().map(|result| result.server_cpu.map(micros)).sum();
+        let server_cpu: Option<f64> = results.iter().map(|result| result.used.cpu.map(micros)).sum();
         ResultRow {
             interface,
             storage: target.storage().to_owned(),
@@ -235,14 +234,14 @@ impl ResultRow {
             lat_us: LatencySummary::new(&latencies),
             percentiles: percentiles(&latencies),
             server_cpu_us_per_io: server_cpu.map(per_request),
-            client_cpu_us_per_io: per_request(results.iter().map(|result| micros(result.client_cpu)).sum()),
-            rrqm_per_s: merges(|rate| rate.reads),
-            wrqm_per_s: merges(|rate| rate.writes),
-            handovers_per_io: per_request(results.iter().map(|result| result.handed_over).sum::<u64>() as f64),
+            client_cpu_us_per_io: per_request(results.iter().map(|result| micros(result.stats.cpu)).sum()),
+            rrqm_per_s: merges(0),
+            wrqm_per_s: merges(1),
+            handovers_per_io: per_request(counted(|stats| stats.handed_over) as f64),
             requests_per_io: results[0].requests_per_io,
-            kicks_per_io: per_request(results.iter().map(|result| result.kicks).sum::<u64>() as f64),
-            calls_per_io: per_request(results.iter().map(|result| result.calls).sum::<u64>() as f64),
-            errors: results.iter().map(|result| result.errors).sum(),
+            kicks_per_io: per_request(counted(|stats| stats.kicks) as f64),
+            calls_per_io: per_request(counted(|stats| stats.calls) as f64),
+            errors: counted(|stats| stats.errors),
             experiment,
             column: target.column.clone(),
             rate_iops: combination.rate_iops,

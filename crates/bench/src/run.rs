@@ -6,7 +6,6 @@ mod supervisor;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use hdrhistogram::Histogram;
 use rand::Rng;
 
 use crate::BenchError;
@@ -15,7 +14,6 @@ use crate::control::CompletionCounter;
 use crate::device::{Device, DeviceDisk, IoOp, MAX_PARTS, ThreadQueues};
 use crate::holes;
 use crate::machine::ServerInfo;
-use crate::merges::MergeRates;
 use crate::pattern::AccessPattern;
 use crate::plan::{Combination, Plan, Target};
 use crate::progress;
@@ -23,12 +21,9 @@ use crate::server::{ServerProcess, Session};
 use crate::streams::{JobRange, Streams};
 use crate::verification::BlockGenerations;
 use crate::words::Rw;
-use crate::worker::{DiskJob, OpStats, PaceStats, SeriesSettings, TimeSeries, Worker, WorkerSettings, WorkerStats};
-use meters::ServerMeters;
-use supervisor::{LoadOutcome, RunSupervisor};
-
-/// The operations that are I/Os.
-const TRANSFERS: [IoOp; 3] = [IoOp::Read, IoOp::Write, IoOp::Trim];
+use crate::worker::{DiskJob, OpStats, SeriesSettings, Worker, WorkerSettings, WorkerStats};
+use meters::{ServerMeters, ServerUsage};
+use supervisor::RunSupervisor;
 
 /// Result of one run.
 #[derive(Debug)]
@@ -39,68 +34,47 @@ pub struct RunResult {
     pub server: ServerInfo,
     /// Share of holes among the blocks read, from 0 to 1, before the run; `None` if unknown.
     pub holes: Option<f64>,
-    /// I/Os that completed in the measurement, without flushes and failures.
-    pub ios: u64,
-    /// Their bytes on each disk.
-    pub bytes: Vec<u64>,
-    /// The same I/Os and flushes by operation, all with bytes.
-    pub ops: [OpStats; IoOp::COUNT],
-    /// Starts and delays at the rate, if there is one.
-    pub pace: PaceStats,
-    /// The I/Os that completed in each interval, if they were recorded.
-    pub series: Option<TimeSeries>,
+    /// Measurements of all threads together, with the bytes of all I/Os.
+    pub stats: WorkerStats,
+    /// The server's usage in the measurement.
+    pub used: ServerUsage,
     /// Requests of the largest I/O: 1 unless the disk takes less than the block size at once.
     pub requests_per_io: u32,
-    /// Requests that were handed over to the thread that owns their queue.
-    pub handed_over: u64,
-    /// Length of the measurement.
-    pub elapsed: Duration,
     /// True if a signal ended it early.
     pub cut_short: bool,
-    /// The server's CPU time in it, if it can be read.
-    pub server_cpu: Option<Duration>,
-    /// The client threads' CPU time in it.
-    pub client_cpu: Duration,
-    /// Requests that the server merged in it, if known.
-    pub merges: Option<MergeRates>,
-    /// Kicks in it.
-    pub kicks: u64,
-    /// Calls in it.
-    pub calls: u64,
-    /// I/Os that failed or did not verify.
-    pub errors: u64,
-    /// Messages about some of them.
-    pub messages: Vec<String>,
     /// Blocks read back and checked after the load.
     pub verified: u64,
 }
 
 impl RunResult {
+    /// Returns the counts of each operation that is an I/O: all but flushes.
+    pub fn transfers(&self) -> &[OpStats] {
+        &self.stats.ops[..IoOp::Flush as usize]
+    }
+
+    /// Returns the I/Os that completed in the measurement, without failures.
+    pub fn ios(&self) -> u64 {
+        self.transfers().iter().map(|op| op.ios).sum()
+    }
+
     /// Returns a count as a rate over the measurement.
     pub fn per_second(&self, count: u64) -> f64 {
-        count as f64 / self.elapsed.as_secs_f64().max(1e-9)
+        count as f64 / self.stats.elapsed.as_secs_f64().max(1e-9)
     }
 
     /// Returns the I/Os per second.
     pub fn iops(&self) -> f64 {
-        self.per_second(self.ios)
-    }
-
-    /// Returns the latencies of all I/Os, in nanoseconds.
-    pub fn latency(&self) -> Histogram<u64> {
-        let mut all = OpStats::new();
-        TRANSFERS.iter().for_each(|op| all.add(&self.ops[*op as usize]));
-        all.latency
+        self.per_second(self.ios())
     }
 
     /// Returns the bytes per second.
     pub fn bandwidth(&self) -> f64 {
-        self.per_second(self.bytes.iter().sum())
+        self.per_second(self.stats.bytes.iter().sum())
     }
 
     /// Returns the bytes per second of each disk.
     pub fn disk_bandwidths(&self) -> impl Iterator<Item = f64> {
-        self.bytes.iter().map(|bytes| self.per_second(*bytes))
+        self.stats.bytes.iter().map(|bytes| self.per_second(*bytes))
     }
 }
 
@@ -184,16 +158,15 @@ fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<
         progress,
         total: streams.total_blocks(),
     };
-    let load = WorkerLoad { rw: combination.rw, once: plan.runtime.is_none(), verify: plan.verify.is_some() };
     if plan.fill {
-        let fill = WorkerLoad { rw: Rw::Write, once: true, verify: false };
         let writes = Combination { rw: Rw::Write, rate_iops: None, ..*combination };
-        let settings = WorkerSettings { fsync: 0, series: None, ..worker_settings(plan, &writes, &disks, &streams)? };
-        let (workers, counters) = workers(input, fill, sets, settings, &streams);
+        let own = worker_settings(plan, &writes, &disks, &streams)?;
+        let own = WorkerSettings { fsync: 0, series: None, verify: false, ..own };
+        let (workers, counters) = workers(input, Rw::Write, true, sets, own, &streams);
         watch.counters = counters;
         sets = watch.fill(workers)?.into_iter().map(|worker| worker.into_parts().2).collect();
     }
-    let (workers, counters) = workers(input, load, sets, settings, &streams);
+    let (workers, counters) = workers(input, combination.rw, plan.runtime.is_none(), sets, settings, &streams);
     watch.counters = counters;
 
     let (mut workers, outcome) = watch.load(workers)?;
@@ -218,29 +191,36 @@ fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<
         workers = watch.verify(workers, verified)?;
     }
 
-    let mut stats = vec![];
+    let mut stats = WorkerStats::new(settings.disks);
     let mut sets = vec![];
     for worker in workers {
         let (thread, _, set) = worker.into_parts();
-        stats.push(thread);
+        stats.add(thread);
         sets.push(set);
     }
-    let requests_per_io = (settings.bs * settings.most_blocks).div_ceil(settings.request_len);
+    if let (Some(series), Some(length)) = (&mut stats.series, outcome.stopped_after) {
+        series.end_at(length);
+    }
+    if let [bytes @ 0] = stats.bytes.as_mut_slice() {
+        // One size and one disk: workers count I/Os only.
+        let transfers = &mut stats.ops[..IoOp::Flush as usize];
+        transfers.iter_mut().for_each(|op| op.bytes = op.ios * combination.sizes.min.0);
+        *bytes = transfers.iter().map(|op| op.bytes).sum();
+    }
     device.stop(sets).map_err(|error| BenchError::Failed(error.to_string()))?;
     if let Some(server) = server {
         server.stop()?;
     }
-    let mut result = merge_stats(stats, outcome, requests_per_io, verified);
-    (result.started, result.server, result.holes) = (started, info, holes);
-    if let [bytes @ 0] = result.bytes.as_mut_slice() {
-        // One size and one disk: workers count I/Os only.
-        *bytes = result.ios * combination.sizes.min.0;
-        TRANSFERS.iter().for_each(|op| {
-            let op = &mut result.ops[*op as usize];
-            op.bytes = op.ios * combination.sizes.min.0;
-        });
-    }
-    Ok(result)
+    Ok(RunResult {
+        started,
+        server: info,
+        holes,
+        stats,
+        used: outcome.used,
+        requests_per_io: (settings.bs * settings.most_blocks).div_ceil(settings.request_len),
+        cut_short: outcome.cut_short,
+        verified,
+    })
 }
 
 /// Checks the options against the disks.
@@ -317,17 +297,11 @@ fn expected_intervals(plan: &Plan, interval: Duration) -> usize {
     time.div_duration_f64(interval).ceil() as usize
 }
 
-/// The load of one pass: the fill, or the measurement.
-#[derive(Clone, Copy, Debug)]
-struct WorkerLoad {
-    rw: Rw,
-    once: bool,
-    verify: bool,
-}
-
+/// Creates the threads of one pass: the fill, or the measurement. `once`: each block is done once.
 fn workers<Q: ThreadQueues>(
     input: &RunInput<'_>,
-    load: WorkerLoad,
+    rw: Rw,
+    once: bool,
     sets: Vec<Q>,
     settings: WorkerSettings,
     streams: &Streams,
@@ -339,61 +313,14 @@ fn workers<Q: ThreadQueues>(
     let mut jobs: Vec<Vec<DiskJob>> = (0..threads).map(|_| vec![]).collect();
     for (index, &JobRange { job, disk, blocks }) in streams.ranges.iter().enumerate() {
         let seed_of_part = seed.wrapping_add((index as u64) << 32);
-        let pattern = AccessPattern::new(load.rw, plan.read_share, blocks, load.once, seed_of_part)
-            .with_distribution(plan.distribution);
-        let generations = load.verify.then(|| BlockGenerations::new(blocks.first, blocks.count, generation));
+        let pattern =
+            AccessPattern::new(rw, plan.read_share, blocks, once, seed_of_part).with_distribution(plan.distribution);
+        let generations = settings.verify.then(|| BlockGenerations::new(blocks.first, blocks.count, generation));
         jobs[usize::from(job) % threads].push(DiskJob { number: job, disk, pattern, generations, unflushed: 0 });
     }
     // The disks of a job are adjacent.
     jobs.iter_mut().for_each(|jobs| jobs.sort_by_key(|job| job.number));
-    let settings = WorkerSettings { verify: load.verify, ..settings };
     let counters: Vec<Arc<CompletionCounter>> = (0..threads).map(|_| Arc::default()).collect();
     let workers = sets.into_iter().zip(jobs).zip(&counters);
     (workers.map(|((set, jobs), progress)| Worker::new(set, jobs, settings, Arc::clone(progress))).collect(), counters)
-}
-
-fn merge_stats(stats: Vec<WorkerStats>, outcome: LoadOutcome, requests_per_io: u32, verified: u64) -> RunResult {
-    let mut total = RunResult {
-        started: SystemTime::UNIX_EPOCH,
-        server: ServerInfo::default(),
-        holes: None,
-        ios: 0,
-        bytes: vec![0; stats.first().map_or(0, |thread| thread.bytes.len())],
-        ops: std::array::from_fn(|_| OpStats::new()),
-        pace: PaceStats::default(),
-        series: None,
-        handed_over: 0,
-        elapsed: Duration::ZERO,
-        requests_per_io,
-        cut_short: outcome.cut_short,
-        server_cpu: outcome.used.cpu,
-        merges: outcome.used.merges,
-        client_cpu: Duration::ZERO,
-        kicks: 0,
-        calls: 0,
-        errors: 0,
-        messages: vec![],
-        verified,
-    };
-    for thread in stats {
-        total.ops.iter_mut().zip(&thread.ops).for_each(|(total, own)| total.add(own));
-        total.bytes.iter_mut().zip(&thread.bytes).for_each(|(total, bytes)| *total += bytes);
-        total.pace.add(&thread.pace);
-        match (&mut total.series, thread.series) {
-            (Some(series), Some(own)) => series.merge(own),
-            (series, own) => *series = series.take().or(own),
-        }
-        total.handed_over += thread.handed_over;
-        total.elapsed = total.elapsed.max(thread.elapsed);
-        total.client_cpu += thread.cpu;
-        total.kicks += thread.kicks;
-        total.calls += thread.calls;
-        total.errors += thread.errors;
-        total.messages.extend(thread.messages);
-    }
-    if let (Some(series), Some(length)) = (&mut total.series, outcome.stopped_after) {
-        series.end_at(length);
-    }
-    total.ios = TRANSFERS.iter().map(|op| total.ops[*op as usize].ios).sum();
-    total
 }

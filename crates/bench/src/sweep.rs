@@ -107,7 +107,7 @@ impl Sweep {
             let (target, combination) = &columns[at];
             let result = self.measure_run(benchmark, combination, target, number)?;
             let cut_short = result.cut_short;
-            if !cut_short || self.counts_cut_short && result.ios + result.errors > 0 {
+            if !cut_short || self.counts_cut_short && result.ios() + result.stats.errors > 0 {
                 results[at].push(result);
                 each_run(rows(&results));
             }
@@ -138,7 +138,8 @@ impl Sweep {
             other => other,
         })?;
         let verified = plan.verify.map_or(String::new(), |_| format!(", {} blocks verified", result.verified));
-        let errors = if result.errors > 0 { format!(", {} errors", result.errors) } else { String::new() };
+        let errors = result.stats.errors;
+        let errors = if errors > 0 { format!(", {errors} errors") } else { String::new() };
         let cut_short = if result.cut_short { ", cut short" } else { "" };
         self.progress.end(&format!("{name}: {:.0} IOPS{errors}{verified}{cut_short}", result.iops()));
         self.warn(combination, target, &result);
@@ -150,7 +151,7 @@ impl Sweep {
         let name = target.column.as_ref().unwrap_or(&target.label);
         // Standard error may be closed.
         let tell = |text: &str| drop(writeln!(std::io::stderr(), "mqblk: {}: {name}: {text}", self.command));
-        result.messages.iter().for_each(|message| tell(message));
+        result.stats.messages.iter().for_each(|message| tell(message));
         let rate = combination.rate_iops;
         let rate = rate.map(|rate| RateSummary::new(std::slice::from_ref(result), rate, combination.jobs));
         if let Some(summary) = rate.filter(|summary| !summary.is_kept()) {

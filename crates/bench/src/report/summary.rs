@@ -7,7 +7,7 @@ use super::series::RunSeries;
 use crate::device::IoOp;
 use crate::machine;
 use crate::run::RunResult;
-use crate::worker::OpStats;
+use crate::worker::{OpStats, PaceStats};
 
 /// Latency in microseconds.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -43,19 +43,18 @@ impl OpSummary {
     /// Returns the summary of `op` over all runs.
     pub(super) fn new(results: &[RunResult], op: IoOp) -> OpSummary {
         let of = |value: fn(&OpStats) -> u64| -> Vec<f64> {
-            results.iter().map(|result| result.per_second(value(&result.ops[op as usize]))).collect()
+            results.iter().map(|result| result.per_second(value(&result.stats.ops[op as usize]))).collect()
         };
         let iops = of(|op| op.ios);
         let (iops_mean, iops_stderr) = mean_and_stderr(&iops);
-        let mut all = OpStats::new();
-        results.iter().for_each(|result| all.add(&result.ops[op as usize]));
+        let latencies = latencies(results.iter().map(|result| &result.stats.ops[op as usize]));
         OpSummary {
             iops_mean,
             iops_stderr,
             iops_median: median(&iops),
             bw_bytes_per_s: mean_and_stderr(&of(|op| op.bytes)).0,
-            lat_us: LatencySummary::new(&all.latency),
-            percentiles: percentiles(&all.latency),
+            lat_us: LatencySummary::new(&latencies),
+            percentiles: percentiles(&latencies),
         }
     }
 }
@@ -87,18 +86,18 @@ pub(crate) struct RunValues {
 impl RunValues {
     /// Returns the values of a run. `has`: the operations of its load.
     pub(super) fn new(result: &RunResult, has: &dyn Fn(IoOp) -> bool) -> RunValues {
-        let per_io = |time: std::time::Duration| time.as_secs_f64() * 1e6 / result.ios.max(1) as f64;
+        let per_io = |time: std::time::Duration| time.as_secs_f64() * 1e6 / result.ios().max(1) as f64;
         RunValues {
             date: machine::date(result.started),
-            elapsed_s: result.elapsed.as_secs_f64(),
+            elapsed_s: result.stats.elapsed.as_secs_f64(),
             cut_short: result.cut_short,
             iops: result.iops(),
             bw_bytes_per_s: result.bandwidth(),
-            lat_us: LatencySummary::new(&result.latency()),
-            server_cpu_us_per_io: result.server_cpu.map(per_io),
-            client_cpu_us_per_io: per_io(result.client_cpu),
-            errors: result.errors,
-            series: result.series.as_ref().map(|series| RunSeries::new(series, has)),
+            lat_us: LatencySummary::new(&latencies(result.transfers())),
+            server_cpu_us_per_io: result.used.cpu.map(per_io),
+            client_cpu_us_per_io: per_io(result.stats.cpu),
+            errors: result.stats.errors,
+            series: result.stats.series.as_ref().map(|series| RunSeries::new(series, has)),
         }
     }
 }
@@ -121,14 +120,14 @@ pub(crate) struct RateSummary {
 impl RateSummary {
     /// Returns the summary of all runs at `rate` for each of `jobs`.
     pub(crate) fn new(results: &[RunResult], rate: u32, jobs: u16) -> RateSummary {
-        let started: u64 = results.iter().map(|result| result.pace.started).sum();
-        let delay: u64 = results.iter().map(|result| result.pace.delay_sum_ns).sum();
+        let mut all = PaceStats::default();
+        results.iter().for_each(|result| all.add(&result.stats.pace));
         RateSummary {
             asked_iops: f64::from(rate) * f64::from(jobs),
-            started,
-            unstarted: results.iter().map(|result| result.pace.unstarted).sum(),
-            delay_us_mean: delay as f64 / 1e3 / started.max(1) as f64,
-            delay_us_max: results.iter().map(|result| result.pace.delay_max_ns).max().unwrap_or(0) as f64 / 1e3,
+            started: all.started,
+            unstarted: all.unstarted,
+            delay_us_mean: all.delay_sum_ns as f64 / 1e3 / all.started.max(1) as f64,
+            delay_us_max: all.delay_max_ns as f64 / 1e3,
         }
     }
 
@@ -144,6 +143,13 @@ const PERCENTILES: [f64; 13] = [1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99
 /// Returns the points of a distribution.
 pub(super) fn percentiles(latencies: &Histogram<u64>) -> Vec<(f64, f64)> {
     PERCENTILES.iter().map(|at| (*at, micros_at(latencies, *at))).collect()
+}
+
+/// Returns the latencies of several counts together, in nanoseconds.
+pub(super) fn latencies<'a>(counts: impl IntoIterator<Item = &'a OpStats>) -> Histogram<u64> {
+    let mut all = OpStats::new();
+    counts.into_iter().for_each(|counts| all.add(counts));
+    all.latency
 }
 
 fn micros_at(latencies: &Histogram<u64>, percentile: f64) -> f64 {

@@ -162,7 +162,7 @@ impl RunSupervisor<'_> {
             self.supervise(finished, until(whole))?;
             // Slow storage may complete no I/O in the runtime: the measurement lasts until one completes.
             self.supervise(finished, || self.is_interrupted() || self.done() > measured_from)?;
-            outcome.used = self.meters.since(&before);
+            outcome.used = self.meters.read().since(&before);
             outcome.cut_short = self.is_interrupted() && !finished();
             if whole.is_some() || outcome.cut_short {
                 control.set(Phase::Stop);

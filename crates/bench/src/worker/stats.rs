@@ -47,9 +47,9 @@ impl OpStats {
     }
 }
 
-/// Measurements of a thread.
+/// Measurements of a thread, or of all threads of a run.
 #[derive(Debug)]
-pub(crate) struct WorkerStats {
+pub struct WorkerStats {
     /// I/Os that completed in the measurement, by [`IoOp`].
     pub ops: [OpStats; IoOp::COUNT],
     /// Their bytes on each disk. 0 unless I/Os differ in size or disk.
@@ -75,7 +75,8 @@ pub(crate) struct WorkerStats {
 }
 
 impl WorkerStats {
-    pub(super) fn new(disks: u16) -> WorkerStats {
+    /// Creates zero counts of this number of disks.
+    pub(crate) fn new(disks: u16) -> WorkerStats {
         WorkerStats {
             ops: std::array::from_fn(|_| OpStats::new()),
             bytes: vec![0; disks.into()],
@@ -95,5 +96,23 @@ impl WorkerStats {
     pub(super) fn reset(&mut self) {
         self.ops.iter_mut().for_each(OpStats::reset);
         self.bytes.fill(0);
+    }
+
+    /// Adds another thread's.
+    pub(crate) fn add(&mut self, other: WorkerStats) {
+        self.ops.iter_mut().zip(&other.ops).for_each(|(own, other)| own.add(other));
+        self.bytes.iter_mut().zip(&other.bytes).for_each(|(own, other)| *own += other);
+        self.handed_over += other.handed_over;
+        self.elapsed = self.elapsed.max(other.elapsed);
+        self.cpu += other.cpu;
+        self.kicks += other.kicks;
+        self.calls += other.calls;
+        self.errors += other.errors;
+        self.messages.extend(other.messages);
+        self.pace.add(&other.pace);
+        match (&mut self.series, other.series) {
+            (Some(series), Some(other)) => series.merge(other),
+            (series, other) => *series = series.take().or(other),
+        }
     }
 }

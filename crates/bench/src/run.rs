@@ -95,32 +95,35 @@ pub struct RunInput<'a> {
     pub progress: &'a progress::ProgressDisplay,
 }
 
-/// Connects to the target through `connector`, and measures once.
-///
-/// # Errors
-/// [`BenchError::Usage`] when the options do not fit the disk; [`BenchError::Failed`] when the server goes away, is
-/// stuck, or violates the protocol.
-pub(crate) fn measure_on<C: Connector>(connector: &C, input: &RunInput<'_>) -> Result<RunResult, BenchError> {
-    let session = Session::open(connector, input.plan, input.combination, input.target)?;
-    measure_once(input, session)
+/// Measures targets. The load is compiled for each [`Connector`].
+pub trait Measure {
+    /// Connects to the target, and measures once.
+    ///
+    /// # Errors
+    /// [`BenchError::Usage`] when the options do not fit the disk; [`BenchError::Failed`] when the server goes away, is
+    /// stuck, or violates the protocol.
+    fn measure(&self, input: &RunInput<'_>) -> Result<RunResult, BenchError>;
+
+    /// Connects to the target, and returns its disks.
+    ///
+    /// # Errors
+    /// As [`measure`](Self::measure), before the first request.
+    fn probe(&self, plan: &Plan, combination: &Combination, target: &Target) -> Result<Vec<DeviceDisk>, BenchError>;
 }
 
-/// Connects to the target through `connector`, and returns its disks.
-///
-/// # Errors
-/// As [`measure_on`], before the first request.
-pub(crate) fn probe_on<C: Connector>(
-    connector: &C,
-    plan: &Plan,
-    combination: &Combination,
-    target: &Target,
-) -> Result<Vec<DeviceDisk>, BenchError> {
-    let Session { mut device, server } = Session::open(connector, plan, combination, target)?;
-    let disks = device.disks(combination)?;
-    let sets = device.take_queues();
-    device.stop(sets).map_err(|error| BenchError::Failed(error.to_string()))?;
-    server.map_or(Ok(()), ServerProcess::stop)?;
-    Ok(disks)
+impl<C: Connector> Measure for C {
+    fn measure(&self, input: &RunInput<'_>) -> Result<RunResult, BenchError> {
+        measure_once(input, Session::open(self, input.plan, input.combination, input.target)?)
+    }
+
+    fn probe(&self, plan: &Plan, combination: &Combination, target: &Target) -> Result<Vec<DeviceDisk>, BenchError> {
+        let Session { mut device, server } = Session::open(self, plan, combination, target)?;
+        let disks = device.disks(combination)?;
+        let sets = device.take_queues();
+        device.stop(sets).map_err(|error| BenchError::Failed(error.to_string()))?;
+        server.map_or(Ok(()), ServerProcess::stop)?;
+        Ok(disks)
+    }
 }
 
 /// Checks a combination against the disks.

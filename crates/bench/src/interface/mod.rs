@@ -14,10 +14,9 @@ use std::sync::Arc;
 use clap::builder::PossibleValue;
 
 use crate::BenchError;
-use crate::device::DeviceDisk;
-use crate::plan::{Combination, DeviceName, Plan, Target, TargetSource};
+use crate::plan::{Combination, DeviceName, TargetSource};
 use crate::report::InterfaceResults;
-use crate::run::{RunInput, RunResult};
+use crate::run::Measure;
 use crate::words::Descriptors;
 
 pub(crate) use virtio_scsi::VirtioScsi;
@@ -96,8 +95,8 @@ pub struct InterfaceOptions<'a> {
     pub packed: bool,
 }
 
-/// The options of one interface, and its part of planning, connecting and measuring.
-pub trait Interface: Debug + Send + Sync {
+/// The options of one interface, and its part of planning. It measures through its [`Connector`](crate::connector).
+pub trait Interface: Measure + Debug + Send + Sync {
     /// Returns its line of [`TABLE`].
     fn definition(&self) -> &'static InterfaceDefinition;
 
@@ -158,16 +157,4 @@ pub trait Interface: Debug + Send + Sync {
     fn results(&self, _source: &TargetSource, _combination: &Combination) -> InterfaceResults {
         InterfaceResults::default()
     }
-
-    /// Connects to a target and returns its disks; calls [`probe_on`](crate::run::probe_on) with the interface's types.
-    ///
-    /// # Errors
-    /// [`BenchError`].
-    fn probe(&self, plan: &Plan, combination: &Combination, target: &Target) -> Result<Vec<DeviceDisk>, BenchError>;
-
-    /// Measures once; calls [`measure_on`](crate::run::measure_on) with the interface's types.
-    ///
-    /// # Errors
-    /// [`BenchError`].
-    fn measure(&self, input: &RunInput<'_>) -> Result<RunResult, BenchError>;
 }

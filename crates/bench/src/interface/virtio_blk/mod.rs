@@ -10,11 +10,8 @@ use mqblk_driver::DriverError;
 
 use super::{Interface, InterfaceDefinition, vhost_user};
 use crate::BenchError;
-use crate::connector::Connector;
-use crate::connector::{PreparedServer, ServedDisk};
-use crate::device::DeviceDisk;
-use crate::plan::{Combination, Plan, Target, TargetSource};
-use crate::run::{RunInput, RunResult, measure_on, probe_on};
+use crate::connector::{Connector, PreparedServer, ServedDisk};
+use crate::plan::{Combination, Plan, TargetSource};
 use device::BlkDevice;
 
 /// The interface's line of the table.
@@ -37,14 +34,6 @@ impl Interface for VirtioBlk {
 
     fn given(&self) -> Vec<&'static str> {
         vec![]
-    }
-
-    fn probe(&self, plan: &Plan, combination: &Combination, target: &Target) -> Result<Vec<DeviceDisk>, BenchError> {
-        probe_on(self, plan, combination, target)
-    }
-
-    fn measure(&self, input: &RunInput<'_>) -> Result<RunResult, BenchError> {
-        measure_on(self, input)
     }
 }
 

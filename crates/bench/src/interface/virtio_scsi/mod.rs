@@ -12,12 +12,9 @@ use mqblk_driver::virtio_scsi::SteeringPolicy;
 
 use super::{Interface, InterfaceDefinition, vhost_user};
 use crate::BenchError;
-use crate::connector::Connector;
-use crate::connector::{PreparedServer, ServedDisk};
-use crate::device::DeviceDisk;
-use crate::plan::{Combination, Plan, Target, TargetSource};
+use crate::connector::{Connector, PreparedServer, ServedDisk};
+use crate::plan::{Combination, Plan, TargetSource};
 use crate::report::InterfaceResults;
-use crate::run::{RunInput, RunResult, measure_on, probe_on};
 use crate::words::{Choice, one_of};
 use device::ScsiDevice;
 
@@ -109,14 +106,6 @@ impl Interface for VirtioScsi {
             steer: Some(steering(self).0),
             ..InterfaceResults::default()
         }
-    }
-
-    fn probe(&self, plan: &Plan, combination: &Combination, target: &Target) -> Result<Vec<DeviceDisk>, BenchError> {
-        probe_on(self, plan, combination, target)
-    }
-
-    fn measure(&self, input: &RunInput<'_>) -> Result<RunResult, BenchError> {
-        measure_on(self, input)
     }
 }
 

@@ -12,12 +12,9 @@ use mqblk_driver::DriverError;
 
 use super::{Interface, InterfaceDefinition, InterfaceOptions};
 use crate::BenchError;
-use crate::connector::Connector;
-use crate::connector::{PreparedServer, ServedDisk};
-use crate::device::DeviceDisk;
-use crate::plan::{Combination, DeviceName, MAX_DEPTH, Plan, Target, TargetSource, value_of};
+use crate::connector::{Connector, PreparedServer, ServedDisk};
+use crate::plan::{Combination, DeviceName, MAX_DEPTH, Plan, TargetSource, value_of};
 use crate::report::InterfaceResults;
-use crate::run::{RunInput, RunResult, measure_on, probe_on};
 use crate::words::Descriptors;
 use device::XenDevice;
 use options::{GRANT_POOLS, GRANTS, GRANTS_POOL};
@@ -122,14 +119,6 @@ impl Interface for XenOptions {
             abi: Some(self.layout().0),
             ..InterfaceResults::default()
         }
-    }
-
-    fn probe(&self, plan: &Plan, combination: &Combination, target: &Target) -> Result<Vec<DeviceDisk>, BenchError> {
-        probe_on(self, plan, combination, target)
-    }
-
-    fn measure(&self, input: &RunInput<'_>) -> Result<RunResult, BenchError> {
-        measure_on(self, input)
     }
 }
 

@@ -2,6 +2,7 @@
 //! are started for it, and the driver that loads it. Outside the folder only [`InterfaceOptions`], the command line and
 //! the defaults of experiments name it.
 
+mod queue_set;
 mod vhost_user;
 mod virtio_blk;
 mod virtio_scsi;

@@ -1,20 +1,16 @@
 //! The virtio-blk driver as a device to load.
 
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use mqblk_core::ByteLen;
-use mqblk_driver::virtio_blk::{self, BlkConnectOptions, BlkQueue, BlkQueueSet, SectorRange};
-use mqblk_driver::{DataSegment, DeviceError, DriverError, SubmitError, Waker};
+use mqblk_driver::virtio_blk::{self, BlkQueue, BlkQueueSet, SectorRange};
+use mqblk_driver::{DataSegment, DriverError, SubmitError};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use crate::BenchError;
-use crate::device::{
-    CompletedTransfer, Device, DeviceDisk, IoOp, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
-};
+use crate::device::{Device, DeviceDisk, IoOp, ServerMonitor, ThreadQueues, Transfer, TransferStatus};
+use crate::interface::queue_set::{of_a_disks_set, of_every_set};
 use crate::interface::vhost_user::server_monitor;
-use crate::plan::{Combination, Plan};
+use crate::plan::Combination;
 
 /// Bytes of a sector.
 const SECTOR: u64 = 512;
@@ -24,10 +20,6 @@ const MAX_SEGMENTS: u64 = 14;
 impl TransferStatus for virtio_blk::BlkStatus {
     const GOOD: Self = virtio_blk::BlkStatus::Ok;
 }
-
-/// A disk at a socket.
-#[derive(Debug)]
-pub(crate) struct BlkDevice(virtio_blk::BlkDevice);
 
 /// Returns the largest segment that the device takes.
 fn max_segment(info: &virtio_blk::BlkInfo) -> u32 {
@@ -55,37 +47,11 @@ fn max_trim(info: &virtio_blk::BlkInfo) -> Result<u64, &'static str> {
     if most == 0 { Err("VIRTIO_BLK_F_DISCARD") } else { Ok(most) }
 }
 
-impl BlkDevice {
-    /// Connects to the disk at `socket`, trying for `timeout`.
-    pub(crate) fn connect(
-        plan: &Plan,
-        combination: &Combination,
-        socket: &Path,
-        timeout: Duration,
-    ) -> Result<BlkDevice, DriverError> {
-        let depth = combination.depth_per_queue();
-        let options = BlkConnectOptions {
-            queues: combination.queues,
-            queue_size: plan.queue_size,
-            // Benchmark has checked it against the queue size.
-            depth: depth as u16,
-            threads: combination.threads(),
-            data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0),
-            descriptors: plan.descriptors.shape(combination.sizes.max),
-            packed: plan.packed,
-            poison_status: plan.verify.is_some(),
-            connect_timeout: timeout,
-            ..BlkConnectOptions::new(socket)
-        };
-        virtio_blk::BlkDevice::connect(&options).map(BlkDevice)
-    }
-}
-
-impl Device for BlkDevice {
+impl Device for virtio_blk::BlkDevice {
     type Queues = BlkQueues;
 
     fn disks(&mut self, _combination: &Combination) -> Result<Vec<DeviceDisk>, BenchError> {
-        let info = self.0.info();
+        let info = self.info();
         let too_big =
             || BenchError::Failed(format!("the disk says it has {} sectors, more than 2^64 bytes", info.capacity.0));
         Ok(vec![DeviceDisk {
@@ -100,25 +66,25 @@ impl Device for BlkDevice {
     }
 
     fn take_queues(&mut self) -> Vec<BlkQueues> {
-        let piece_max = max_segment(self.0.info());
+        let piece_max = max_segment(self.info());
         let set = |mut set: BlkQueueSet| BlkQueues {
             memory: Arc::clone(set.queues_mut()[0].memory()),
             set,
             max_segment: piece_max,
         };
-        self.0.take_queues().into_iter().map(set).collect()
+        virtio_blk::BlkDevice::take_queues(self).into_iter().map(set).collect()
     }
 
     fn server_pid(&self) -> Option<i32> {
-        self.0.server_pid()
+        virtio_blk::BlkDevice::server_pid(self)
     }
 
     fn monitor(&self) -> Result<Box<dyn ServerMonitor>, DriverError> {
-        server_monitor(self.0.hangup_monitor())
+        server_monitor(self.hangup_monitor())
     }
 
     fn stop(self, sets: Vec<BlkQueues>) -> Result<(), DriverError> {
-        self.0.stop(sets.into_iter().map(|set| set.set).collect())
+        virtio_blk::BlkDevice::stop(self, sets.into_iter().map(|set| set.set).collect())
     }
 }
 
@@ -142,21 +108,8 @@ pub(crate) struct BlkQueues {
 impl ThreadQueues for BlkQueues {
     type Status = virtio_blk::BlkStatus;
 
-    const SPREADS: bool = true;
-    const HANDS_OVER: bool = false;
-
-    #[inline]
-    fn queue_count(&self) -> usize {
-        self.set.queues().len()
-    }
-
-    fn memory(&self) -> &Arc<GuestMemory> {
-        &self.memory
-    }
-
-    fn data_start(&self, queue: usize) -> GuestAddress {
-        self.set.queues()[queue].data().0
-    }
+    of_every_set!();
+    of_a_disks_set!();
 
     #[inline(always)] // else the transfer goes through memory: 25 instructions a request
     fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), SubmitError> {
@@ -179,11 +132,6 @@ impl ThreadQueues for BlkQueues {
     }
 
     #[inline]
-    fn will_have_space(&self, queue: usize) -> bool {
-        self.set.queues()[queue].in_flight() != 0
-    }
-
-    #[inline]
     fn publish(&mut self, queue: usize) -> std::io::Result<()> {
         self.set.queues_mut()[queue].publish()
     }
@@ -194,34 +142,7 @@ impl ThreadQueues for BlkQueues {
         if queue.unpublished() >= batch { queue.publish() } else { Ok(()) }
     }
 
-    #[inline]
-    fn peek(&mut self, queue: usize) -> Result<(u16, u16), DeviceError> {
-        let queue = &mut self.set.queues_mut()[queue];
-        Ok((queue.poll()?, queue.in_flight()))
-    }
-
-    #[inline(always)] // as above
-    fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<virtio_blk::BlkStatus>>, DeviceError> {
-        let done = self.set.queues_mut()[queue].reap()?;
-        Ok(done.map(|done| CompletedTransfer { user: done.user_data, status: done.status }))
-    }
-
-    fn wait(&mut self, count: u16, limit: Option<Duration>) -> Result<(), DriverError> {
-        match limit {
-            None => self.set.wait(count),
-            Some(limit) => self.set.wait_at_most(count, limit),
-        }
-    }
-
-    fn kicks(&self) -> u64 {
-        self.set.kicks()
-    }
-
     fn calls(&mut self) -> std::io::Result<u64> {
         self.set.calls()
-    }
-
-    fn waker(&self) -> std::io::Result<Waker> {
-        self.set.waker()
     }
 }

@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use mqblk_core::ByteLen;
 use mqblk_driver::DriverError;
+use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice};
 
 use super::{Interface, InterfaceDefinition, vhost_user};
 use crate::BenchError;
 use crate::connector::{Connector, PreparedServer, ServedDisk};
 use crate::plan::{Combination, Plan, TargetSource};
-use device::BlkDevice;
 
 /// The interface's line of the table.
 pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
@@ -56,7 +57,20 @@ impl Connector for VirtioBlk {
         socket: &PathBuf,
         timeout: Duration,
     ) -> Result<BlkDevice, DriverError> {
-        BlkDevice::connect(plan, combination, socket, timeout)
+        let depth = combination.depth_per_queue();
+        BlkDevice::connect(&BlkConnectOptions {
+            queues: combination.queues,
+            queue_size: plan.queue_size,
+            // Benchmark has checked it against the queue size.
+            depth: depth as u16,
+            threads: combination.threads(),
+            data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0),
+            descriptors: plan.descriptors.shape(combination.sizes.max),
+            packed: plan.packed,
+            poison_status: plan.verify.is_some(),
+            connect_timeout: timeout,
+            ..BlkConnectOptions::new(socket)
+        })
     }
 }
 

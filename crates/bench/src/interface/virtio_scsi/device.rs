@@ -9,13 +9,14 @@ use mqblk_driver::virtio_scsi::{
     self, Command, CommandOutcome, Extent, Lba, LogicalUnit, LunAddress, ScsiCompletion, ScsiConnectOptions,
     ScsiQueueSet, SteeringPolicy,
 };
-use mqblk_driver::{DataSegment, DeviceError, DriverError, SubmitError, Waker};
+use mqblk_driver::{DataSegment, DeviceError, DriverError, SubmitError};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use crate::BenchError;
 use crate::device::{
     CompletedTransfer, Device, DeviceDisk, IoOp, MAX_PARTS, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
 };
+use crate::interface::queue_set::of_every_set;
 use crate::interface::vhost_user::server_monitor;
 use crate::plan::{Combination, Plan};
 
@@ -184,16 +185,14 @@ fn completed(completion: ScsiCompletion) -> CompletedTransfer<CommandOutcome> {
 impl ThreadQueues for ScsiQueues {
     type Status = CommandOutcome;
 
+    of_every_set!();
+
     const SPREADS: bool = false;
     const HANDS_OVER: bool = true;
 
     #[inline]
     fn queue_count(&self) -> usize {
         self.data.len()
-    }
-
-    fn memory(&self) -> &Arc<GuestMemory> {
-        &self.memory
     }
 
     fn data_start(&self, queue: usize) -> GuestAddress {
@@ -273,22 +272,7 @@ impl ThreadQueues for ScsiQueues {
         self.set.finish()
     }
 
-    fn wait(&mut self, count: u16, limit: Option<Duration>) -> Result<(), DriverError> {
-        match limit {
-            None => self.set.wait(count),
-            Some(limit) => self.set.wait_at_most(count, limit),
-        }
-    }
-
-    fn kicks(&self) -> u64 {
-        self.set.kicks()
-    }
-
     fn calls(&mut self) -> std::io::Result<u64> {
         self.set.calls()
-    }
-
-    fn waker(&self) -> std::io::Result<Waker> {
-        self.set.waker()
     }
 }

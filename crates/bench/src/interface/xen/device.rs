@@ -4,31 +4,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mqblk_core::ByteLen;
-use mqblk_driver::blkfront::{self, BlkfrontInfo, BlkfrontOptions, BlkfrontQueueSet};
-use mqblk_driver::{DataSegment, DeviceError, DriverError, SubmitError, Waker};
-use mqblk_memory::{GuestAddress, GuestMemory, PAGE_BYTES};
+use mqblk_driver::blkfront::{self, BlkfrontInfo, BlkfrontQueueSet};
+use mqblk_driver::{DataSegment, DriverError, SubmitError};
+use mqblk_memory::{GuestMemory, PAGE_BYTES};
 
-use super::options::XenOptions;
-use super::server::Vbd;
 use crate::BenchError;
-use crate::device::{
-    CompletedTransfer, Device, DeviceDisk, IoOp, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
-};
+use crate::device::{Device, DeviceDisk, IoOp, ServerMonitor, ThreadQueues, Transfer, TransferStatus};
+use crate::interface::queue_set::{of_a_disks_set, of_every_set};
 use crate::plan::Combination;
 
 /// Most bytes of a segment.
-const PAGE: u64 = PAGE_BYTES as u64;
+pub(super) const PAGE: u64 = PAGE_BYTES as u64;
 
 impl TransferStatus for blkfront::BlkfrontStatus {
     const GOOD: Self = blkfront::BlkfrontStatus::Ok;
 }
-
-/// The longest wait for a backend. One that closes waits for its storage, by default 30 s, and flushes.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// A disk of the domain that the benchmark runs in, or acts for on a simulated machine.
-#[derive(Debug)]
-pub(crate) struct XenDevice(blkfront::BlkfrontDevice);
 
 /// Returns the most bytes of a request whose data starts at a page: whole blocks. Larger blocks are several requests,
 /// as Linux splits a bio by the limits of its queue.
@@ -41,38 +31,11 @@ fn max_request(info: &BlkfrontInfo) -> Result<u64, BenchError> {
     Ok(most / block * block)
 }
 
-impl XenDevice {
-    /// Connects to the backend of `vbd`, trying for `timeout`.
-    pub(super) fn connect(
-        options: &XenOptions,
-        combination: &Combination,
-        vbd: &Vbd,
-        timeout: Duration,
-    ) -> Result<XenDevice, DriverError> {
-        let depth = combination.depth_per_queue();
-        let own = BlkfrontOptions::new(Arc::clone(&vbd.xen), vbd.number);
-        let driver_options = BlkfrontOptions {
-            queues: combination.queues,
-            ring_order: options.ring_order,
-            abi: options.layout().2,
-            indirect_segments: options.indirect_segments.unwrap_or(own.indirect_segments),
-            // Requests that find no space in the ring wait.
-            depth: depth.min(u16::MAX.into()) as u16,
-            threads: combination.threads(),
-            data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0.next_multiple_of(PAGE)),
-            connect_timeout: timeout,
-            reply_timeout: REPLY_TIMEOUT,
-            ..own
-        };
-        blkfront::BlkfrontDevice::connect(&driver_options).map(XenDevice)
-    }
-}
-
-impl Device for XenDevice {
+impl Device for blkfront::BlkfrontDevice {
     type Queues = XenRings;
 
     fn disks(&mut self, _combination: &Combination) -> Result<Vec<DeviceDisk>, BenchError> {
-        let info = self.0.info();
+        let info = self.info();
         let too_big =
             || BenchError::Failed(format!("the disk says it has {} sectors, 2^64 bytes or more", info.capacity.0));
         Ok(vec![DeviceDisk {
@@ -89,7 +52,7 @@ impl Device for XenDevice {
 
     fn take_queues(&mut self) -> Vec<XenRings> {
         let set = |mut set: BlkfrontQueueSet| XenRings { memory: Arc::clone(set.queues_mut()[0].memory()), set };
-        self.0.take_queues().into_iter().map(set).collect()
+        blkfront::BlkfrontDevice::take_queues(self).into_iter().map(set).collect()
     }
 
     fn server_pid(&self) -> Option<i32> {
@@ -97,11 +60,11 @@ impl Device for XenDevice {
     }
 
     fn monitor(&self) -> Result<Box<dyn ServerMonitor>, DriverError> {
-        Ok(Box::new(BackendMonitor(Mutex::new(self.0.backend_monitor()?))))
+        Ok(Box::new(BackendMonitor(Mutex::new(self.backend_monitor()?))))
     }
 
     fn stop(self, sets: Vec<XenRings>) -> Result<(), DriverError> {
-        self.0.stop(sets.into_iter().map(|set| set.set).collect())
+        blkfront::BlkfrontDevice::stop(self, sets.into_iter().map(|set| set.set).collect())
     }
 }
 
@@ -125,23 +88,10 @@ pub(crate) struct XenRings {
 impl ThreadQueues for XenRings {
     type Status = blkfront::BlkfrontStatus;
 
-    const SPREADS: bool = true;
-    const HANDS_OVER: bool = false;
+    of_every_set!();
+    of_a_disks_set!();
     // As a guest's pages: a request has no more segments than it needs, and no two requests share a page.
     const DATA_ALIGN: u64 = PAGE;
-
-    #[inline]
-    fn queue_count(&self) -> usize {
-        self.set.queues().len()
-    }
-
-    fn memory(&self) -> &Arc<GuestMemory> {
-        &self.memory
-    }
-
-    fn data_start(&self, queue: usize) -> GuestAddress {
-        self.set.queues()[queue].data().0
-    }
 
     #[inline(always)] // as for virtio-blk: else the transfer goes through memory
     fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), SubmitError> {
@@ -154,11 +104,6 @@ impl ThreadQueues for XenRings {
             IoOp::Flush => queue.flush(user),
             IoOp::Trim => queue.discard(user, start, ByteLen(len.into()).sectors().0, false),
         }
-    }
-
-    #[inline]
-    fn will_have_space(&self, queue: usize) -> bool {
-        self.set.queues()[queue].in_flight() != 0
     }
 
     #[inline]
@@ -176,34 +121,7 @@ impl ThreadQueues for XenRings {
         Ok(())
     }
 
-    #[inline]
-    fn peek(&mut self, queue: usize) -> Result<(u16, u16), DeviceError> {
-        let queue = &mut self.set.queues_mut()[queue];
-        Ok((queue.poll()?, queue.in_flight()))
-    }
-
-    #[inline(always)] // as above
-    fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<blkfront::BlkfrontStatus>>, DeviceError> {
-        let done = self.set.queues_mut()[queue].reap()?;
-        Ok(done.map(|done| CompletedTransfer { user: done.user_data, status: done.status }))
-    }
-
-    fn wait(&mut self, count: u16, limit: Option<Duration>) -> Result<(), DriverError> {
-        match limit {
-            None => self.set.wait(count),
-            Some(limit) => self.set.wait_at_most(count, limit),
-        }
-    }
-
-    fn kicks(&self) -> u64 {
-        self.set.kicks()
-    }
-
     fn calls(&mut self) -> std::io::Result<u64> {
         Ok(self.set.calls())
-    }
-
-    fn waker(&self) -> std::io::Result<Waker> {
-        self.set.waker()
     }
 }

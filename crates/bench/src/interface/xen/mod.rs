@@ -8,7 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mqblk_core::ByteLen;
 use mqblk_driver::DriverError;
+use mqblk_driver::blkfront::{BlkfrontDevice, BlkfrontOptions};
 
 use super::{Interface, InterfaceDefinition, InterfaceOptions};
 use crate::BenchError;
@@ -16,7 +18,7 @@ use crate::connector::{Connector, PreparedServer, ServedDisk};
 use crate::plan::{Combination, DeviceName, MAX_DEPTH, Plan, TargetSource, value_of};
 use crate::report::InterfaceResults;
 use crate::words::Descriptors;
-use device::XenDevice;
+use device::PAGE;
 use options::{GRANT_POOLS, GRANTS, GRANTS_POOL};
 
 pub(crate) use options::XenOptions;
@@ -30,6 +32,9 @@ pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
     running: "--vdev NAME",
     address_keys: &["domid", "vdev"],
 };
+
+/// The longest wait for a backend. One that closes waits for its storage, by default 30 s, and flushes.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Interface for XenOptions {
     fn definition(&self) -> &'static InterfaceDefinition {
@@ -124,7 +129,7 @@ impl Interface for XenOptions {
 
 impl Connector for XenOptions {
     type Endpoint = Vbd;
-    type Device = XenDevice;
+    type Device = BlkfrontDevice;
 
     fn endpoint(&self, source: &TargetSource) -> Result<Vbd, BenchError> {
         match source {
@@ -143,7 +148,21 @@ impl Connector for XenOptions {
         combination: &Combination,
         vbd: &Vbd,
         timeout: Duration,
-    ) -> Result<XenDevice, DriverError> {
-        XenDevice::connect(self, combination, vbd, timeout)
+    ) -> Result<BlkfrontDevice, DriverError> {
+        let depth = combination.depth_per_queue();
+        let own = BlkfrontOptions::new(Arc::clone(&vbd.xen), vbd.number);
+        BlkfrontDevice::connect(&BlkfrontOptions {
+            queues: combination.queues,
+            ring_order: self.ring_order,
+            abi: self.layout().2,
+            indirect_segments: self.indirect_segments.unwrap_or(own.indirect_segments),
+            // Requests that find no space in the ring wait.
+            depth: depth.min(u16::MAX.into()) as u16,
+            threads: combination.threads(),
+            data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0.next_multiple_of(PAGE)),
+            connect_timeout: timeout,
+            reply_timeout: REPLY_TIMEOUT,
+            ..own
+        })
     }
 }

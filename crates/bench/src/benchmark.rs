@@ -14,7 +14,7 @@ use crate::interface::{self, Interface};
 use crate::interrupt::Interrupt;
 use crate::machine::Invocation;
 use crate::plan::{Combination, MAX_DEPTH, Plan, Target, TargetSource, value_of};
-use crate::report::{ResultRow, RowSubject};
+use crate::report::ResultRow;
 use crate::run::RunResult;
 use crate::words::{Distribution, IoSizes};
 use crate::worker::MAX_INTERVALS;
@@ -77,6 +77,7 @@ impl Benchmark {
         let plan = Plan {
             targets,
             combinations,
+            experiment: args.experiment.map(|experiment| experiment.option),
             client: args.client,
             read_share: args.rwmixread,
             runtime: (!runtime.is_zero()).then_some(runtime),
@@ -125,15 +126,8 @@ impl Benchmark {
 
     /// Returns the row of the runs of a target, at least one.
     pub(crate) fn row(&self, target: &Target, combination: &Combination, results: &[RunResult]) -> ResultRow {
-        let subject = RowSubject {
-            plan: &self.plan,
-            target,
-            combination,
-            interface: self.interface.definition().name,
-            own: self.interface.results(&target.source, combination),
-            experiment: self.experiment.map(|experiment| experiment.option),
-        };
-        ResultRow::new(&subject, results)
+        let own = self.interface.results(&target.source, combination);
+        ResultRow::new(&self.plan, target, combination, own, results)
     }
 }
 

@@ -71,6 +71,8 @@ pub struct Plan {
     pub targets: Vec<Target>,
     /// At least one.
     pub combinations: Vec<Combination>,
+    /// The experiment, by its name in result rows.
+    pub experiment: Option<&'static str>,
     /// How the client waits for completions.
     pub client: ClientMode,
     /// Share of reads of a mixed load, in percent.

@@ -137,9 +137,11 @@ pub(crate) struct ResultRow {
     pub verified: u64,
 }
 
-/// The keys of the results that only some interfaces have; `None` is null.
+/// The keys of the results that an interface fills; `None` is null.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InterfaceResults {
+    /// Its name.
+    pub interface: &'static str,
     /// Targets.
     pub targets: Option<u16>,
     /// Logical units of each target. With them the results have the bandwidth of each.
@@ -154,25 +156,15 @@ pub struct InterfaceResults {
     pub abi: Option<&'static str>,
 }
 
-/// The subject of a row: a target under a combination of a plan.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RowSubject<'a> {
-    pub plan: &'a Plan,
-    pub target: &'a Target,
-    /// The combination, with the target's own queues.
-    pub combination: &'a Combination,
-    /// Name of the guest interface.
-    pub interface: &'static str,
-    /// The keys that only some interfaces have.
-    pub own: InterfaceResults,
-    /// The experiment, by its name in rows.
-    pub experiment: Option<&'static str>,
-}
-
 impl ResultRow {
-    /// Creates the row of the runs of a target, at least one.
-    pub(crate) fn new(subject: &RowSubject<'_>, results: &[RunResult]) -> ResultRow {
-        let RowSubject { plan, target, combination, interface, own, experiment } = *subject;
+    /// Creates the row of the runs of a target, at least one. `combination` has the target's own queues.
+    pub(crate) fn new(
+        plan: &Plan,
+        target: &Target,
+        combination: &Combination,
+        own: InterfaceResults,
+        results: &[RunResult],
+    ) -> ResultRow {
         let iops: Vec<f64> = results.iter().map(RunResult::iops).collect();
         let (iops_mean, iops_stderr) = mean_and_stderr(&iops);
         let requests = results.iter().map(RunResult::ios).sum::<u64>().max(1) as f64;
@@ -201,7 +193,7 @@ impl ResultRow {
         };
         let server_cpu: Option<f64> = results.iter().map(|result| result.used.cpu.map(micros)).sum();
         ResultRow {
-            interface,
+            interface: own.interface,
             storage: target.storage().to_owned(),
             target: target.label.clone(),
             rw: combination.rw.name(),
@@ -242,7 +234,7 @@ impl ResultRow {
             kicks_per_io: per_request(counted(|stats| stats.kicks) as f64),
             calls_per_io: per_request(counted(|stats| stats.calls) as f64),
             errors: counted(|stats| stats.errors),
-            experiment,
+            experiment: plan.experiment,
             column: target.column.clone(),
             rate_iops: combination.rate_iops,
             rate: combination.rate_iops.map(|rate| RateSummary::new(results, rate, combination.jobs)),

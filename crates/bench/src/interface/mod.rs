@@ -154,8 +154,8 @@ pub trait Interface: Measure + Debug + Send + Sync {
         queue_size.into()
     }
 
-    /// Returns the keys of the results that only some interfaces have.
+    /// Returns its keys of the results.
     fn results(&self, _source: &TargetSource, _combination: &Combination) -> InterfaceResults {
-        InterfaceResults::default()
+        InterfaceResults { interface: self.definition().name, ..InterfaceResults::default() }
     }
 }

@@ -101,6 +101,7 @@ impl Interface for VirtioScsi {
 
     fn results(&self, _source: &TargetSource, combination: &Combination) -> InterfaceResults {
         InterfaceResults {
+            interface: DEFINITION.name,
             targets: Some(combination.targets),
             luns: Some(combination.luns),
             steer: Some(steering(self).0),

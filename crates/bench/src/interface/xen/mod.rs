@@ -119,6 +119,7 @@ impl Interface for XenOptions {
             _ => None,
         };
         InterfaceResults {
+            interface: DEFINITION.name,
             grants_pool,
             ring_order: self.ring_order,
             abi: Some(self.layout().0),

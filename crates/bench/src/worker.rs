@@ -26,8 +26,7 @@ use slot::{IoSlot, next_of_job};
 pub(crate) use pace::PaceStats;
 pub(crate) use series::{Interval, MAX_INTERVALS, SeriesSettings, TimeSeries};
 pub(crate) use slot::{DiskJob, WorkerSettings};
-pub(crate) use stats::OpStats;
-pub(crate) use stats::WorkerStats;
+pub(crate) use stats::{OpStats, WorkerStats};
 
 /// Consecutive empty polls after which a polling client yields its CPU: some 100 us.
 const POLLS_BEFORE_YIELD: u32 = 4096;
@@ -119,49 +118,38 @@ impl<Q: ThreadQueues> Worker<Q> {
                 let address = GuestAddress(set.data_start(queue).0 + used[queue]);
                 used[queue] += u64::from(settings.max_len()).next_multiple_of(Q::DATA_ALIGN);
                 prefault(&memory, address, settings.max_len());
-                let (start_ns, block, generation, op) = (0, 0, 0, IoOp::Read);
-                let (job, queue, waiting, status) = (first, queue as u16, 0, Q::Status::GOOD);
-                let (disk, len) = (group[0].disk, settings.bs);
-                let slot = IoSlot {
+                slots.push(IoSlot {
                     address,
-                    start_ns,
-                    block,
-                    generation,
-                    job,
-                    queue,
-                    op,
-                    disk,
-                    len,
-                    pending_parts: waiting,
-                    status,
-                };
-                slots.push(slot);
+                    start_ns: 0,
+                    block: 0,
+                    generation: 0,
+                    job: first,
+                    queue: queue as u16,
+                    op: IoOp::Read,
+                    disk: group[0].disk,
+                    len: settings.bs,
+                    pending_parts: 0,
+                    status: Q::Status::GOOD,
+                });
             }
         }
-        let rotates_queues = spread && usize::from(settings.iodepth) < queues;
         let numbers = groups.iter().map(|group| group[0].number);
-        let pacer = settings.rate.map(|rate| Pacer::new(rate, numbers, settings.jobs, settings.iodepth));
-        let stats = WorkerStats::new(settings.disks);
-        let scratch = if settings.verify { vec![0; settings.max_len() as usize] } else { vec![] };
-        let origin = Instant::now();
-        let backlog = vec![VecDeque::new(); queues];
-        let (done, measurement_start) = (0, None);
         Worker {
+            pacer: settings.rate.map(|rate| Pacer::new(rate, numbers, settings.jobs, settings.iodepth)),
             set,
             memory,
             slots,
-            backlog,
+            backlog: vec![VecDeque::new(); queues],
             jobs,
             next_disk,
-            rotates_queues,
+            rotates_queues: spread && usize::from(settings.iodepth) < queues,
             settings,
-            pacer,
-            origin,
-            scratch,
+            origin: Instant::now(),
+            scratch: if settings.verify { vec![0; settings.max_len() as usize] } else { vec![] },
             progress,
-            done,
-            stats,
-            measurement_start,
+            done: 0,
+            stats: WorkerStats::new(settings.disks),
+            measurement_start: None,
             series: settings.series.map(SeriesRecorder::new),
         }
     }

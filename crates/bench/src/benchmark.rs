@@ -10,9 +10,10 @@ use crate::BenchError;
 use crate::args::{BenchArgs, parse_options};
 use crate::defaults;
 use crate::experiment::{BenchCommand, Experiment};
+use crate::holes;
 use crate::interface::{self, Interface};
 use crate::interrupt::Interrupt;
-use crate::machine::Invocation;
+use crate::machine::{Machine, command_line};
 use crate::plan::{Combination, MAX_DEPTH, Plan, Target, TargetSource, value_of};
 use crate::report::ResultRow;
 use crate::run::RunResult;
@@ -101,7 +102,8 @@ impl Benchmark {
             json: args.json.clone(),
             stuck_timeout: STUCK_TIMEOUT,
             interrupt: Interrupt::default(),
-            invocation: Invocation::of_this_process(),
+            command: command_line(),
+            machine: Machine::read(),
         };
         Ok(Benchmark { plan, interface, experiment: args.experiment })
     }
@@ -116,18 +118,23 @@ impl Benchmark {
         Benchmark::new(&args).map_err(|error| wrong(&error))
     }
 
-    /// Returns the settings of each disk served for a target; none for a running server.
-    pub(crate) fn served_disks(&self, target: &Target, combination: &Combination) -> Vec<String> {
-        match &target.source {
-            TargetSource::Disk(spec) => self.interface.disk_settings(spec, combination),
-            _ => vec![],
-        }
+    /// Returns the share of holes among the blocks that are read, from 0 to 1; `None` if it is unknown: so that of a
+    /// running server.
+    pub(crate) fn holes(&self, target: &Target, combination: &Combination) -> Option<f64> {
+        let TargetSource::Disk(spec) = &target.source else { return None };
+        holes::share(&self.plan, combination, &self.interface.disk_settings(spec, combination))
     }
 
     /// Returns the row of the runs of a target, at least one.
-    pub(crate) fn row(&self, target: &Target, combination: &Combination, results: &[RunResult]) -> ResultRow {
+    pub(crate) fn row(
+        &self,
+        target: &Target,
+        combination: &Combination,
+        holes: Option<f64>,
+        results: &[RunResult],
+    ) -> ResultRow {
         let own = self.interface.results(&target.source, combination);
-        ResultRow::new(&self.plan, target, combination, own, results)
+        ResultRow::new(&self.plan, target, combination, own, holes, results)
     }
 }
 

@@ -27,14 +27,6 @@ pub(crate) fn thread_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
-/// Pins this thread to one CPU.
-///
-/// # Errors
-/// When the CPU does not exist, or may not be used.
-pub(crate) fn pin(cpu: u16) -> Result<(), BenchError> {
-    pin_for("pin", cpu)
-}
-
 /// Checks that threads may be pinned to all of `cpus`, the value of an option.
 ///
 /// # Errors
@@ -42,11 +34,15 @@ pub(crate) fn pin(cpu: u16) -> Result<(), BenchError> {
 pub(crate) fn check(option: &'static str, cpus: &[u16]) -> Result<(), BenchError> {
     let mut cpus = cpus.to_vec();
     // On a separate thread, which stays pinned until it ends.
-    let tried = std::thread::spawn(move || cpus.drain(..).try_for_each(|cpu| pin_for(option, cpu))).join();
+    let tried = std::thread::spawn(move || cpus.drain(..).try_for_each(|cpu| pin(option, cpu))).join();
     tried.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn pin_for(option: &str, cpu: u16) -> Result<(), BenchError> {
+/// Pins this thread to one CPU, a value of `option`.
+///
+/// # Errors
+/// When the CPU does not exist, or may not be used.
+pub(crate) fn pin(option: &str, cpu: u16) -> Result<(), BenchError> {
     let refused = |why: String| BenchError::option(option, cpu, format!("a CPU that this process may use ({why})"));
     if usize::from(cpu) >= CpuSet::MAX_CPU {
         return Err(refused(format!("at most {}", CpuSet::MAX_CPU - 1)));
@@ -81,7 +77,7 @@ mod tests {
     #[test]
     fn a_missing_cpu_is_refused() {
         for cpu in [u16::MAX, CpuSet::MAX_CPU as u16 - 1] {
-            let error = std::thread::spawn(move || pin(cpu)).join().unwrap().unwrap_err().to_string();
+            let error = std::thread::spawn(move || pin("pin", cpu)).join().unwrap().unwrap_err().to_string();
             assert!(error.starts_with(&format!("--pin: found {cpu}, expected a CPU")), "{error}");
         }
     }

@@ -16,13 +16,6 @@ const MAX_PARTS: u32 = 100_000;
 /// Share of holes above which there is a warning.
 const WARNED_ABOVE: f64 = 0.01;
 
-/// Bytes of a range, and how many of them are in holes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct HoleCount {
-    bytes: u64,
-    holes: u64,
-}
-
 /// Returns the share of holes among the blocks that a load reads, from 0 to 1. `disks`: the settings of each served
 /// disk. `None` for a load that does not read, a running server, a disk that is written first, and one that is no raw
 /// file.
@@ -30,7 +23,7 @@ pub(crate) fn share(plan: &Plan, combination: &Combination, disks: &[String]) ->
     if !combination.rw.reads() || plan.fill {
         return None;
     }
-    let mut all = HoleCount::default();
+    let (mut bytes, mut holes) = (0, 0);
     for disk in disks {
         if value_of(disk, "storage").is_some_and(|storage| storage != "file") {
             return None;
@@ -40,10 +33,11 @@ pub(crate) fn share(plan: &Plan, combination: &Combination, disks: &[String]) ->
         // With an increment the jobs' parts go up to the end.
         let size = plan.size.filter(|_| plan.offset_increment.is_none()).map_or(u64::MAX, |size| size.0);
         let end = plan.offset.0.saturating_add(size).min(len);
-        let found = count(&file, plan.offset.0.min(end)..end).ok()?;
-        (all.bytes, all.holes) = (all.bytes + found.bytes, all.holes + found.holes);
+        let start = plan.offset.0.min(end);
+        bytes += end - start;
+        holes += count(&file, start..end).ok()?;
     }
-    (all.bytes > 0).then(|| all.holes as f64 / all.bytes as f64)
+    (bytes > 0).then(|| holes as f64 / bytes as f64)
 }
 
 /// Warns of a target whose reads find holes. `shares`: those of all combinations.
@@ -64,10 +58,9 @@ fn warning(share: f64, size: Option<ByteLen>) -> String {
     )
 }
 
-/// Counts the holes that the file system reports in a range of a file.
-fn count(file: &File, range: Range<u64>) -> io::Result<HoleCount> {
-    let mut found = HoleCount { bytes: range.end - range.start, holes: 0 };
-    let mut at = range.start;
+/// Returns the bytes of the holes that the file system reports in a range of a file.
+fn count(file: &File, range: Range<u64>) -> io::Result<u64> {
+    let (mut holes, mut at) = (0, range.start);
     for _ in 0..MAX_PARTS {
         if at >= range.end {
             break;
@@ -77,13 +70,13 @@ fn count(file: &File, range: Range<u64>) -> io::Result<HoleCount> {
             Err(Errno::NXIO) => range.end,
             other => other?.clamp(at, range.end),
         };
-        found.holes += data - at;
+        holes += data - at;
         if data == range.end {
             break;
         }
         at = seek(file, SeekFrom::Hole(data))?.max(data + 1);
     }
-    Ok(found)
+    Ok(holes)
 }
 
 #[cfg(test)]
@@ -107,8 +100,7 @@ mod tests {
 
     fn share_of(line: &str) -> Option<f64> {
         let benchmark = benchmark(line).unwrap();
-        let (target, combination) = (&benchmark.plan.targets[0], &benchmark.plan.combinations[0]);
-        share(&benchmark.plan, combination, &benchmark.served_disks(target, combination))
+        benchmark.holes(&benchmark.plan.targets[0], &benchmark.plan.combinations[0])
     }
 
     #[test]
@@ -116,10 +108,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = sparse(&folder, "a,b.img");
         let file = File::open(&path).unwrap();
-        assert_eq!(count(&file, 0..8 << 20).unwrap(), HoleCount { bytes: 8 << 20, holes: 6 << 20 });
-        assert_eq!(count(&file, 3 << 19..5 << 19).unwrap(), HoleCount { bytes: 1 << 20, holes: 1 << 19 });
-        assert_eq!(count(&file, 2 << 20..4 << 20).unwrap().holes, 2 << 20);
-        assert_eq!(count(&file, 0..0).unwrap(), HoleCount::default());
+        assert_eq!(count(&file, 0..8 << 20).unwrap(), 6 << 20);
+        assert_eq!(count(&file, 3 << 19..5 << 19).unwrap(), 1 << 19);
+        assert_eq!(count(&file, 2 << 20..4 << 20).unwrap(), 2 << 20);
+        assert_eq!(count(&file, 0..0).unwrap(), 0);
         let disk = format!("--disk path={}", path.replace(',', ",,"));
         assert_eq!(share_of(&disk), Some(0.75));
         assert_eq!(share_of(&format!("{disk} --offset 1M --size 1M")), Some(0.0));

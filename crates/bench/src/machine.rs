@@ -60,21 +60,9 @@ fn cpu_model(text: &str) -> Option<String> {
         .find_map(|key| values(text, key).next().map(str::to_owned))
 }
 
-/// Command line and machine of a benchmark.
-#[derive(Clone, Debug)]
-pub struct Invocation {
-    /// The command line: the program, then its arguments.
-    pub command: Vec<String>,
-    /// The machine.
-    pub machine: Machine,
-}
-
-impl Invocation {
-    /// Reads that of this process.
-    pub fn of_this_process() -> Invocation {
-        let command = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
-        Invocation { command, machine: Machine::read() }
-    }
+/// Returns the command line of this process: the program, then its arguments.
+pub(crate) fn command_line() -> Vec<String> {
+    std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
 /// A server, as far as it is known.
@@ -129,8 +117,8 @@ mod tests {
 
     #[test]
     fn this_machine_and_process_are_known() {
-        let Invocation { command, machine } = Invocation::of_this_process();
-        assert!(!command.is_empty() && machine.cores > Some(0) && machine.kernel.is_some(), "{machine:?}");
+        let machine = Machine::read();
+        assert!(!command_line().is_empty() && machine.cores > Some(0) && machine.kernel.is_some(), "{machine:?}");
         let own = ServerInfo::of(Some(std::process::id() as i32), false);
         assert_eq!(own.version, None);
         assert_eq!(own.program, std::env::current_exe().ok().map(|path| path.display().to_string()));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use mqblk_core::ByteLen;
 
 use crate::interrupt::Interrupt;
-use crate::machine::Invocation;
+use crate::machine::Machine;
 use crate::words::{ClientMode, Descriptors, Distribution, IoSizes, Rw, Verify};
 
 pub(crate) use targets::{DeviceName, QUEUE_SIZE_KEYS, Target, TargetSource, split_pairs, value_of};
@@ -119,8 +119,10 @@ pub struct Plan {
     pub stuck_timeout: Duration,
     /// Ends the benchmark early.
     pub interrupt: Interrupt,
-    /// Its command line and machine.
-    pub invocation: Invocation,
+    /// Its command line: the program, then its arguments.
+    pub command: Vec<String>,
+    /// The machine that it runs on.
+    pub machine: Machine,
 }
 
 impl Plan {

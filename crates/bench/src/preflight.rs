@@ -23,7 +23,7 @@ pub(crate) fn check(benchmark: &Benchmark) -> Result<(), BenchError> {
     }
     for target in &plan.targets {
         let combinations = plan.combinations.iter().map(|one| target.combination(one));
-        let shares = combinations.filter_map(|one| holes::share(plan, &one, &benchmark.served_disks(target, &one)));
+        let shares = combinations.filter_map(|one| benchmark.holes(target, &one));
         holes::warn(&target.label, shares, plan.size);
     }
     Ok(())

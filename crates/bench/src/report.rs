@@ -157,12 +157,14 @@ pub struct InterfaceResults {
 }
 
 impl ResultRow {
-    /// Creates the row of the runs of a target, at least one. `combination` has the target's own queues.
+    /// Creates the row of the runs of a target, at least one. `combination` has the target's own queues; `holes`
+    /// is the share of holes before the first run.
     pub(crate) fn new(
         plan: &Plan,
         target: &Target,
         combination: &Combination,
         own: InterfaceResults,
+        holes: Option<f64>,
         results: &[RunResult],
     ) -> ResultRow {
         let iops: Vec<f64> = results.iter().map(RunResult::iops).collect();
@@ -244,14 +246,14 @@ impl ResultRow {
             write: of(IoOp::Write),
             trim: of(IoOp::Trim),
             flush: of(IoOp::Flush),
-            holes: results[0].holes,
+            holes,
             each_run: results.iter().map(|result| RunValues::new(result, &has)).collect(),
             seed: plan.seed,
             date: machine::date(results[0].started),
             server: results[0].server.clone(),
             version: machine::VERSION,
-            command: plan.invocation.command.clone(),
-            machine: plan.invocation.machine.clone(),
+            command: plan.command.clone(),
+            machine: plan.machine.clone(),
             verified: results.iter().map(|result| result.verified).sum(),
         }
     }

@@ -12,7 +12,6 @@ use crate::BenchError;
 use crate::connector::Connector;
 use crate::control::CompletionCounter;
 use crate::device::{Device, DeviceDisk, IoOp, MAX_PARTS, ThreadQueues};
-use crate::holes;
 use crate::machine::ServerInfo;
 use crate::pattern::AccessPattern;
 use crate::plan::{Combination, Plan, Target};
@@ -32,8 +31,6 @@ pub struct RunResult {
     pub started: SystemTime,
     /// The server.
     pub server: ServerInfo,
-    /// Share of holes among the blocks read, from 0 to 1, before the run; `None` if unknown.
-    pub holes: Option<f64>,
     /// Measurements of all threads together, with the bytes of all I/Os.
     pub stats: WorkerStats,
     /// The server's usage in the measurement.
@@ -87,8 +84,6 @@ pub struct RunInput<'a> {
     pub combination: &'a Combination,
     /// The target.
     pub target: &'a Target,
-    /// Settings of each served disk; none for a running server.
-    pub disks: &'a [String],
     /// Seed of random blocks.
     pub seed: u64,
     /// Display of the progress.
@@ -138,7 +133,6 @@ pub(crate) fn check(plan: &Plan, combination: &Combination, disks: &[DeviceDisk]
 fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<RunResult, BenchError> {
     let RunInput { plan, combination, progress, .. } = *input;
     let started = SystemTime::now();
-    let holes = holes::share(plan, combination, input.disks);
     let Session { mut device, server } = session;
     let disks = device.disks(combination)?;
     let streams = check_disks(plan, combination, &disks)?;
@@ -217,7 +211,6 @@ fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<
     Ok(RunResult {
         started,
         server: info,
-        holes,
         stats,
         used: outcome.used,
         requests_per_io: (settings.bs * settings.most_blocks).div_ceil(settings.request_len),

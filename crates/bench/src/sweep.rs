@@ -95,16 +95,21 @@ impl Sweep {
         each_run: &mut dyn FnMut(Vec<ResultRow>),
     ) -> (Vec<ResultRow>, Result<(), BenchError>) {
         let plan = &benchmark.plan;
-        let columns: Vec<(&Target, Combination)> =
-            plan.targets.iter().map(|target| (target, target.combination(combination))).collect();
+        let column = |target| {
+            let combination = Target::combination(target, combination);
+            (target, combination, benchmark.holes(target, &combination))
+        };
+        let columns: Vec<(&Target, Combination, Option<f64>)> = plan.targets.iter().map(column).collect();
         let mut results: Vec<Vec<RunResult>> = columns.iter().map(|_| vec![]).collect();
         let rows = |results: &[Vec<RunResult>]| -> Vec<ResultRow> {
             let measured = columns.iter().zip(results).filter(|(_, results)| !results.is_empty());
-            measured.map(|((target, combination), results)| benchmark.row(target, combination, results)).collect()
+            measured
+                .map(|((target, combination, holes), results)| benchmark.row(target, combination, *holes, results))
+                .collect()
         };
         let mut runs = (1..=plan.runs).flat_map(|number| (0..columns.len()).map(move |at| (number, at)));
         let outcome = runs.try_for_each(|(number, at)| {
-            let (target, combination) = &columns[at];
+            let (target, combination, _) = &columns[at];
             let result = self.measure_run(benchmark, combination, target, number)?;
             let cut_short = result.cut_short;
             if !cut_short || self.counts_cut_short && result.ios() + result.stats.errors > 0 {
@@ -131,8 +136,7 @@ impl Sweep {
         // With a seed all targets have the same blocks; each run has others.
         let seed = plan.seed.map_or_else(|| rand::rng().next_u64(), |seed| seed.wrapping_add(u64::from(number) - 1));
         let name = format!("{name}: run {number} of {}", plan.runs);
-        let disks = benchmark.served_disks(target, combination);
-        let input = RunInput { plan, combination, target, disks: &disks, seed, progress: &self.progress };
+        let input = RunInput { plan, combination, target, seed, progress: &self.progress };
         let result = benchmark.interface.measure(&input).map_err(|error| match error {
             BenchError::Failed(text) => BenchError::Failed(format!("{name}: {text}")),
             other => other,

@@ -102,7 +102,9 @@ pub trait Interface: Measure + Debug + Send + Sync {
     fn definition(&self) -> &'static InterfaceDefinition;
 
     /// Returns the names of its own options that were given.
-    fn given(&self) -> Vec<&'static str>;
+    fn given(&self) -> Vec<&'static str> {
+        vec![]
+    }
 
     /// Checks its own options, and those of all interfaces that it does not take.
     ///

@@ -59,7 +59,7 @@ impl RunSupervisor<'_> {
                 let thread = std::thread::Builder::new().name(format!("client-{index}"));
                 let started = thread.spawn_scoped(scope, move || {
                     if let Some(cpu) = pin {
-                        cpu::pin(cpu)?;
+                        cpu::pin("pin", cpu)?;
                     }
                     match work(&mut worker, control) {
                         Ok(()) => Ok(Some(worker)),

@@ -44,25 +44,6 @@ impl std::fmt::Display for IoSizes {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSizes(pub Vec<ByteLen>);
 
-impl BlockSizes {
-    /// Returns the powers of two from `from` to `to`, which are powers of two.
-    pub fn powers(from: ByteLen, to: ByteLen) -> BlockSizes {
-        let next = |size: &ByteLen| size.0.checked_mul(2).filter(|double| *double <= to.0).map(ByteLen);
-        BlockSizes(std::iter::successors(Some(from).filter(|from| *from <= to), next).collect())
-    }
-}
-
-impl std::fmt::Display for BlockSizes {
-    /// Writes the value as the option takes it.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0.as_slice() {
-            [] => Ok(()),
-            [one] => write!(f, "{one}"),
-            [first, .., last] => write!(f, "{first}-{last}"),
-        }
-    }
-}
-
 /// Parses a size, or a range of powers of two.
 pub(crate) fn parse_block_sizes(text: &str) -> Result<BlockSizes, String> {
     let Some((from, to)) = text.split_once('-') else { return Ok(BlockSizes(vec![parse_size(text)?])) };
@@ -70,7 +51,8 @@ pub(crate) fn parse_block_sizes(text: &str) -> Result<BlockSizes, String> {
     if !from.0.is_power_of_two() || !to.0.is_power_of_two() || from > to {
         return Err("expected a range of powers of two, the smaller first, such as 512-4M".into());
     }
-    Ok(BlockSizes::powers(from, to))
+    let next = |size: &ByteLen| size.0.checked_mul(2).filter(|double| *double <= to.0).map(ByteLen);
+    Ok(BlockSizes(std::iter::successors(Some(from), next).collect()))
 }
 
 /// Parses a range of mixed sizes.

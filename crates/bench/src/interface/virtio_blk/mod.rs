@@ -32,10 +32,6 @@ impl Interface for VirtioBlk {
     fn definition(&self) -> &'static InterfaceDefinition {
         &DEFINITION
     }
-
-    fn given(&self) -> Vec<&'static str> {
-        vec![]
-    }
 }
 
 impl Connector for VirtioBlk {

@@ -115,7 +115,8 @@ fn caption(groups: &[GroupRows]) -> Vec<String> {
     }
     let mut sentences = vec![];
     let metrics = || groups.iter().flat_map(|rows| &rows.group.metrics);
-    let mut names: Vec<&str> = metrics().filter(|metric| metric.has_error()).map(|metric| metric.subject()).collect();
+    let mut names: Vec<&str> =
+        metrics().filter(|metric| metric.has_error()).map(|metric| metric.words().subject).collect();
     names.dedup();
     if !names.is_empty() {
         let rows = || groups.iter().flat_map(|rows| &rows.table.rows);
@@ -142,7 +143,7 @@ fn caption(groups: &[GroupRows]) -> Vec<String> {
 /// Returns the default title: `IOPS and latency against block size`.
 pub(super) fn heading(groups: &[PlotGroup]) -> String {
     let phrase = |group: &PlotGroup| {
-        let metrics = listed(&group.metrics.iter().map(|metric| metric.subject()).collect::<Vec<_>>());
+        let metrics = listed(&group.metrics.iter().map(|metric| metric.words().subject).collect::<Vec<_>>());
         match group.x {
             None => metrics,
             Some(RowKey::Time) => format!("{metrics} over time"),
@@ -200,7 +201,7 @@ impl<'a> GroupRows<'a> {
         let GroupRows { table, group, across, .. } = self;
         // A distribution has no single value to compare.
         let is_ratio = !group.ratio.is_empty() && !metric.is_distribution();
-        let quantity = if is_ratio { Quantity::Ratio } else { metric.quantity() };
+        let quantity = if is_ratio { Quantity::Ratio } else { metric.words().quantity };
         let identities = table.identities(&group.panels);
         let lines_of = |identity: &Vec<usize>| {
             let is_here = |row: &usize| table.identity(*row, &group.panels) == *identity;
@@ -215,7 +216,7 @@ impl<'a> GroupRows<'a> {
         let panel = |(identity, lines): (&Vec<usize>, Vec<SeriesLine>)| Panel {
             heading: (!identity.is_empty()).then(|| table.name(&group.panels, identity)),
             x: across.clone(),
-            y_title: format!("{}{ratio}", metric.title()),
+            y_title: format!("{}{ratio}", metric.words().title),
             y: y.clone(),
             lines,
             baseline: is_ratio.then_some(1.0),
@@ -247,7 +248,7 @@ impl<'a> GroupRows<'a> {
         if group.x == Some(RowKey::Time) {
             return rows.iter().flat_map(|row| series::lines(table, metric, *row, own(*row))).collect();
         }
-        let unit = if quantity == Quantity::Ratio { "" } else { metric.unit() };
+        let unit = if quantity == Quantity::Ratio { "" } else { metric.words().unit };
         let mut lines: BTreeMap<(usize, bool), Vec<Sample>> = BTreeMap::new();
         for &row in rows {
             let mut add = |dashed: bool, more: Vec<Sample>| lines.entry((own(row), dashed)).or_default().extend(more);
@@ -361,7 +362,7 @@ fn distribution(percentiles: &[(f64, f64)], metric: Metric, across: &HorizontalA
             }
             _ => (largest, us, format!("largest: {time}")),
         };
-        Sample { x, y, error: 0.0, short: measured(y, metric.quantity()), label }
+        Sample { x, y, error: 0.0, short: measured(y, metric.words().quantity), label }
     };
     percentiles.iter().map(sample).collect()
 }

@@ -30,6 +30,18 @@ pub(crate) enum Metric {
     Mean,
 }
 
+/// The words about a metric, and the notation of its numbers.
+pub(super) struct MetricWords {
+    /// Title of its axis, with the unit.
+    pub title: &'static str,
+    /// Its name in a heading.
+    pub subject: &'static str,
+    /// Suffix of a value without a unit.
+    pub unit: &'static str,
+    /// Notation of its numbers.
+    pub quantity: Quantity,
+}
+
 /// The value of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct MetricValue {
@@ -41,10 +53,9 @@ pub(super) struct MetricValue {
 }
 
 impl Metric {
-    /// Returns the title of its axis, its name in a heading, the suffix of a value without a unit, and the notation of
-    /// its numbers.
-    fn words(self) -> (&'static str, &'static str, &'static str, Quantity) {
-        match self {
+    /// Returns what is said of it.
+    pub(super) fn words(self) -> MetricWords {
+        let (title, subject, unit, quantity) = match self {
             Metric::Iops => ("IOPS", "IOPS", " IOPS", Quantity::Count),
             Metric::Bandwidth => ("bandwidth (MiB/s)", "bandwidth", " MiB/s", Quantity::Count),
             Metric::Latency => ("latency", "latency", "", Quantity::Micros),
@@ -53,27 +64,8 @@ impl Metric {
             Metric::Percentiles => ("latency", "latency percentiles", "", Quantity::Micros),
             Metric::Cdf => ("share of requests", "distribution of the latency", "", Quantity::Percent),
             Metric::Mean => ("mean latency", "mean latency", "", Quantity::Micros),
-        }
-    }
-
-    /// Returns the title of its axis, with the unit.
-    pub(super) fn title(self) -> &'static str {
-        self.words().0
-    }
-
-    /// Returns its name in a heading.
-    pub(super) fn subject(self) -> &'static str {
-        self.words().1
-    }
-
-    /// Returns the suffix of a value without a unit.
-    pub(super) fn unit(self) -> &'static str {
-        self.words().2
-    }
-
-    /// Returns the notation of its numbers.
-    pub(super) fn quantity(self) -> Quantity {
-        self.words().3
+        };
+        MetricWords { title, subject, unit, quantity }
     }
 
     /// Returns true if it has a standard error.
@@ -133,6 +125,6 @@ impl Metric {
 impl fmt::Display for Metric {
     /// Writes its name on the command line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.to_possible_value().as_ref().map_or(self.title(), |value| value.get_name()))
+        f.write_str(self.to_possible_value().as_ref().map_or(self.words().title, |value| value.get_name()))
     }
 }

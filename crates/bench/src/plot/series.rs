@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::axis::{AxisScale, Quantity, measured};
 use super::chart::{HorizontalAxis, Sample, SeriesLine};
 use super::keys::{KeyValue, RowKey, RowTable};
-use super::metric::Metric;
+use super::metric::{Metric, MetricWords};
 use super::place::FilePlace;
 use super::rows::PlotRow;
 use crate::BenchError;
@@ -167,6 +167,7 @@ pub(super) fn axis(table: &RowTable) -> HorizontalAxis {
 
 /// Returns the lines of a row. A latency has a gap where nothing completed.
 pub(super) fn lines(table: &RowTable, metric: Metric, row: usize, series: usize) -> Vec<SeriesLine> {
+    let MetricWords { quantity, unit, .. } = metric.words();
     let per_point = intervals_per_point(table);
     let all = table.rows[row].series.iter().flat_map(|series| series.points.chunks(per_point).map(as_one));
     let points: Vec<SeriesInterval> = all.collect();
@@ -175,7 +176,7 @@ pub(super) fn lines(table: &RowTable, metric: Metric, row: usize, series: usize)
             let (start, end) = point.time_ms;
             let [from, to] = [start, end].map(|ms| measured(ms * 1e3, Quantity::Micros));
             let words = format!("{from} to {to}: {what}");
-            Some(Sample::new((start + end) / 2e3, value(point)?, 0.0, metric.quantity(), words, metric.unit()))
+            Some(Sample::new((start + end) / 2e3, value(point)?, 0.0, quantity, words, unit))
         };
         let parts = points.chunk_by(|a, b| value(a).is_some() == value(b).is_some());
         let parts = parts.map(|part| part.iter().filter_map(sample).collect::<Vec<Sample>>());

@@ -141,14 +141,12 @@ impl Benchmark {
 /// Checks that nothing is destroyed without `--allow-write`, and that only written blocks are verified.
 fn check_writes(args: &BenchArgs, in_memory: bool) -> Result<(), BenchError> {
     if args.rw.iter().any(|rw| rw.writes()) && !args.allow_write {
-        let text =
-            "--rw: found a benchmark that writes, expected --allow-write with it: it destroys what is on the disk";
-        return Err(BenchError::Usage(text.into()));
+        let expected = "--allow-write with it: it destroys what is on the disk";
+        return Err(BenchError::option("rw", "a benchmark that writes", expected));
     }
     if args.fill && !args.allow_write && !in_memory {
-        let text =
-            "--fill: found disks that are not in memory, expected --allow-write with it: it destroys what is on them";
-        return Err(BenchError::Usage(text.into()));
+        let expected = "--allow-write with it: it destroys what is on them";
+        return Err(BenchError::option("fill", "disks that are not in memory", expected));
     }
     if args.verify.is_some() && !args.rw.iter().all(|rw| rw.writes()) {
         return Err(BenchError::option("verify", "a benchmark that only reads", "one that writes what is checked"));

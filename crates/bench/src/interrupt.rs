@@ -25,7 +25,7 @@ impl Interrupt {
     /// # Errors
     /// When the system refuses.
     pub fn on_signals(&self) -> Result<(), BenchError> {
-        let failed = |error: std::io::Error| BenchError::Failed(format!("signals: {error}"));
+        let failed = |error: std::io::Error| BenchError::failed("signals", error);
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(failed)?;
         let own = self.clone();
         let thread = std::thread::Builder::new().name("signals".into());

@@ -53,6 +53,8 @@ mod worker;
 use std::io::Write;
 use std::process::ExitCode;
 
+use mqblk_driver::DriverError;
+
 pub use args::BenchArgs;
 pub use help::ARRANGEMENTS;
 
@@ -76,12 +78,23 @@ impl BenchError {
         BenchError::Usage(format!("--{name}: found {found}, expected {expected}"))
     }
 
+    /// Makes the error of something that failed.
+    fn failed(what: impl std::fmt::Display, error: impl std::fmt::Display) -> BenchError {
+        BenchError::Failed(format!("{what}: {error}"))
+    }
+
     fn exit_code(&self) -> u8 {
         match self {
             BenchError::Usage(_) => 2,
             BenchError::Failed(_) => 1,
             BenchError::Interrupted(signal) => 128 + *signal as u8,
         }
+    }
+}
+
+impl From<DriverError> for BenchError {
+    fn from(error: DriverError) -> BenchError {
+        BenchError::Failed(error.to_string())
     }
 }
 

@@ -134,7 +134,7 @@ pub(crate) fn is_standard_output(path: &Path) -> bool {
 /// When it cannot be written; `what` says what.
 pub(crate) fn write_text(mut out: impl Write, what: &str, text: &str) -> Result<(), BenchError> {
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(BenchError::Failed(format!("{what}: {error}"))),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(BenchError::failed(what, error)),
         _ => Ok(()),
     }
 }

@@ -115,7 +115,7 @@ impl<C: Connector> Measure for C {
         let Session { mut device, server } = Session::open(self, plan, combination, target)?;
         let disks = device.disks(combination)?;
         let sets = device.take_queues();
-        device.stop(sets).map_err(|error| BenchError::Failed(error.to_string()))?;
+        device.stop(sets)?;
         server.map_or(Ok(()), ServerProcess::stop)?;
         Ok(disks)
     }
@@ -138,9 +138,9 @@ fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<
     let streams = check_disks(plan, combination, &disks)?;
     let settings = worker_settings(plan, combination, &disks, &streams)?;
     let mut sets = device.take_queues();
-    let event = |error: std::io::Error| BenchError::Failed(format!("a queue's eventfd: {error}"));
+    let event = |error: std::io::Error| BenchError::failed("a queue's eventfd", error);
     let wakers = sets.iter().map(ThreadQueues::waker).collect::<Result<Vec<_>, _>>().map_err(event)?;
-    let monitor = device.monitor().map_err(|error| BenchError::Failed(error.to_string()))?;
+    let monitor = device.monitor()?;
     let process = server.as_ref().map(ServerProcess::monitor).transpose().map_err(event)?;
     let pid = device.server_pid().or(server.as_ref().map(ServerProcess::pid));
     let info = ServerInfo::of(pid, server.is_some());
@@ -204,10 +204,8 @@ fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<
         transfers.iter_mut().for_each(|op| op.bytes = op.ios * combination.sizes.min.0);
         *bytes = transfers.iter().map(|op| op.bytes).sum();
     }
-    device.stop(sets).map_err(|error| BenchError::Failed(error.to_string()))?;
-    if let Some(server) = server {
-        server.stop()?;
-    }
+    device.stop(sets)?;
+    server.map_or(Ok(()), ServerProcess::stop)?;
     Ok(RunResult {
         started,
         server: info,

@@ -52,13 +52,12 @@ impl ServerProcess {
         disk: &ServedDisk<'_>,
         workers: Option<u16>,
     ) -> Result<(ServerProcess, C::Endpoint), BenchError> {
-        let failed = |what: &str, error: std::io::Error| BenchError::Failed(format!("{what}: {error}"));
         let folder = tempfile::Builder::new().prefix("mqblk-bench.").tempdir();
-        let folder = folder.map_err(|error| failed("folder for the server's socket", error))?;
+        let folder = folder.map_err(|error| BenchError::failed("folder for the server's socket", error))?;
         let PreparedServer { endpoint, arguments, environment, is_simulated, resources } =
             connector.prepare_server(disk, folder.path())?;
         let program = match is_simulated {
-            true => std::env::current_exe().map_err(|error| failed("path of this program", error))?,
+            true => std::env::current_exe().map_err(|error| BenchError::failed("path of this program", error))?,
             false => program()?,
         };
         let mut command = Command::new(&program);
@@ -75,7 +74,7 @@ impl ServerProcess {
         if let Some(workers) = workers {
             command.args(["--workers", &workers.to_string()]);
         }
-        let child = command.spawn().map_err(|error| failed(&program.display().to_string(), error))?;
+        let child = command.spawn().map_err(|error| BenchError::failed(program.display(), error))?;
         Ok((ServerProcess { child, admin, _resources: resources, _folder: folder }, endpoint))
     }
 
@@ -108,7 +107,7 @@ impl ServerProcess {
             Ok(Some(status)) if status.success() => Ok(()),
             Ok(Some(status)) => Err(BenchError::Failed(format!("the server ended with {status}"))),
             Ok(None) => Err(BenchError::Failed(format!("the server does not end within {SERVER_TIMEOUT:?}"))),
-            Err(error) => Err(BenchError::Failed(format!("waiting for the server: {error}"))),
+            Err(error) => Err(BenchError::failed("waiting for the server", error)),
         }
     }
 
@@ -143,12 +142,9 @@ impl Drop for ServerProcess {
 
 /// Returns the program that serves disks.
 fn program() -> Result<PathBuf, BenchError> {
-    let found = mqblk_cli::program::find("mqblk");
     let expected = "it: install the package mqblk, or measure a server that runs (--socket)";
-    found.ok_or_else(|| {
-        let text = format!("--disk: found no program mqblk beside this one or in PATH, expected {expected}");
-        BenchError::Usage(text)
-    })
+    let missing = || BenchError::option("disk", "no program mqblk beside this one or in PATH", expected);
+    mqblk_cli::program::find("mqblk").ok_or_else(missing)
 }
 
 /// A device to load, and its server if that was started for it.
@@ -214,6 +210,6 @@ fn connect_error(error: DriverError) -> BenchError {
         DriverError::Option { field: field @ ("queues" | "threads" | "ring order"), found, expected } => {
             BenchError::option(&field.replace(' ', "-"), found, expected)
         }
-        other => BenchError::Failed(other.to_string()),
+        other => other.into(),
     }
 }

@@ -26,8 +26,8 @@ pub(super) fn plan_targets(args: &BenchArgs, interface: &dyn Interface) -> Resul
     }
     let of_server = !args.poll.is_empty() || args.server_cpus.is_some() || args.server_workers.is_some();
     if args.disk.is_empty() && of_server {
-        let text = "--poll, --server-cpus, --server-workers: found without --disk, expected with it: a server that runs is not changed";
-        return Err(BenchError::Usage(text.into()));
+        let options = "poll, --server-cpus, --server-workers";
+        return Err(BenchError::option(options, "without --disk", "with it: a server that runs is not changed"));
     }
     if args.label.len() > running + args.disk.len() {
         let found = format!("{} names", args.label.len());

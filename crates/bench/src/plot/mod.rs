@@ -170,8 +170,8 @@ fn plot(args: &PlotArgs) -> Result<(), BenchError> {
         rows = series::of_each_run(rows)?;
     }
     let chart = chart(filter_rows(rows, &args.only)?, args)?;
-    let failed = |error: std::io::Error| BenchError::Failed(format!("{}: {error}", args.output.display()));
-    crate::output::replace(&args.output, |file| file.write_all(svg::svg(&chart).as_bytes())).map_err(failed)
+    let written = crate::output::replace(&args.output, |file| file.write_all(svg::svg(&chart).as_bytes()));
+    written.map_err(|error| BenchError::failed(args.output.display(), error))
 }
 
 /// Returns the chart of at least one row.
@@ -204,7 +204,7 @@ fn filter_rows(rows: Vec<PlotRow>, only: &[RowFilter]) -> Result<Vec<PlotRow>, B
     let passes = |row: &PlotRow, key: RowKey| only.iter().any(|filter| filter.key == key && filter.passes(row));
     let rows: Vec<PlotRow> = rows.into_iter().filter(|row| only.iter().all(|only| passes(row, only.key))).collect();
     match rows.is_empty() {
-        true => Err(BenchError::Usage("--only: found no row that has all these values, expected at least one".into())),
+        true => Err(BenchError::option("only", "no row that has all these values", "at least one")),
         false => Ok(rows),
     }
 }

@@ -114,8 +114,8 @@ fn groups(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotGroup>, BenchErro
         .iter()
         .find(|metric| !metric.is_distribution() && !table.rows.iter().any(|row| metric.of(row).is_some()))
     {
-        let keys = metric.keys();
-        return Err(BenchError::Usage(format!("--y {metric}: found no row with {keys}, expected at least one")));
+        let found = format!("no row with {}", metric.keys());
+        return Err(BenchError::option(&format!("y {metric}"), found, "at least one"));
     }
     let (distributions, values): (Vec<Metric>, Vec<Metric>) =
         metrics.iter().partition(|metric| metric.is_distribution());

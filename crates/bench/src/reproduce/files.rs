@@ -105,11 +105,11 @@ pub(super) fn print(text: &str) -> Result<(), BenchError> {
 /// Writes a file as a whole or not at all.
 fn write(path: &Path, text: &str) -> Result<(), BenchError> {
     let written = replace(path, |file| file.write_all(text.as_bytes()));
-    written.map_err(|error| BenchError::Failed(format!("{}: {error}", path.display())))
+    written.map_err(|error| BenchError::failed(path.display(), error))
 }
 
 fn json(value: &impl Serialize) -> Result<String, BenchError> {
-    let text = serde_json::to_string_pretty(value).map_err(|error| BenchError::Failed(format!("JSON: {error}")))?;
+    let text = serde_json::to_string_pretty(value).map_err(|error| BenchError::failed("JSON", error))?;
     Ok(text + "\n")
 }
 
@@ -118,7 +118,7 @@ fn json(value: &impl Serialize) -> Result<String, BenchError> {
 fn csv(rows: &[ResultRow]) -> Result<String, BenchError> {
     let mut lines: Vec<BTreeMap<String, String>> = vec![];
     for row in rows {
-        let row = serde_json::to_value(row).map_err(|error| BenchError::Failed(format!("CSV: {error}")))?;
+        let row = serde_json::to_value(row).map_err(|error| BenchError::failed("CSV", error))?;
         let mut line = BTreeMap::new();
         for (key, value) in row.as_object().into_iter().flatten() {
             match value {

@@ -65,7 +65,7 @@ impl ScratchFile {
         mut go_on: impl FnMut(f64) -> bool,
     ) -> Result<ScratchFile, BenchError> {
         let path = path(folder);
-        let failed = |error: std::io::Error| BenchError::Failed(format!("{}: {error}", path.display()));
+        let failed = |error: std::io::Error| BenchError::failed(path.display(), error);
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&path).map_err(failed)?;
         let scratch = ScratchFile { path: path.clone() };
         // Random, so that no layer below compresses it or finds its blocks equal.

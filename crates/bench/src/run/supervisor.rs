@@ -75,7 +75,7 @@ impl RunSupervisor<'_> {
                     Ok(thread) => threads.push(thread),
                     Err(error) => {
                         self.abandon(control);
-                        return Err(BenchError::Failed(format!("client thread: {error}")));
+                        return Err(BenchError::failed("client thread", error));
                     }
                 }
             }

@@ -112,8 +112,7 @@ impl Device for ScsiDevice {
     type Queues = ScsiQueues;
 
     fn disks(&mut self, combination: &Combination) -> Result<Vec<DeviceDisk>, BenchError> {
-        let failed = |error: DriverError| BenchError::Failed(error.to_string());
-        let units = self.device.scan(&mut self.sets[0]).map_err(failed)?;
+        let units = self.device.scan(&mut self.sets[0])?;
         let chosen = select_units(&units, combination.targets, combination.luns)?;
         let max_sectors = match self.device.info().config.max_sectors {
             0 => DEFAULT_MAX_SECTORS,

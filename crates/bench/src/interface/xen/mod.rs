@@ -71,13 +71,12 @@ impl Interface for XenOptions {
             return Err(BenchError::option("socket", socket.display(), expected));
         }
         if options.disk.is_empty() && (!self.grants.is_empty() || self.grants_pool.is_some()) {
-            let text =
-                "--grants, --grants-pool: found without --disk, expected with it: a server that runs is not changed";
-            return Err(BenchError::Usage(text.into()));
+            let expected = "with it: a server that runs is not changed";
+            return Err(BenchError::option("grants, --grants-pool", "without --disk", expected));
         }
         if self.xen.is_none() && !self.vdev.is_empty() && !options.disk.is_empty() {
-            let text = "--vdev: found with --disk and without --xen, expected --xen: which machine both are on";
-            return Err(BenchError::Usage(text.into()));
+            let expected = "--xen: which machine both are on";
+            return Err(BenchError::option("vdev", "with --disk and without --xen", expected));
         }
         Ok(())
     }

@@ -20,10 +20,6 @@ const IN_MEMORY: &str = "/dev/shm";
 /// The domain of the frontend on a simulated machine.
 const FRONTEND_DOMAIN: DomainId = DomainId(1);
 
-fn failed(error: impl Into<DriverError>) -> BenchError {
-    BenchError::Failed(error.into().to_string())
-}
-
 /// A device of the domain of the connection `xen`.
 #[derive(Clone)]
 pub(crate) struct Vbd {
@@ -44,7 +40,7 @@ pub(super) fn running(location: Option<&XenLocation>, number: u32) -> Result<Vbd
         Some(XenLocation::Simulated(folder)) => simulation::connect(folder, FRONTEND_DOMAIN),
         _ => connect_real(),
     };
-    Ok(Vbd { xen: xen.map_err(failed)?, number })
+    Ok(Vbd { xen: xen.map_err(DriverError::from)?, number })
 }
 
 /// Resources that a server needs while it runs, or leaves behind. Dropped in this order, after the server has ended.
@@ -113,15 +109,13 @@ pub(super) fn prepare(
 ) -> Result<PreparedServer<Vbd>, BenchError> {
     let device = own_device(location);
     let machine = match location {
-        None => {
-            Some(Machine::start(folder).map_err(|error| BenchError::Failed(format!("a simulated machine: {error}")))?)
-        }
+        None => Some(Machine::start(folder).map_err(|error| BenchError::failed("a simulated machine", error))?),
         Some(_) => None,
     };
     let (word, frontend, dom0) = match location {
         // The server serves a frontend of its own domain: both ends are in domain 0.
         Some(XenLocation::Real) => {
-            let xen = connect_real().map_err(failed)?;
+            let xen = connect_real().map_err(DriverError::from)?;
             ("auto".to_owned(), Arc::clone(&xen), xen)
         }
         simulated => {
@@ -129,14 +123,13 @@ pub(super) fn prepare(
                 Some(XenLocation::Simulated(folder)) => folder,
                 _ => folder,
             };
-            let of = |domain| simulation::connect(folder, domain).map_err(failed);
+            let of = |domain| simulation::connect(folder, domain).map_err(DriverError::from);
             (folder.display().to_string(), of(FRONTEND_DOMAIN)?, of(DomainId(0))?)
         }
     };
     let front = frontend.domain();
     let address = format!("interface=xen,domid={},vdev={}", front.0, device.name);
-    let state =
-        journal_folder().map_err(|error| BenchError::Failed(format!("folder for the server's journals: {error}")))?;
+    let state = journal_folder().map_err(|error| BenchError::failed("folder for the server's journals", error))?;
     let folder = state.path().display().to_string();
     let arguments = ["--xen", &word, "--xen-state", &folder, "--disk", &disk.argument(&address)].map(str::to_owned);
     let directories = XenstoreDirectories { xen: dom0, frontend: vbd::frontend_path(front, device.number) };

@@ -125,6 +125,11 @@ pub(crate) struct CompletedTransfer<S> {
 /// The queues that one thread owns.
 ///
 /// All calls are static: the load compiles as if written for one interface.
+///
+/// # Errors
+/// [`SubmitError`]: the ring is full, or the transfer does not fit the queue. [`DeviceError`]: the device violates the
+/// protocol. [`std::io::Error`]: a kick cannot be written, or an eventfd read or made. [`DriverError`]: the device or
+/// the system.
 pub(crate) trait ThreadQueues: Send {
     /// Status of its requests.
     type Status: TransferStatus;
@@ -143,37 +148,19 @@ pub(crate) trait ThreadQueues: Send {
     /// Returns the start of the queue's data memory.
     fn data_start(&self, queue: usize) -> GuestAddress;
     /// Puts a request on `queue`; with [`HANDS_OVER`](Self::HANDS_OVER), on the queue that the steering chooses.
-    ///
-    /// # Errors
-    /// When the ring is full, or the transfer does not fit the queue.
     fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), SubmitError>;
     /// Returns true if `queue`, which is full, will have space once a request completes.
     fn will_have_space(&self, queue: usize) -> bool;
     /// Publishes the requests that were put on `queue`.
-    ///
-    /// # Errors
-    /// When a kick cannot be written.
     fn publish(&mut self, queue: usize) -> std::io::Result<()>;
     /// Publishes the requests that were put on `queue`, if there are at least `batch`.
-    ///
-    /// # Errors
-    /// When a kick cannot be written.
     fn publish_batch(&mut self, queue: usize, batch: u16) -> std::io::Result<()>;
     /// Reads the queue's index. Returns the number of completions to reap, and of requests in flight.
-    ///
-    /// # Errors
-    /// When the device violates the protocol.
     fn peek(&mut self, queue: usize) -> Result<(u16, u16), DeviceError>;
     /// Reaps a completion that the last [`peek`](Self::peek) counted.
-    ///
-    /// # Errors
-    /// When the device violates the protocol.
     fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<Self::Status>>, DeviceError>;
     /// Receives requests and completions that other threads have handed over. Returns the number of completions of own
     /// requests.
-    ///
-    /// # Errors
-    /// When a kick cannot be written.
     fn receive_handovers(&mut self) -> std::io::Result<usize> {
         Ok(0)
     }
@@ -195,20 +182,11 @@ pub(crate) trait ThreadQueues: Send {
     }
     /// Sleeps until a queue has `count` completions, or all that are in flight on it, at most for `limit`. Without a
     /// limit returns at once if nothing is in flight. May wake up early.
-    ///
-    /// # Errors
-    /// When the device violates the protocol, or the system refuses.
     fn wait(&mut self, count: u16, limit: Option<Duration>) -> Result<(), DriverError>;
     /// Returns the number of kicks so far.
     fn kicks(&self) -> u64;
     /// Returns the number of calls so far.
-    ///
-    /// # Errors
-    /// When an eventfd cannot be read.
     fn calls(&mut self) -> std::io::Result<u64>;
     /// Returns a waker that ends a wait from another thread.
-    ///
-    /// # Errors
-    /// When the system refuses.
     fn waker(&self) -> std::io::Result<Waker>;
 }

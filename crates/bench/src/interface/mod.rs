@@ -97,6 +97,9 @@ pub struct InterfaceOptions<'a> {
 }
 
 /// The options of one interface, and its part of planning. It measures through its [`Connector`](crate::connector).
+///
+/// # Errors
+/// [`BenchError::Usage`]: options that contradict each other or the disk, or too many disks.
 pub trait Interface: Measure + Debug + Send + Sync {
     /// Returns its line of [`TABLE`].
     fn definition(&self) -> &'static InterfaceDefinition;
@@ -107,9 +110,6 @@ pub trait Interface: Measure + Debug + Send + Sync {
     }
 
     /// Checks its own options, and those of all interfaces that it does not take.
-    ///
-    /// # Errors
-    /// [`BenchError::Usage`].
     fn check(&self, _options: &InterfaceOptions<'_>) -> Result<(), BenchError> {
         Ok(())
     }
@@ -120,9 +120,6 @@ pub trait Interface: Measure + Debug + Send + Sync {
     }
 
     /// Returns the variants of a served disk, each measured as a target: what is appended to its settings.
-    ///
-    /// # Errors
-    /// [`BenchError::Usage`] when the disk and the options contradict each other.
     fn variants(&self, _spec: &str) -> Result<Vec<String>, BenchError> {
         Ok(vec![String::new()])
     }
@@ -134,9 +131,6 @@ pub trait Interface: Measure + Debug + Send + Sync {
 
     /// Returns the numbers of targets, and of logical units of each target, to measure; 1 and 1 if a device is one
     /// disk.
-    ///
-    /// # Errors
-    /// [`BenchError::Usage`] when there are too many.
     fn disk_counts(&self) -> Result<Vec<(u16, u16)>, BenchError> {
         Ok(vec![(1, 1)])
     }

@@ -4,14 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Parser;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use mqblk_core::ByteLen;
 
 use crate::experiment::{self, Experiment};
 use crate::interface::{self, Interface, InterfaceDefinition, InterfaceOptions, VirtioScsi, XenOptions};
 use crate::words::{
-    BlockSizes, ClientMode, CpuList, Descriptors, Distribution, IoSizes, Rw, Verify, parse_block_sizes, parse_cpus,
-    parse_distribution, parse_mixed_sizes, parse_seconds, parse_size,
+    BlockSizes, ClientMode, CpuList, Descriptors, Distribution, IoSizes, Rw, Verify, one_of, parse_block_sizes,
+    parse_cpus, parse_distribution, parse_mixed_sizes, parse_seconds, parse_size,
 };
 
 /// The options of `mqblk bench`. Words of fio mean what fio means by them.
@@ -67,7 +66,7 @@ Examples:
       the table of IOPS against rings, with granted pages kept for each ring and for all of them in common")]
 pub struct BenchArgs {
     /// Guest interface: of the servers at --socket, and of those that are started [default: virtio-blk]
-    #[arg(long, value_parser = interface_parser())]
+    #[arg(long, value_parser = one_of(&interface::TABLE, InterfaceDefinition::possible_value))]
     pub interface: Option<&'static InterfaceDefinition>,
 
     /// Those of xen.
@@ -104,7 +103,7 @@ pub struct BenchArgs {
     pub client: ClientMode,
 
     /// A published table to reproduce and to print in its form; what is given beside it overrides its own choice
-    #[arg(long, value_name = "NAME", value_parser = experiment_parser())]
+    #[arg(long, value_name = "NAME", value_parser = one_of(&experiment::ALL, Experiment::possible_value))]
     pub experiment: Option<&'static Experiment>,
 
     /// Load: read, write, rw, randread, randwrite, randrw, trim, randtrim [default: randread]
@@ -276,16 +275,4 @@ struct BenchOptions {
 /// As a user sees them.
 pub(crate) fn parse_options(options: &[impl AsRef<str>]) -> Result<BenchArgs, clap::Error> {
     BenchOptions::try_parse_from(options.iter().map(AsRef::as_ref)).map(|options| options.args)
-}
-
-/// Returns the parser of `--interface`.
-fn interface_parser() -> impl TypedValueParser<Value = &'static InterfaceDefinition> {
-    PossibleValuesParser::new(interface::TABLE.iter().map(InterfaceDefinition::possible_value))
-        .try_map(|name| interface::find(&name).ok_or("no such interface"))
-}
-
-/// Returns the parser of `--experiment`.
-fn experiment_parser() -> impl TypedValueParser<Value = &'static Experiment> {
-    PossibleValuesParser::new(experiment::ALL.iter().map(Experiment::possible_value))
-        .try_map(|name| Experiment::find(&name).ok_or("no such experiment"))
 }

@@ -21,10 +21,18 @@ pub struct CpuList(pub Vec<u16>);
 /// A word that an option takes: the word, its line in the help, and its value.
 pub(crate) type Choice<T> = (&'static str, &'static str, T);
 
-/// Returns the parser of an option that takes one of these words.
-pub(crate) fn one_of<T: Sync>(words: &'static [Choice<T>]) -> impl TypedValueParser<Value = &'static Choice<T>> {
-    PossibleValuesParser::new(words.iter().map(|(word, about, _)| PossibleValue::new(*word).help(*about)))
-        .try_map(|word| words.iter().find(|choice| choice.0 == word).ok_or("no such word"))
+/// Returns the parser of an option that takes one of a table, by its word.
+pub(crate) fn one_of<T: Sync>(
+    table: &'static [T],
+    word: fn(&T) -> PossibleValue,
+) -> impl TypedValueParser<Value = &'static T> {
+    PossibleValuesParser::new(table.iter().map(word))
+        .try_map(move |found| table.iter().find(|one| word(one).matches(&found, false)).ok_or("no such word"))
+}
+
+/// Returns a choice's word.
+pub(crate) fn word<T>((word, about, _): &Choice<T>) -> PossibleValue {
+    PossibleValue::new(*word).help(*about)
 }
 
 /// Operation and order of a job's I/Os.

@@ -79,11 +79,6 @@ pub(crate) static ALL: [Experiment; 5] = [
 ];
 
 impl Experiment {
-    /// Returns the experiment of this name or option.
-    pub(crate) fn find(name: &str) -> Option<&'static Experiment> {
-        ALL.iter().find(|one| one.name == name || one.option == name)
-    }
-
     /// Returns the experiment as the help of `--experiment` lists it.
     pub(crate) fn possible_value(&self) -> PossibleValue {
         let value = PossibleValue::new(self.option).help(format!("{} ({})", self.about, self.defaults));

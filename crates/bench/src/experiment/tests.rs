@@ -12,7 +12,7 @@ pub(crate) fn scale(quick: bool) -> ExperimentScale {
 }
 
 pub(crate) fn experiment(name: &str) -> &'static Experiment {
-    Experiment::find(name).unwrap()
+    ALL.iter().find(|one| one.name == name).unwrap()
 }
 
 /// Returns the rows of an experiment's commands with invented values: `iops` of each row, differing by 1 % between

@@ -48,11 +48,6 @@ impl InterfaceDefinition {
     }
 }
 
-/// Returns the interface of this name.
-pub(crate) fn find(name: &str) -> Option<&'static InterfaceDefinition> {
-    TABLE.iter().find(|one| one.name == name)
-}
-
 /// Returns the keys of a disk that the benchmark sets, of all interfaces.
 pub(crate) fn address_keys() -> impl Iterator<Item = &'static str> {
     TABLE.iter().flat_map(|one| one.address_keys).copied()

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::PossibleValue;
 
 use crate::experiment::{ALL, Experiment};
+use crate::words::one_of;
 
 /// The options of `mqblk reproduce`.
 #[derive(Clone, Debug, clap::Args)]
@@ -29,7 +30,7 @@ Examples:
       what there is")]
 pub struct ReproduceArgs {
     /// Experiments [default: all]
-    #[arg(value_name = "EXPERIMENT", value_parser = experiment_parser())]
+    #[arg(value_name = "EXPERIMENT", value_parser = one_of(&ALL, word))]
     experiments: Vec<&'static Experiment>,
 
     /// Fewer and shorter runs: all in less than 3 minutes
@@ -76,9 +77,8 @@ impl ReproduceArgs {
     }
 }
 
-fn experiment_parser() -> impl TypedValueParser<Value = &'static Experiment> {
-    PossibleValuesParser::new(ALL.iter().map(|one| PossibleValue::new(one.name).help(one.about)))
-        .try_map(|name| Experiment::find(&name).ok_or("no such experiment"))
+fn word(one: &Experiment) -> PossibleValue {
+    PossibleValue::new(one.name).help(one.about)
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {

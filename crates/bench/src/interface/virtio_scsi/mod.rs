@@ -15,7 +15,7 @@ use crate::BenchError;
 use crate::connector::{Connector, PreparedServer, ServedDisk};
 use crate::plan::{Combination, Plan, TargetSource};
 use crate::report::InterfaceResults;
-use crate::words::{Choice, one_of};
+use crate::words::{Choice, one_of, word};
 use device::ScsiDevice;
 
 /// The interface's line of the table.
@@ -42,7 +42,7 @@ pub(crate) struct VirtioScsi {
     luns: Vec<u16>,
 
     /// virtio-scsi: the queue that a command is put on [default: target]
-    #[arg(long, value_parser = one_of(&STEERING))]
+    #[arg(long, value_parser = one_of(&STEERING, word))]
     steer: Option<&'static Choice<SteeringPolicy>>,
 }
 

@@ -6,7 +6,7 @@ use mqblk_driver::blkfront::Abi;
 use mqblk_xen::vbd;
 
 use crate::plan::DeviceName;
-use crate::words::{Choice, one_of};
+use crate::words::{Choice, one_of, word};
 
 /// Option and key of a disk: use of granted pages.
 pub(super) const GRANTS: &str = "grants";
@@ -27,12 +27,12 @@ pub(crate) struct XenOptions {
     pub vdev: Vec<DeviceName>,
 
     /// xen: what the server does with granted pages, with --disk [default: the server's]
-    #[arg(long, value_delimiter = ',', value_parser = one_of(&GRANT_MODES))]
+    #[arg(long, value_delimiter = ',', value_parser = one_of(&GRANT_MODES, word))]
     pub grants: Vec<&'static Choice<()>>,
 
     /// xen: whose the pages are that the server keeps, with --disk. All rings' in common is there to be measured only
     /// [default: the server's]
-    #[arg(long, value_parser = one_of(&GRANT_POOLS))]
+    #[arg(long, value_parser = one_of(&GRANT_POOLS, word))]
     pub grants_pool: Option<&'static Choice<()>>,
 
     /// xen: pages of each ring, as a power of two's exponent: 32 to 512 entries [default: what the backend allows]
@@ -45,7 +45,7 @@ pub(crate) struct XenOptions {
     pub indirect_segments: Option<u16>,
 
     /// xen: how the frontend lays its requests out [default: x86_64]
-    #[arg(long, value_parser = one_of(&LAYOUTS))]
+    #[arg(long, value_parser = one_of(&LAYOUTS, word))]
     pub abi: Option<&'static Choice<Abi>>,
 }
 

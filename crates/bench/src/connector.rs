@@ -1,6 +1,6 @@
 //! Connections to the devices of an interface: running ones, and those of started servers.
 
-use std::fmt::Debug;
+use std::any::Any;
 use std::path::Path;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::plan::{Combination, Plan, QUEUE_SIZE_KEYS, TargetSource, value_of};
 /// Connects to the devices of an interface.
 pub(crate) trait Connector {
     /// Address of a device.
-    type Endpoint: Debug;
+    type Endpoint;
     /// A connected device.
     type Device: Device;
 
@@ -58,7 +58,7 @@ pub(crate) struct PreparedServer<E> {
     /// True if its Xen is a simulated machine: this program has one, `mqblk` does not.
     pub is_simulated: bool,
     /// Dropped after the process has ended.
-    pub resources: Box<dyn Debug>,
+    pub resources: Box<dyn Any>,
 }
 
 /// The disk of a server to start.

@@ -33,11 +33,8 @@ pub struct DeviceDisk {
     pub flush: Result<(), &'static str>,
 }
 
-/// Detects the end of a server.
-pub(crate) trait ServerMonitor: Send + Sync {
-    /// Waits for the server to end, for at most `limit`. Returns true if it has ended.
-    fn wait_gone(&self, limit: Duration) -> bool;
-}
+/// Detects the end of a server: waits for it, at most for the given time, and returns true if the server has ended.
+pub(crate) type ServerMonitor = Box<dyn Fn(Duration) -> bool + Send + Sync>;
 
 /// A connected device.
 pub(crate) trait Device: Sized {
@@ -60,7 +57,7 @@ pub(crate) trait Device: Sized {
     ///
     /// # Errors
     /// When the system refuses.
-    fn monitor(&self) -> Result<Box<dyn ServerMonitor>, DriverError>;
+    fn monitor(&self) -> Result<ServerMonitor, DriverError>;
 
     /// Stops all queues.
     ///

@@ -1,7 +1,6 @@
 //! The server of a run: a running one, or one that is started for the run.
 
-use std::fmt::Debug;
-use std::os::fd::OwnedFd;
+use std::any::Any;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -27,21 +26,9 @@ pub(crate) struct ServerProcess {
     child: Child,
     admin: PathBuf,
     /// Kept for the interface until the process has ended.
-    _resources: Box<dyn Debug>,
+    _resources: Box<dyn Any>,
     /// Folder of its sockets; removed with it.
     _folder: tempfile::TempDir,
-}
-
-/// A pidfd: readable when the process has ended.
-#[derive(Debug)]
-struct ProcessMonitor(OwnedFd);
-
-impl ServerMonitor for ProcessMonitor {
-    fn wait_gone(&self, limit: Duration) -> bool {
-        let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
-        let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
-        poll(&mut polled, Some(&limit)).is_ok_and(|ready| ready > 0)
-    }
 }
 
 impl ServerProcess {
@@ -87,10 +74,14 @@ impl ServerProcess {
     ///
     /// # Errors
     /// When the system refuses.
-    pub(crate) fn monitor(&self) -> std::io::Result<Box<dyn ServerMonitor>> {
+    pub(crate) fn monitor(&self) -> std::io::Result<ServerMonitor> {
         // Not waited for yet: the number is still that of this process.
         let process = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())?;
-        Ok(Box::new(ProcessMonitor(process)))
+        Ok(Box::new(move |limit| {
+            let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+            // It is readable when the process has ended.
+            poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)).is_ok_and(|ready| ready > 0)
+        }))
     }
 
     /// Returns its admin socket.

@@ -1,7 +1,6 @@
 //! The common part of the interfaces of vhost-user servers: a socket.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use mqblk_driver::DriverError;
 use mqblk_vhost_user_client::HangupMonitor;
@@ -35,14 +34,8 @@ pub(super) fn socket_value(socket: &Path) -> String {
     socket.display().to_string().replace(',', ",,")
 }
 
-impl ServerMonitor for HangupMonitor {
-    fn wait_gone(&self, limit: Duration) -> bool {
-        HangupMonitor::wait_hangup(self, limit)
-    }
-}
-
 /// Returns the monitor of a server at a socket.
-pub(super) fn server_monitor(opened: std::io::Result<HangupMonitor>) -> Result<Box<dyn ServerMonitor>, DriverError> {
+pub(super) fn server_monitor(opened: std::io::Result<HangupMonitor>) -> Result<ServerMonitor, DriverError> {
     let monitor = opened.map_err(|source| DriverError::System { what: "lifeline of the server", source })?;
-    Ok(Box::new(monitor))
+    Ok(Box::new(move |limit| monitor.wait_hangup(limit)))
 }

@@ -28,9 +28,9 @@ pub(super) struct RunSupervisor<'a> {
     /// End the threads' waits.
     pub wakers: Vec<Waker>,
     /// Detects the end of the server.
-    pub monitor: Box<dyn ServerMonitor>,
+    pub monitor: ServerMonitor,
     /// The process of a started server: not every interface reports that a server was killed.
-    pub process: Option<Box<dyn ServerMonitor>>,
+    pub process: Option<ServerMonitor>,
     /// Reads what the server uses.
     pub meters: ServerMeters,
     /// Display of the progress.
@@ -114,8 +114,7 @@ impl RunSupervisor<'_> {
             if self.plan.interrupt.is_urgent() {
                 self.plan.interrupt.check()?;
             }
-            let ended = |process: &dyn ServerMonitor| process.wait_gone(Duration::ZERO);
-            if self.monitor.wait_gone(TICK) || self.process.as_deref().is_some_and(ended) {
+            if (self.monitor)(TICK) || self.process.as_ref().is_some_and(|process| process(Duration::ZERO)) {
                 return Err(BenchError::Failed("the server went away: it closed the connection in mid-run".into()));
             }
             let done = self.done();

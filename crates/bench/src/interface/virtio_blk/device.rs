@@ -79,7 +79,7 @@ impl Device for virtio_blk::BlkDevice {
         virtio_blk::BlkDevice::server_pid(self)
     }
 
-    fn monitor(&self) -> Result<Box<dyn ServerMonitor>, DriverError> {
+    fn monitor(&self) -> Result<ServerMonitor, DriverError> {
         server_monitor(self.hangup_monitor())
     }
 

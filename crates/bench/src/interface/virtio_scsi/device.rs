@@ -157,7 +157,7 @@ impl Device for ScsiDevice {
         self.device.server_pid()
     }
 
-    fn monitor(&self) -> Result<Box<dyn ServerMonitor>, DriverError> {
+    fn monitor(&self) -> Result<ServerMonitor, DriverError> {
         server_monitor(self.device.hangup_monitor())
     }
 

@@ -1,7 +1,6 @@
 //! The blkfront driver as a device to load.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use mqblk_core::ByteLen;
 use mqblk_driver::blkfront::{self, BlkfrontInfo, BlkfrontQueueSet};
@@ -59,22 +58,13 @@ impl Device for blkfront::BlkfrontDevice {
         None
     }
 
-    fn monitor(&self) -> Result<Box<dyn ServerMonitor>, DriverError> {
-        Ok(Box::new(BackendMonitor(Mutex::new(self.backend_monitor()?))))
+    fn monitor(&self) -> Result<ServerMonitor, DriverError> {
+        let backend = Mutex::new(self.backend_monitor()?);
+        Ok(Box::new(move |limit| backend.lock().unwrap_or_else(PoisonError::into_inner).wait_gone(limit)))
     }
 
     fn stop(self, sets: Vec<XenRings>) -> Result<(), DriverError> {
         blkfront::BlkfrontDevice::stop(self, sets.into_iter().map(|set| set.set).collect())
-    }
-}
-
-/// Watches the backend's xenbus state.
-#[derive(Debug)]
-struct BackendMonitor(Mutex<blkfront::BackendMonitor>);
-
-impl ServerMonitor for BackendMonitor {
-    fn wait_gone(&self, limit: Duration) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).wait_gone(limit)
     }
 }
 

@@ -28,12 +28,6 @@ pub(crate) struct Vbd {
     pub number: u32,
 }
 
-impl std::fmt::Debug for Vbd {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Vbd").field("number", &self.number).finish_non_exhaustive()
-    }
-}
-
 /// Returns a device of this domain, or of domain 1 of a simulated machine.
 pub(super) fn running(location: Option<&XenLocation>, number: u32) -> Result<Vbd, BenchError> {
     let xen = match location {
@@ -43,31 +37,12 @@ pub(super) fn running(location: Option<&XenLocation>, number: u32) -> Result<Vbd
     Ok(Vbd { xen: xen.map_err(DriverError::from)?, number })
 }
 
-/// Resources that a server needs while it runs, or leaves behind. Dropped in this order, after the server has ended.
-#[derive(Debug)]
-struct ServerResources {
-    /// The connection of the frontend's domain.
-    _frontend: Vbd,
-    /// The device's directories in xenstore.
-    _device: Option<XenstoreDirectories>,
-    /// Folder of the journals.
-    _journals: tempfile::TempDir,
-    /// The machine of both ends.
-    _machine: Option<Machine>,
-}
-
 /// Both directories that a server creates for a device and leaves to its successor. Removed, as there is none.
-pub(super) struct XenstoreDirectories {
+struct XenstoreDirectories {
     /// Connection of domain 0.
     xen: Arc<dyn Xen>,
     /// Path of the frontend's directory.
     frontend: String,
-}
-
-impl std::fmt::Debug for XenstoreDirectories {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Directories").field("front", &self.frontend).finish_non_exhaustive()
-    }
 }
 
 impl XenstoreDirectories {
@@ -138,8 +113,8 @@ pub(super) fn prepare(
     let device = machine.is_none().then_some(directories);
     // `grants-pool` is a test key.
     let environment = value_of(disk.spec, GRANTS_POOL).map(|_| ("MQBLK_TEST_KEYS", "1")).into_iter().collect();
-    let resources =
-        Box::new(ServerResources { _frontend: endpoint.clone(), _device: device, _journals: state, _machine: machine });
+    // Resources that the server needs while it runs, or leaves behind: dropped in this order, after it has ended.
+    let resources = Box::new((endpoint.clone(), device, state, machine));
     let is_simulated = location != Some(&XenLocation::Real);
     Ok(PreparedServer { endpoint, arguments: arguments.into(), environment, is_simulated, resources })
 }

@@ -14,7 +14,7 @@ use crate::holes;
 use crate::interface::{self, Interface};
 use crate::interrupt::Interrupt;
 use crate::machine::{Machine, command_line};
-use crate::plan::{Combination, MAX_DEPTH, Plan, Target, TargetSource, value_of};
+use crate::plan::{Case, Combination, MAX_DEPTH, Plan, Target, value_of};
 use crate::report::ResultRow;
 use crate::run::RunResult;
 use crate::words::{Distribution, IoSizes};
@@ -120,21 +120,13 @@ impl Benchmark {
 
     /// Returns the share of holes among the blocks that are read, from 0 to 1; `None` if it is unknown: so that of a
     /// running server.
-    pub(crate) fn holes(&self, target: &Target, combination: &Combination) -> Option<f64> {
-        let TargetSource::Disk(spec) = &target.source else { return None };
-        holes::share(&self.plan, combination, &self.interface.disk_settings(spec, combination))
+    pub(crate) fn holes(&self, case: &Case<'_>) -> Option<f64> {
+        holes::share(case.plan, &case.combination, &self.interface.disk_settings(case))
     }
 
     /// Returns the row of the runs of a target, at least one.
-    pub(crate) fn row(
-        &self,
-        target: &Target,
-        combination: &Combination,
-        holes: Option<f64>,
-        results: &[RunResult],
-    ) -> ResultRow {
-        let own = self.interface.results(&target.source, combination);
-        ResultRow::new(&self.plan, target, combination, own, holes, results)
+    pub(crate) fn row(&self, case: &Case<'_>, holes: Option<f64>, results: &[RunResult]) -> ResultRow {
+        ResultRow::new(case, self.interface.results(case), holes, results)
     }
 }
 

@@ -8,7 +8,7 @@ use mqblk_driver::DriverError;
 
 use crate::BenchError;
 use crate::device::Device;
-use crate::plan::{Combination, Plan, QUEUE_SIZE_KEYS, TargetSource, value_of};
+use crate::plan::{Case, QUEUE_SIZE_KEYS, TargetSource, value_of};
 
 /// Connects to the devices of an interface.
 pub(crate) trait Connector {
@@ -23,15 +23,11 @@ pub(crate) trait Connector {
     /// When it cannot be reached.
     fn endpoint(&self, source: &TargetSource) -> Result<Self::Endpoint, BenchError>;
 
-    /// Prepares a server for `disk`, with its files in `folder`.
+    /// Prepares a server for a disk, with its files in `folder`.
     ///
     /// # Errors
     /// When the system refuses.
-    fn prepare_server(
-        &self,
-        disk: &ServedDisk<'_>,
-        folder: &Path,
-    ) -> Result<PreparedServer<Self::Endpoint>, BenchError>;
+    fn prepare_server(&self, case: &Case<'_>, folder: &Path) -> Result<PreparedServer<Self::Endpoint>, BenchError>;
 
     /// Connects to the device at `endpoint`, trying for `timeout`.
     ///
@@ -39,8 +35,7 @@ pub(crate) trait Connector {
     /// When the server is absent, or lacks a requested property.
     fn connect(
         &self,
-        plan: &Plan,
-        combination: &Combination,
+        case: &Case<'_>,
         endpoint: &Self::Endpoint,
         timeout: Duration,
     ) -> Result<Self::Device, DriverError>;
@@ -61,28 +56,19 @@ pub(crate) struct PreparedServer<E> {
     pub resources: Box<dyn Any>,
 }
 
-/// The disk of a server to start.
-#[derive(Debug)]
-pub(crate) struct ServedDisk<'a> {
-    /// Its settings: the argument of `--disk`.
-    pub spec: &'a str,
-    /// Most entries of a virtqueue, if chosen.
-    pub queue_size: Option<u16>,
-    /// The combination to measure.
-    pub combination: &'a Combination,
-}
-
-impl ServedDisk<'_> {
+impl Case<'_> {
     /// Returns the key-value pair that allows virtqueues of the client's size. `None` if the disk's settings have one,
     /// or no size was chosen.
     pub(crate) fn queue_size_pair(&self) -> Option<String> {
-        let own = QUEUE_SIZE_KEYS.iter().any(|key| value_of(self.spec, key).is_some());
-        self.queue_size.filter(|_| !own).map(|size| format!("{}={size}", QUEUE_SIZE_KEYS[0]))
+        let own = |key: &&str| self.target.spec().is_some_and(|spec| value_of(spec, key).is_some());
+        let chosen = self.plan.chosen_queue_size.filter(|_| !QUEUE_SIZE_KEYS.iter().any(own));
+        chosen.map(|size| format!("{}={size}", QUEUE_SIZE_KEYS[0]))
     }
 
     /// Returns the argument of `mqblk serve --disk`. `address`: the keys of the disk's address.
-    pub(crate) fn argument(&self, address: &str) -> String {
+    pub(crate) fn disk_argument(&self, address: &str) -> String {
         let queue_size = self.queue_size_pair().map_or(String::new(), |pair| format!(",{pair}"));
-        format!("{},{address},queues={}{queue_size}", self.spec, self.combination.queues)
+        let spec = self.target.spec().unwrap_or_default();
+        format!("{spec},{address},queues={}{queue_size}", self.combination.queues)
     }
 }

@@ -100,7 +100,7 @@ mod tests {
 
     fn share_of(line: &str) -> Option<f64> {
         let benchmark = benchmark(line).unwrap();
-        benchmark.holes(&benchmark.plan.targets[0], &benchmark.plan.combinations[0])
+        benchmark.holes(&benchmark.plan.case(&benchmark.plan.targets[0], &benchmark.plan.combinations[0]))
     }
 
     #[test]

@@ -125,7 +125,23 @@ pub struct Plan {
     pub machine: Machine,
 }
 
+/// A target under a combination: what a row of the results is about.
+#[derive(Clone, Copy, Debug)]
+pub struct Case<'a> {
+    /// All settings.
+    pub plan: &'a Plan,
+    /// The target.
+    pub target: &'a Target,
+    /// The combination, with the target's own queues.
+    pub combination: Combination,
+}
+
 impl Plan {
+    /// Returns a target under a combination of the sweep.
+    pub fn case<'a>(&'a self, target: &'a Target, of: &Combination) -> Case<'a> {
+        Case { plan: self, target, combination: target.combination(of) }
+    }
+
     /// Returns the number of rows of the results.
     pub fn row_count(&self) -> usize {
         self.combinations.len() * self.targets.len()

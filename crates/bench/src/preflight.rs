@@ -5,7 +5,7 @@ use crate::benchmark::Benchmark;
 use crate::cpu;
 use crate::device::DeviceDisk;
 use crate::holes;
-use crate::plan::{Combination, Target, TargetSource};
+use crate::plan::{Case, Combination, Target};
 use crate::run;
 
 /// Checks CPUs, and connects to each target (starts its server first if it has none) to check all combinations against
@@ -22,8 +22,8 @@ pub(crate) fn check(benchmark: &Benchmark) -> Result<(), BenchError> {
         plan.targets.iter().try_for_each(|target| check_target(benchmark, target))?;
     }
     for target in &plan.targets {
-        let combinations = plan.combinations.iter().map(|one| target.combination(one));
-        let shares = combinations.filter_map(|one| benchmark.holes(target, &one));
+        let cases = plan.combinations.iter().map(|one| plan.case(target, one));
+        let shares = cases.filter_map(|case| benchmark.holes(&case));
         holes::warn(&target.label, shares, plan.size);
     }
     Ok(())
@@ -31,26 +31,25 @@ pub(crate) fn check(benchmark: &Benchmark) -> Result<(), BenchError> {
 
 fn check_target(benchmark: &Benchmark, target: &Target) -> Result<(), BenchError> {
     let plan = &benchmark.plan;
-    let combinations: Vec<Combination> = plan.combinations.iter().map(|one| target.combination(one)).collect();
+    let cases: Vec<Case> = plan.combinations.iter().map(|one| plan.case(target, one)).collect();
     let mut known: Vec<((u16, u16, u16), Vec<DeviceDisk>)> = vec![];
-    for combination in &combinations {
-        let key = setup(target, combination);
+    for case in &cases {
+        let key = setup(case);
         if !known.iter().any(|(other, _)| *other == key) {
             plan.interrupt.check()?;
             // With this setup: most queues, then least memory.
-            let same = combinations.iter().filter(|other| setup(target, other) == key);
+            let same = cases.iter().filter(|other| setup(other) == key);
             let memory = |one: &Combination| u64::from(one.depth_per_queue()) * one.sizes.max.0;
-            let chosen = same.min_by_key(|one| (u16::MAX - one.queues, memory(one)));
-            known.push((key, benchmark.interface.probe(plan, chosen.unwrap_or(combination), target)?));
+            let chosen = same.min_by_key(|one| (u16::MAX - one.combination.queues, memory(&one.combination)));
+            known.push((key, benchmark.interface.probe(chosen.unwrap_or(case))?));
         }
         let disks = known.iter().find(|(other, _)| *other == key).map(|(_, disks)| disks.as_slice());
-        run::check(plan, combination, disks.unwrap_or_default())?;
+        run::check(case, disks.unwrap_or_default())?;
     }
     Ok(())
 }
 
 /// Returns the properties of a server to check: its queues, unless it is started with this many, and its disks.
-fn setup(target: &Target, combination: &Combination) -> (u16, u16, u16) {
-    let started = matches!(target.source, TargetSource::Disk(_));
-    (if started { 0 } else { combination.queues }, combination.targets, combination.luns)
+fn setup(Case { target, combination, .. }: &Case<'_>) -> (u16, u16, u16) {
+    (if target.spec().is_some() { 0 } else { combination.queues }, combination.targets, combination.luns)
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::device::IoOp;
 use crate::machine::{self, Machine, ServerInfo};
-use crate::plan::{Combination, Plan, Target};
+use crate::plan::Case;
 use crate::run::RunResult;
 use crate::worker::WorkerStats;
 use summary::{latencies, mean_and_stderr, median, percentiles};
@@ -157,16 +157,9 @@ pub struct InterfaceResults {
 }
 
 impl ResultRow {
-    /// Creates the row of the runs of a target, at least one. `combination` has the target's own queues; `holes`
-    /// is the share of holes before the first run.
-    pub(crate) fn new(
-        plan: &Plan,
-        target: &Target,
-        combination: &Combination,
-        own: InterfaceResults,
-        holes: Option<f64>,
-        results: &[RunResult],
-    ) -> ResultRow {
+    /// Creates the row of the runs of a case, at least one. `holes`: the share of holes before the first run.
+    pub(crate) fn new(case: &Case<'_>, own: InterfaceResults, holes: Option<f64>, results: &[RunResult]) -> ResultRow {
+        let Case { plan, target, combination } = case;
         let iops: Vec<f64> = results.iter().map(RunResult::iops).collect();
         let (iops_mean, iops_stderr) = mean_and_stderr(&iops);
         let requests = results.iter().map(RunResult::ios).sum::<u64>().max(1) as f64;

@@ -14,8 +14,8 @@ use crate::control::CompletionCounter;
 use crate::device::{Device, DeviceDisk, IoOp, MAX_PARTS, ThreadQueues};
 use crate::machine::ServerInfo;
 use crate::pattern::AccessPattern;
-use crate::plan::{Combination, Plan, Target};
-use crate::progress;
+use crate::plan::{Case, Combination, Plan};
+use crate::progress::ProgressDisplay;
 use crate::server::{ServerProcess, Session};
 use crate::streams::{JobRange, Streams};
 use crate::verification::BlockGenerations;
@@ -75,45 +75,30 @@ impl RunResult {
     }
 }
 
-/// The input of one run.
-#[derive(Clone, Copy, Debug)]
-pub struct RunInput<'a> {
-    /// The plan.
-    pub plan: &'a Plan,
-    /// The combination.
-    pub combination: &'a Combination,
-    /// The target.
-    pub target: &'a Target,
-    /// Seed of random blocks.
-    pub seed: u64,
-    /// Display of the progress.
-    pub progress: &'a progress::ProgressDisplay,
-}
-
 /// Measures targets. The load is compiled for each [`Connector`].
 pub trait Measure {
-    /// Connects to the target, and measures once.
+    /// Connects to the target, and measures once. `seed`: that of random blocks.
     ///
     /// # Errors
     /// [`BenchError::Usage`] when the options do not fit the disk; [`BenchError::Failed`] when the server goes away, is
     /// stuck, or violates the protocol.
-    fn measure(&self, input: &RunInput<'_>) -> Result<RunResult, BenchError>;
+    fn measure(&self, case: &Case<'_>, seed: u64, progress: &ProgressDisplay) -> Result<RunResult, BenchError>;
 
     /// Connects to the target, and returns its disks.
     ///
     /// # Errors
     /// As [`measure`](Self::measure), before the first request.
-    fn probe(&self, plan: &Plan, combination: &Combination, target: &Target) -> Result<Vec<DeviceDisk>, BenchError>;
+    fn probe(&self, case: &Case<'_>) -> Result<Vec<DeviceDisk>, BenchError>;
 }
 
 impl<C: Connector> Measure for C {
-    fn measure(&self, input: &RunInput<'_>) -> Result<RunResult, BenchError> {
-        measure_once(input, Session::open(self, input.plan, input.combination, input.target)?)
+    fn measure(&self, case: &Case<'_>, seed: u64, progress: &ProgressDisplay) -> Result<RunResult, BenchError> {
+        measure_once(case, Session::open(self, case)?, seed, progress)
     }
 
-    fn probe(&self, plan: &Plan, combination: &Combination, target: &Target) -> Result<Vec<DeviceDisk>, BenchError> {
-        let Session { mut device, server } = Session::open(self, plan, combination, target)?;
-        let disks = device.disks(combination)?;
+    fn probe(&self, case: &Case<'_>) -> Result<Vec<DeviceDisk>, BenchError> {
+        let Session { mut device, server } = Session::open(self, case)?;
+        let disks = device.disks(&case.combination)?;
         let sets = device.take_queues();
         device.stop(sets)?;
         server.map_or(Ok(()), ServerProcess::stop)?;
@@ -125,13 +110,19 @@ impl<C: Connector> Measure for C {
 ///
 /// # Errors
 /// [`BenchError::Usage`], naming the option.
-pub(crate) fn check(plan: &Plan, combination: &Combination, disks: &[DeviceDisk]) -> Result<(), BenchError> {
+pub(crate) fn check(case: &Case<'_>, disks: &[DeviceDisk]) -> Result<(), BenchError> {
+    let Case { plan, combination, .. } = case;
     let streams = check_disks(plan, combination, disks)?;
     worker_settings(plan, combination, disks, &streams).map(|_| ())
 }
 
-fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<RunResult, BenchError> {
-    let RunInput { plan, combination, progress, .. } = *input;
+fn measure_once<D: Device>(
+    case: &Case<'_>,
+    session: Session<D>,
+    seed: u64,
+    progress: &ProgressDisplay,
+) -> Result<RunResult, BenchError> {
+    let Case { plan, combination, .. } = case;
     let started = SystemTime::now();
     let Session { mut device, server } = session;
     let disks = device.disks(combination)?;
@@ -159,11 +150,11 @@ fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<
         let writes = Combination { rw: Rw::Write, rate_iops: None, ..*combination };
         let own = worker_settings(plan, &writes, &disks, &streams)?;
         let own = WorkerSettings { fsync: 0, series: None, verify: false, ..own };
-        let (workers, counters) = workers(input, Rw::Write, true, sets, own, &streams);
+        let (workers, counters) = workers(plan, seed, Rw::Write, true, sets, own, &streams);
         watch.counters = counters;
         sets = watch.fill(workers)?.into_iter().map(|worker| worker.into_parts().2).collect();
     }
-    let (workers, counters) = workers(input, combination.rw, plan.runtime.is_none(), sets, settings, &streams);
+    let (workers, counters) = workers(plan, seed, combination.rw, plan.runtime.is_none(), sets, settings, &streams);
     watch.counters = counters;
 
     let (mut workers, outcome) = watch.load(workers)?;
@@ -293,14 +284,14 @@ fn expected_intervals(plan: &Plan, interval: Duration) -> usize {
 
 /// Creates the threads of one pass: the fill, or the measurement. `once`: each block is done once.
 fn workers<Q: ThreadQueues>(
-    input: &RunInput<'_>,
+    plan: &Plan,
+    seed: u64,
     rw: Rw,
     once: bool,
     sets: Vec<Q>,
     settings: WorkerSettings,
     streams: &Streams,
 ) -> (Vec<Worker<Q>>, Vec<Arc<CompletionCounter>>) {
-    let RunInput { plan, seed, .. } = *input;
     // A generation has 31 bits: half of them differ between runs, those with the same seed too, the other half count.
     let generation = rand::rng().next_u32() >> 2;
     let threads = sets.len();

@@ -11,9 +11,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::BenchError;
-use crate::connector::{Connector, PreparedServer, ServedDisk};
+use crate::connector::{Connector, PreparedServer};
 use crate::device::ServerMonitor;
-use crate::plan::{Combination, Plan, Target, TargetSource};
+use crate::plan::Case;
 
 /// Limit for the start, and for the end, of a server.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,16 +33,11 @@ pub(crate) struct ServerProcess {
 
 impl ServerProcess {
     /// Starts `mqblk serve`. Returns it and its device's address.
-    fn spawn<C: Connector>(
-        connector: &C,
-        plan: &Plan,
-        disk: &ServedDisk<'_>,
-        workers: Option<u16>,
-    ) -> Result<(ServerProcess, C::Endpoint), BenchError> {
+    fn spawn<C: Connector>(connector: &C, case: &Case<'_>) -> Result<(ServerProcess, C::Endpoint), BenchError> {
         let folder = tempfile::Builder::new().prefix("mqblk-bench.").tempdir();
         let folder = folder.map_err(|error| BenchError::failed("folder for the server's socket", error))?;
         let PreparedServer { endpoint, arguments, environment, is_simulated, resources } =
-            connector.prepare_server(disk, folder.path())?;
+            connector.prepare_server(case, folder.path())?;
         let program = match is_simulated {
             true => std::env::current_exe().map_err(|error| BenchError::failed("path of this program", error))?,
             false => program()?,
@@ -54,11 +49,11 @@ impl ServerProcess {
         command.process_group(0);
         let admin = folder.path().join("admin.sock");
         command.arg("--admin").arg(&admin);
-        if !plan.server_cpus.is_empty() {
-            let cpus: Vec<String> = plan.server_cpus.iter().map(u16::to_string).collect();
+        if !case.plan.server_cpus.is_empty() {
+            let cpus: Vec<String> = case.plan.server_cpus.iter().map(u16::to_string).collect();
             command.args(["--pin", &cpus.join(","), "--workers", &cpus.len().to_string()]);
         }
-        if let Some(workers) = workers {
+        if let Some(workers) = case.target.workers {
             command.args(["--workers", &workers.to_string()]);
         }
         let child = command.spawn().map_err(|error| BenchError::failed(program.display(), error))?;
@@ -152,22 +147,16 @@ impl<D> Session<D> {
     ///
     /// # Errors
     /// [`BenchError::Usage`] when the server has fewer queues or refuses its options, else [`BenchError::Failed`].
-    pub(crate) fn open<C: Connector<Device = D>>(
-        connector: &C,
-        plan: &Plan,
-        combination: &Combination,
-        target: &Target,
-    ) -> Result<Session<D>, BenchError> {
-        let TargetSource::Disk(spec) = &target.source else {
-            let endpoint = connector.endpoint(&target.source)?;
-            let device = connector.connect(plan, combination, &endpoint, SERVER_TIMEOUT / 10).map_err(connect_error)?;
+    pub(crate) fn open<C: Connector<Device = D>>(connector: &C, case: &Case<'_>) -> Result<Session<D>, BenchError> {
+        if case.target.spec().is_none() {
+            let endpoint = connector.endpoint(&case.target.source)?;
+            let device = connector.connect(case, &endpoint, SERVER_TIMEOUT / 10).map_err(connect_error)?;
             return Ok(Session { device, server: None });
-        };
-        let disk = ServedDisk { spec, queue_size: plan.chosen_queue_size, combination };
-        let (mut server, endpoint) = ServerProcess::spawn(connector, plan, &disk, target.workers)?;
+        }
+        let (mut server, endpoint) = ServerProcess::spawn(connector, case)?;
         let deadline = Instant::now() + SERVER_TIMEOUT;
         loop {
-            match connector.connect(plan, combination, &endpoint, CONNECT_TRY) {
+            match connector.connect(case, &endpoint, CONNECT_TRY) {
                 Ok(device) => return Ok(Session { device, server: Some(server) }),
                 Err(error) if Instant::now() >= deadline => return Err(connect_error(error)),
                 Err(error) => check_running(&mut server, error)?,

@@ -9,11 +9,11 @@ use crate::BenchError;
 use crate::benchmark::Benchmark;
 use crate::columns::table;
 use crate::output::JsonOutput;
-use crate::plan::{Combination, Plan, Target};
+use crate::plan::{Case, Combination, Plan};
 use crate::preflight;
 use crate::progress::ProgressDisplay;
 use crate::report::{RateSummary, ResultRow};
-use crate::run::{RunInput, RunResult};
+use crate::run::RunResult;
 
 /// First estimate of a run's time besides its measurement: start and end of a server.
 const OVERHEAD: Duration = Duration::from_millis(200);
@@ -95,22 +95,16 @@ impl Sweep {
         each_run: &mut dyn FnMut(Vec<ResultRow>),
     ) -> (Vec<ResultRow>, Result<(), BenchError>) {
         let plan = &benchmark.plan;
-        let column = |target| {
-            let combination = Target::combination(target, combination);
-            (target, combination, benchmark.holes(target, &combination))
-        };
-        let columns: Vec<(&Target, Combination, Option<f64>)> = plan.targets.iter().map(column).collect();
-        let mut results: Vec<Vec<RunResult>> = columns.iter().map(|_| vec![]).collect();
+        let cases: Vec<Case> = plan.targets.iter().map(|target| plan.case(target, combination)).collect();
+        let holes: Vec<Option<f64>> = cases.iter().map(|case| benchmark.holes(case)).collect();
+        let mut results: Vec<Vec<RunResult>> = cases.iter().map(|_| vec![]).collect();
         let rows = |results: &[Vec<RunResult>]| -> Vec<ResultRow> {
-            let measured = columns.iter().zip(results).filter(|(_, results)| !results.is_empty());
-            measured
-                .map(|((target, combination, holes), results)| benchmark.row(target, combination, *holes, results))
-                .collect()
+            let measured = (0..cases.len()).filter(|at| !results[*at].is_empty());
+            measured.map(|at| benchmark.row(&cases[at], holes[at], &results[at])).collect()
         };
-        let mut runs = (1..=plan.runs).flat_map(|number| (0..columns.len()).map(move |at| (number, at)));
+        let mut runs = (1..=plan.runs).flat_map(|number| (0..cases.len()).map(move |at| (number, at)));
         let outcome = runs.try_for_each(|(number, at)| {
-            let (target, combination, _) = &columns[at];
-            let result = self.measure_run(benchmark, combination, target, number)?;
+            let result = self.measure_run(benchmark, &cases[at], number)?;
             let cut_short = result.cut_short;
             if !cut_short || self.counts_cut_short && result.ios() + result.stats.errors > 0 {
                 results[at].push(result);
@@ -122,22 +116,15 @@ impl Sweep {
     }
 
     /// Measures once, and shows the result.
-    fn measure_run(
-        &mut self,
-        benchmark: &Benchmark,
-        combination: &Combination,
-        target: &Target,
-        number: u16,
-    ) -> Result<RunResult, BenchError> {
-        let plan = &benchmark.plan;
+    fn measure_run(&mut self, benchmark: &Benchmark, case: &Case<'_>, number: u16) -> Result<RunResult, BenchError> {
+        let plan = case.plan;
         plan.interrupt.check()?;
-        let name = describe(benchmark, combination, target);
+        let name = describe(benchmark, case);
         self.progress.start(&name, run_time(plan));
         // With a seed all targets have the same blocks; each run has others.
         let seed = plan.seed.map_or_else(|| rand::rng().next_u64(), |seed| seed.wrapping_add(u64::from(number) - 1));
         let name = format!("{name}: run {number} of {}", plan.runs);
-        let input = RunInput { plan, combination, target, seed, progress: &self.progress };
-        let result = benchmark.interface.measure(&input).map_err(|error| match error {
+        let result = benchmark.interface.measure(case, seed, &self.progress).map_err(|error| match error {
             BenchError::Failed(text) => BenchError::Failed(format!("{name}: {text}")),
             other => other,
         })?;
@@ -146,12 +133,12 @@ impl Sweep {
         let errors = if errors > 0 { format!(", {errors} errors") } else { String::new() };
         let cut_short = if result.cut_short { ", cut short" } else { "" };
         self.progress.end(&format!("{name}: {:.0} IOPS{errors}{verified}{cut_short}", result.iops()));
-        self.warn(combination, target, &result);
+        self.warn(case, &result);
         Ok(result)
     }
 
     /// Tells what disturbed a run.
-    fn warn(&self, combination: &Combination, target: &Target, result: &RunResult) {
+    fn warn(&self, Case { target, combination, .. }: &Case<'_>, result: &RunResult) {
         let name = target.column.as_ref().unwrap_or(&target.label);
         // Standard error may be closed.
         let tell = |text: &str| drop(writeln!(std::io::stderr(), "mqblk: {}: {name}: {text}", self.command));
@@ -176,7 +163,7 @@ fn run_time(plan: &Plan) -> Duration {
 }
 
 /// Returns a target under a combination in words.
-fn describe(benchmark: &Benchmark, combination: &Combination, target: &Target) -> String {
+fn describe(benchmark: &Benchmark, Case { target, combination, .. }: &Case<'_>) -> String {
     let Combination { rw, sizes, queues, targets, luns, jobs, iodepth, batch, rate_iops, .. } = combination;
     let name = match (benchmark.experiment, &target.column) {
         (Some(one), Some(column)) => format!("{}: {column}", one.name),

@@ -8,7 +8,7 @@ use mqblk_core::ByteLen;
 use super::published::{BLOCK_SIZE_WRITES_4K, BLOCK_SIZES};
 use super::{Claim, Columns, Experiment, MeasuredMean, column, plot_of, prefix, published_series, queue_count};
 use crate::BenchError;
-use crate::plan::{Target, TargetSource, value_of};
+use crate::plan::{Target, value_of};
 use crate::plot::{AxisChoice, Figure, KeyValue, Metric, PlotGroup, PlotRow, PublishedSeries, RowFilter, RowKey};
 use crate::report::ResultRow;
 use crate::table::{Pivot, ResultTable, cpu_cell, groups, mebibytes, or_dash, ratio_cell, with_suffix};
@@ -41,8 +41,7 @@ const PUBLISHED: [&str; 3] = ["2015: 1 queue", "2015: 8 queues", "2015: merged"]
 const SMALL: u64 = 4096;
 
 fn columns(queues: &[u16], targets: &[Target]) -> Columns {
-    let is_disk = |target: &&Target| matches!(target.source, TargetSource::Disk(_));
-    let (disks, peers): (Vec<&Target>, Vec<&Target>) = targets.iter().partition(is_disk);
+    let (disks, peers): (Vec<&Target>, Vec<&Target>) = targets.iter().partition(|target| target.spec().is_some());
     if disks.is_empty() {
         let expected = "--disk KEY=VALUE,... with it: a server that runs already does not change its merging";
         return Err(BenchError::option("experiment", "block-size without a disk", expected));
@@ -68,13 +67,11 @@ fn columns(queues: &[u16], targets: &[Target]) -> Columns {
 
 /// Returns `disk` with this number of queues and this merging.
 fn with_merging(disk: &Target, queues: u16, merge: &str, name: String) -> Result<Target, BenchError> {
-    match &disk.source {
-        TargetSource::Disk(spec) if value_of(spec, "merge").is_some() => {
-            let expected = "one without: the experiment sets it";
-            Err(BenchError::option("disk", "a disk with the key merge", expected))
-        }
-        _ => Ok(disk.with("merge", merge).as_column(name, queues)),
+    if disk.spec().is_some_and(|spec| value_of(spec, "merge").is_some()) {
+        let expected = "one without: the experiment sets it";
+        return Err(BenchError::option("disk", "a disk with the key merge", expected));
     }
+    Ok(disk.with("merge", merge).as_column(name, queues))
 }
 
 fn loads(quick: bool) -> Vec<String> {

@@ -5,7 +5,7 @@
 
 use super::published::{POLLING, POLLING_CPU_PERCENT, POLLING_IOPS, POLLING_MEAN_US, POLLING_PERCENTILES};
 use super::{Claim, Columns, Experiment, MeasuredMean, error_cell, iops_ratio_cell, load, plot_of, published_series};
-use crate::plan::{Target, TargetSource, value_of};
+use crate::plan::{Target, value_of};
 use crate::plot::{AxisChoice, Figure, Metric, PlotGroup, RowFilter, RowKey};
 use crate::report::ResultRow;
 use crate::table::{Column, ResultTable, cpu_cell, groups, ratio_cell, three_digits};
@@ -49,7 +49,7 @@ fn columns(queues: &[u16], targets: &[Target]) -> Columns {
 /// Returns a served disk with each latency and each policy. A null disk with a latency of its own, other storage, a
 /// chosen policy, and a running server stay unchanged.
 fn variants(target: &Target) -> Vec<Target> {
-    let TargetSource::Disk(spec) = &target.source else { return vec![target.clone()] };
+    let Some(spec) = target.spec() else { return vec![target.clone()] };
     // A label that was not chosen is the disk's settings, but for a chosen policy.
     let rest = spec.strip_prefix(target.label.as_str());
     let is_settings = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(",poll="));

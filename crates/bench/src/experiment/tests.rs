@@ -26,8 +26,8 @@ fn rows_of(benchmark: &Benchmark, iops: &dyn Fn(&ResultRow) -> f64) -> Vec<Resul
     let (mut rows, plan) = (vec![], &benchmark.plan);
     for combination in &plan.combinations {
         for target in &plan.targets {
-            let combination = target.combination(combination);
-            let own = benchmark.interface.results(&target.source, &combination);
+            let case = plan.case(target, combination);
+            let (combination, own) = (case.combination, benchmark.interface.results(&case));
             let mut row = ResultRow {
                 interface: benchmark.interface.definition().name,
                 target: target.label.clone(),

@@ -8,7 +8,7 @@ use super::{
     Claim, Columns, Experiment, MeasuredMean, column, error_cell, iops_ratio_cell, load, plot_of, prefix, queue_count,
 };
 use crate::BenchError;
-use crate::plan::{Target, TargetSource};
+use crate::plan::Target;
 use crate::plot::{Figure, KeyValue, Metric, PlotGroup, PublishedSeries, RowFilter, RowKey};
 use crate::report::ResultRow;
 use crate::table::{Column, ResultTable, cpu_cell, groups, or_dash, ratio_cell};
@@ -40,7 +40,7 @@ const DATAPLANE: [&str; 2] = ["dataplane", "no-dataplane"];
 fn columns(queues: &[u16], targets: &[Target]) -> Columns {
     let mut columns = vec![];
     for target in targets {
-        if !matches!(target.source, TargetSource::Disk(_)) {
+        if target.spec().is_none() {
             let expected = "--disk KEY=VALUE,... with it: the workers of a running server do not change";
             return Err(BenchError::option("experiment", "virtio-queues without a disk", expected));
         }

@@ -5,7 +5,7 @@
 
 use super::published::{XEN_IOPS, XEN_QUEUES};
 use super::{Claim, Columns, Experiment, MeasuredMean, column, load, plot_of, prefix, published_series};
-use crate::plan::{Target, TargetSource, value_of};
+use crate::plan::{Target, value_of};
 use crate::plot::{Figure, Metric, PlotGroup, RowFilter, RowKey};
 use crate::report::ResultRow;
 use crate::table::{Pivot, ResultTable, cpu_cell, groups, or_dash, ratio_cell, three_digits};
@@ -55,7 +55,7 @@ fn columns(queues: &[u16], targets: &[Target]) -> Columns {
 
 /// Returns a target with each pool, and the pool's name.
 fn variants(target: &Target) -> Vec<(Target, &'static str)> {
-    let TargetSource::Disk(spec) = &target.source else { return vec![(target.clone(), "as it runs")] };
+    let Some(spec) = target.spec() else { return vec![(target.clone(), "as it runs")] };
     let kept = match value_of(spec, GRANTS) {
         Some(_) => target.clone(),
         None => Target { grants: Some("persistent".into()), ..target.with(GRANTS, "persistent") },

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use clap::builder::PossibleValue;
 
 use crate::BenchError;
-use crate::plan::{Combination, DeviceName, TargetSource};
+use crate::plan::{Case, DeviceName, TargetSource};
 use crate::report::InterfaceResults;
 use crate::run::Measure;
 use crate::words::Descriptors;
@@ -130,9 +130,9 @@ pub trait Interface: Measure + Debug + Send + Sync {
         Ok(vec![(1, 1)])
     }
 
-    /// Returns the settings of each served disk, derived from `spec`.
-    fn disk_settings(&self, spec: &str, _combination: &Combination) -> Vec<String> {
-        vec![spec.to_owned()]
+    /// Returns the settings of each served disk; none for a running server.
+    fn disk_settings(&self, case: &Case<'_>) -> Vec<String> {
+        case.target.spec().map(str::to_owned).into_iter().collect()
     }
 
     /// Returns the default of `--jobs`.
@@ -146,7 +146,7 @@ pub trait Interface: Measure + Debug + Send + Sync {
     }
 
     /// Returns its keys of the results.
-    fn results(&self, _source: &TargetSource, _combination: &Combination) -> InterfaceResults {
+    fn results(&self, _case: &Case<'_>) -> InterfaceResults {
         InterfaceResults { interface: self.definition().name, ..InterfaceResults::default() }
     }
 }

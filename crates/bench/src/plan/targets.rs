@@ -47,9 +47,14 @@ pub struct Target {
 }
 
 impl Target {
+    /// Returns the settings of a served disk; `None` for a running server.
+    pub(crate) fn spec(&self) -> Option<&str> {
+        if let TargetSource::Disk(spec) = &self.source { Some(spec) } else { None }
+    }
+
     /// Returns the setting `key` of a served disk, or the server's default of it. Those of a running one are unknown.
     fn setting<'a>(&'a self, key: &str, default: &'a str) -> &'a str {
-        if let TargetSource::Disk(spec) = &self.source { value_of(spec, key).unwrap_or(default) } else { "unknown" }
+        self.spec().map_or("unknown", |spec| value_of(spec, key).unwrap_or(default))
     }
 
     /// Returns `storage` of the results.

@@ -12,8 +12,8 @@ use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice};
 
 use super::{Interface, InterfaceDefinition, vhost_user};
 use crate::BenchError;
-use crate::connector::{Connector, PreparedServer, ServedDisk};
-use crate::plan::{Combination, Plan, TargetSource};
+use crate::connector::{Connector, PreparedServer};
+use crate::plan::{Case, TargetSource};
 
 /// The interface's line of the table.
 pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
@@ -42,17 +42,12 @@ impl Connector for VirtioBlk {
         Ok(vhost_user::socket(source))
     }
 
-    fn prepare_server(&self, disk: &ServedDisk<'_>, folder: &Path) -> Result<PreparedServer<PathBuf>, BenchError> {
-        Ok(vhost_user::prepare_server(folder, |socket| serve_arguments(disk, socket)))
+    fn prepare_server(&self, case: &Case<'_>, folder: &Path) -> Result<PreparedServer<PathBuf>, BenchError> {
+        Ok(vhost_user::prepare_server(folder, |socket| serve_arguments(case, socket)))
     }
 
-    fn connect(
-        &self,
-        plan: &Plan,
-        combination: &Combination,
-        socket: &PathBuf,
-        timeout: Duration,
-    ) -> Result<BlkDevice, DriverError> {
+    fn connect(&self, case: &Case<'_>, socket: &PathBuf, timeout: Duration) -> Result<BlkDevice, DriverError> {
+        let Case { plan, combination, .. } = case;
         let depth = combination.depth_per_queue();
         BlkDevice::connect(&BlkConnectOptions {
             queues: combination.queues,
@@ -71,8 +66,8 @@ impl Connector for VirtioBlk {
 }
 
 /// Returns the arguments of `mqblk serve` for a disk at a socket.
-fn serve_arguments(disk: &ServedDisk<'_>, socket: &Path) -> Vec<String> {
-    vec!["--disk".into(), disk.argument(&format!("socket={}", vhost_user::socket_value(socket)))]
+fn serve_arguments(case: &Case<'_>, socket: &Path) -> Vec<String> {
+    vec!["--disk".into(), case.disk_argument(&format!("socket={}", vhost_user::socket_value(socket)))]
 }
 
 #[cfg(test)]
@@ -82,9 +77,7 @@ mod tests {
 
     fn argument(line: &str) -> String {
         let plan = plan(line).unwrap();
-        let TargetSource::Disk(spec) = &plan.targets[0].source else { panic!("a disk") };
-        let disk = ServedDisk { spec, queue_size: plan.chosen_queue_size, combination: &plan.combinations[0] };
-        serve_arguments(&disk, Path::new("/s")).remove(1)
+        serve_arguments(&plan.case(&plan.targets[0], &plan.combinations[0]), Path::new("/s")).remove(1)
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::device::{
 };
 use crate::interface::queue_set::of_every_set;
 use crate::interface::vhost_user::server_monitor;
-use crate::plan::{Combination, Plan};
+use crate::plan::{Case, Combination};
 
 /// Bits of a command's `user` that name the I/O. The other bits are the part, because the command's tag is made of
 /// `user` and must be unique.
@@ -79,12 +79,12 @@ fn select_units(units: &[LogicalUnit], targets: u16, luns: u16) -> Result<Vec<&L
 impl ScsiDevice {
     /// Connects to the controller at `socket`, trying for `timeout`.
     pub(crate) fn connect(
-        plan: &Plan,
-        combination: &Combination,
+        case: &Case<'_>,
         socket: &Path,
         steer: SteeringPolicy,
         timeout: Duration,
     ) -> Result<ScsiDevice, DriverError> {
+        let Case { plan, combination, .. } = case;
         let depth = combination.depth_per_queue();
         let (threads, iodepth) = (combination.threads(), u32::from(combination.iodepth));
         let outstanding = u32::from(combination.jobs.div_ceil(threads)) * iodepth;

@@ -12,8 +12,8 @@ use mqblk_driver::virtio_scsi::SteeringPolicy;
 
 use super::{Interface, InterfaceDefinition, vhost_user};
 use crate::BenchError;
-use crate::connector::{Connector, PreparedServer, ServedDisk};
-use crate::plan::{Combination, Plan, TargetSource};
+use crate::connector::{Connector, PreparedServer};
+use crate::plan::{Case, TargetSource};
 use crate::report::InterfaceResults;
 use crate::words::{Choice, one_of, word};
 use device::ScsiDevice;
@@ -91,15 +91,16 @@ impl Interface for VirtioScsi {
         Ok(all)
     }
 
-    fn disk_settings(&self, spec: &str, combination: &Combination) -> Vec<String> {
-        server::units(combination).map(|(target, lun)| server::of_unit(spec, target, lun)).collect()
+    fn disk_settings(&self, case: &Case<'_>) -> Vec<String> {
+        let Some(spec) = case.target.spec() else { return vec![] };
+        server::units(&case.combination).map(|(target, lun)| server::of_unit(spec, target, lun)).collect()
     }
 
     fn default_jobs(&self, _queues: u16, disks: u16) -> u16 {
         disks
     }
 
-    fn results(&self, _source: &TargetSource, combination: &Combination) -> InterfaceResults {
+    fn results(&self, Case { combination, .. }: &Case<'_>) -> InterfaceResults {
         InterfaceResults {
             interface: DEFINITION.name,
             targets: Some(combination.targets),
@@ -118,17 +119,11 @@ impl Connector for VirtioScsi {
         Ok(vhost_user::socket(source))
     }
 
-    fn prepare_server(&self, disk: &ServedDisk<'_>, folder: &Path) -> Result<PreparedServer<PathBuf>, BenchError> {
-        Ok(vhost_user::prepare_server(folder, |socket| server::arguments(disk, socket)))
+    fn prepare_server(&self, case: &Case<'_>, folder: &Path) -> Result<PreparedServer<PathBuf>, BenchError> {
+        Ok(vhost_user::prepare_server(folder, |socket| server::arguments(case, socket)))
     }
 
-    fn connect(
-        &self,
-        plan: &Plan,
-        combination: &Combination,
-        socket: &PathBuf,
-        timeout: Duration,
-    ) -> Result<ScsiDevice, DriverError> {
-        ScsiDevice::connect(plan, combination, socket, steering(self).2, timeout)
+    fn connect(&self, case: &Case<'_>, socket: &PathBuf, timeout: Duration) -> Result<ScsiDevice, DriverError> {
+        ScsiDevice::connect(case, socket, steering(self).2, timeout)
     }
 }

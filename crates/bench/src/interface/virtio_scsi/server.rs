@@ -2,9 +2,8 @@
 
 use std::path::Path;
 
-use crate::connector::ServedDisk;
 use crate::interface::vhost_user;
-use crate::plan::{Combination, split_pairs};
+use crate::plan::{Case, Combination, split_pairs};
 
 /// The id of the controller.
 const CONTROLLER: &str = "bench";
@@ -40,16 +39,17 @@ pub(super) fn of_unit(settings: &str, target: u16, lun: u16) -> String {
 }
 
 /// Returns `--controller`, and a `--lun` for each logical unit.
-pub(super) fn arguments(disk: &ServedDisk<'_>, socket: &Path) -> Vec<String> {
-    let queues = disk.combination.queues;
+pub(super) fn arguments(case: &Case<'_>, socket: &Path) -> Vec<String> {
+    let queues = case.combination.queues;
     let path = vhost_user::socket_value(socket);
     let key = |pair: &&str| CONTROLLER_KEYS.contains(&pair.split('=').next().unwrap_or_default());
-    let (own, units): (Vec<&str>, Vec<&str>) = split_pairs(disk.spec).into_iter().partition(key);
+    let (own, units): (Vec<&str>, Vec<&str>) =
+        split_pairs(case.target.spec().unwrap_or_default()).into_iter().partition(key);
     let mut controller = format!("id={CONTROLLER},socket={path},queues={queues}");
-    let queue_size = disk.queue_size_pair();
+    let queue_size = case.queue_size_pair();
     own.into_iter().chain(queue_size.as_deref()).for_each(|pair| controller.push_str(&format!(",{pair}")));
     let mut arguments = vec!["--controller".to_owned(), controller];
-    for (target, lun) in self::units(disk.combination) {
+    for (target, lun) in self::units(&case.combination) {
         let mut unit = format!("controller={CONTROLLER},target={target},lun={lun}");
         if !units.iter().any(|pair| pair.starts_with("id=")) {
             unit.push_str(&format!(",id=t{target}l{lun}"));
@@ -71,8 +71,7 @@ mod tests {
     fn a_disks_settings_are_dealt_to_controller_and_units() {
         let line = "--interface virtio-scsi --disk path=/d,,{t}/{l}.img,poll=off,direct=off --targets 2 --luns 2 --queues 3 --queue-size 2048";
         let plan = plan(line).unwrap();
-        let spec = "path=/d,,{t}/{l}.img,poll=off,direct=off";
-        let disk = ServedDisk { spec, queue_size: plan.chosen_queue_size, combination: &plan.combinations[0] };
+        let case = plan.case(&plan.targets[0], &plan.combinations[0]);
         let unit =
             |t: u16, l: u16| format!("controller=bench,target={t},lun={l},id=t{t}l{l},path=/d,,{t}/{l}.img,direct=off");
         let expected = [
@@ -87,6 +86,6 @@ mod tests {
             "--lun".into(),
             unit(1, 1),
         ];
-        assert_eq!(arguments(&disk, Path::new("/s,1")), expected);
+        assert_eq!(arguments(&case, Path::new("/s,1")), expected);
     }
 }

@@ -14,8 +14,8 @@ use mqblk_driver::blkfront::{BlkfrontDevice, BlkfrontOptions};
 
 use super::{Interface, InterfaceDefinition, InterfaceOptions};
 use crate::BenchError;
-use crate::connector::{Connector, PreparedServer, ServedDisk};
-use crate::plan::{Combination, DeviceName, MAX_DEPTH, Plan, TargetSource, value_of};
+use crate::connector::{Connector, PreparedServer};
+use crate::plan::{Case, DeviceName, MAX_DEPTH, TargetSource, value_of};
 use crate::report::InterfaceResults;
 use crate::words::Descriptors;
 use device::PAGE;
@@ -109,14 +109,11 @@ impl Interface for XenOptions {
         MAX_DEPTH
     }
 
-    fn results(&self, source: &TargetSource, _combination: &Combination) -> InterfaceResults {
-        let grants_pool = match source {
-            TargetSource::Disk(spec) => {
-                let chosen = GRANT_POOLS.iter().find(|pool| value_of(spec, GRANTS_POOL) == Some(pool.0));
-                Some(chosen.unwrap_or(&GRANT_POOLS[0]).0)
-            }
-            _ => None,
-        };
+    fn results(&self, case: &Case<'_>) -> InterfaceResults {
+        let grants_pool = case.target.spec().map(|spec| {
+            let chosen = GRANT_POOLS.iter().find(|pool| value_of(spec, GRANTS_POOL) == Some(pool.0));
+            chosen.unwrap_or(&GRANT_POOLS[0]).0
+        });
         InterfaceResults {
             interface: DEFINITION.name,
             grants_pool,
@@ -138,17 +135,12 @@ impl Connector for XenOptions {
         }
     }
 
-    fn prepare_server(&self, disk: &ServedDisk<'_>, folder: &Path) -> Result<PreparedServer<Vbd>, BenchError> {
-        server::prepare(self.xen.as_ref(), disk, folder)
+    fn prepare_server(&self, case: &Case<'_>, folder: &Path) -> Result<PreparedServer<Vbd>, BenchError> {
+        server::prepare(self.xen.as_ref(), case, folder)
     }
 
-    fn connect(
-        &self,
-        _plan: &Plan,
-        combination: &Combination,
-        vbd: &Vbd,
-        timeout: Duration,
-    ) -> Result<BlkfrontDevice, DriverError> {
+    fn connect(&self, case: &Case<'_>, vbd: &Vbd, timeout: Duration) -> Result<BlkfrontDevice, DriverError> {
+        let combination = &case.combination;
         let depth = combination.depth_per_queue();
         let own = BlkfrontOptions::new(Arc::clone(&vbd.xen), vbd.number);
         BlkfrontDevice::connect(&BlkfrontOptions {

@@ -12,8 +12,8 @@ use mqblk_xen_simulation::{self as simulation, Machine};
 
 use super::options::{GRANTS_POOL, XenLocation, own_device};
 use crate::BenchError;
-use crate::connector::{PreparedServer, ServedDisk};
-use crate::plan::value_of;
+use crate::connector::PreparedServer;
+use crate::plan::{Case, value_of};
 
 /// A file system in memory.
 const IN_MEMORY: &str = "/dev/shm";
@@ -79,7 +79,7 @@ fn journal_folder() -> std::io::Result<tempfile::TempDir> {
 /// Prepares a server: a machine unless one is named, its arguments, and its journals.
 pub(super) fn prepare(
     location: Option<&XenLocation>,
-    disk: &ServedDisk<'_>,
+    case: &Case<'_>,
     folder: &Path,
 ) -> Result<PreparedServer<Vbd>, BenchError> {
     let device = own_device(location);
@@ -106,13 +106,15 @@ pub(super) fn prepare(
     let address = format!("interface=xen,domid={},vdev={}", front.0, device.name);
     let state = journal_folder().map_err(|error| BenchError::failed("folder for the server's journals", error))?;
     let folder = state.path().display().to_string();
-    let arguments = ["--xen", &word, "--xen-state", &folder, "--disk", &disk.argument(&address)].map(str::to_owned);
+    let arguments =
+        ["--xen", &word, "--xen-state", &folder, "--disk", &case.disk_argument(&address)].map(str::to_owned);
     let directories = XenstoreDirectories { xen: dom0, frontend: vbd::frontend_path(front, device.number) };
     let endpoint = Vbd { xen: frontend, number: device.number };
     // A device on a machine of this run ends with it.
     let device = machine.is_none().then_some(directories);
     // `grants-pool` is a test key.
-    let environment = value_of(disk.spec, GRANTS_POOL).map(|_| ("MQBLK_TEST_KEYS", "1")).into_iter().collect();
+    let pool = case.target.spec().and_then(|spec| value_of(spec, GRANTS_POOL));
+    let environment = pool.map(|_| ("MQBLK_TEST_KEYS", "1")).into_iter().collect();
     // Resources that the server needs while it runs, or leaves behind: dropped in this order, after it has ended.
     let resources = Box::new((endpoint.clone(), device, state, machine));
     let is_simulated = location != Some(&XenLocation::Real);

@@ -76,9 +76,7 @@ pub(crate) trait TransferStatus: Copy + PartialEq + std::fmt::Debug + Send {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum IoOp {
-    /// Reads.
     Read,
-    /// Writes.
     Write,
     /// Discards: the content is not needed any more.
     Trim,

@@ -47,9 +47,7 @@ pub(crate) struct AccessPattern {
 /// An operation on one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockOp {
-    /// The operation.
     pub op: IoOp,
-    /// The block.
     pub block: u64,
 }
 

@@ -23,13 +23,11 @@ pub struct Combination {
     pub rw: Rw,
     /// Bytes of an I/O.
     pub sizes: IoSizes,
-    /// Queues.
     pub queues: u16,
     /// Targets; 1 where the interface has none.
     pub targets: u16,
     /// Logical units of each target; 1 where the interface has none.
     pub luns: u16,
-    /// Jobs.
     pub jobs: u16,
     /// Most client threads.
     pub max_threads: u16,
@@ -109,9 +107,7 @@ pub struct Plan {
     pub queue_size: u16,
     /// Entries of a virtqueue, if chosen: a started server must take this many.
     pub chosen_queue_size: Option<u16>,
-    /// Descriptor layout.
     pub descriptors: Descriptors,
-    /// Packed virtqueues.
     pub packed: bool,
     /// File for the JSON.
     pub json: Option<PathBuf>,
@@ -130,7 +126,6 @@ pub struct Plan {
 pub struct Case<'a> {
     /// All settings.
     pub plan: &'a Plan,
-    /// The target.
     pub target: &'a Target,
     /// The combination, with the target's own queues.
     pub combination: Combination,

@@ -142,7 +142,6 @@ pub(crate) struct ResultRow {
 pub struct InterfaceResults {
     /// Its name.
     pub interface: &'static str,
-    /// Targets.
     pub targets: Option<u16>,
     /// Logical units of each target. With them the results have the bandwidth of each.
     pub luns: Option<u16>,

@@ -29,7 +29,6 @@ use supervisor::RunSupervisor;
 pub struct RunResult {
     /// When the run began.
     pub started: SystemTime,
-    /// The server.
     pub server: ServerInfo,
     /// Measurements of all threads together, with the bytes of all I/Os.
     pub stats: WorkerStats,

@@ -136,7 +136,6 @@ fn program() -> Result<PathBuf, BenchError> {
 /// A device to load, and its server if that was started for it.
 #[derive(Debug)]
 pub(crate) struct Session<D> {
-    /// The device.
     pub device: D,
     /// The server that was started for it.
     pub server: Option<ServerProcess>,

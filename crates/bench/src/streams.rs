@@ -13,9 +13,7 @@ const MAX_VERIFIED_BLOCKS: u64 = 1 << 30;
 /// The blocks of one disk that a job works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct JobRange {
-    /// The job.
     pub job: u16,
-    /// The disk.
     pub disk: u16,
     /// Blocks of the combination's smallest size.
     pub blocks: BlockRange,

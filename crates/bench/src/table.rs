@@ -121,7 +121,6 @@ impl ResultTable {
 
 /// Arranges rows in tables: `line` and `column` name a row's line and column. Both keep the order of the rows.
 pub(crate) struct Pivot<'a> {
-    /// The rows.
     pub rows: &'a [&'a ResultRow],
     /// Heading of the lines' names.
     pub heading: &'a str,

@@ -79,15 +79,10 @@ pub(crate) fn check_others(definition: &InterfaceDefinition, options: &Interface
 pub struct InterfaceOptions<'a> {
     pub(crate) xen: &'a XenOptions,
     pub(crate) scsi: &'a VirtioScsi,
-    /// `--socket`.
     pub socket: &'a [PathBuf],
-    /// `--disk`.
     pub disk: &'a [String],
-    /// `--queue-size`.
     pub queue_size: Option<u16>,
-    /// `--descriptors`.
     pub descriptors: Descriptors,
-    /// `--packed`.
     pub packed: bool,
 }
 

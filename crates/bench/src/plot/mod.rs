@@ -104,7 +104,6 @@ fn key_parser(keys: impl Iterator<Item = RowKey>) -> impl TypedValueParser<Value
 /// A filter: the values of a key that are drawn.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RowFilter {
-    /// The key.
     pub key: RowKey,
     /// Its values as a user writes them.
     pub values: Vec<String>,

@@ -28,7 +28,6 @@ const MAX_LABEL: usize = 160;
 pub(crate) struct PlotRow {
     /// The value of each [`RowKey`].
     pub keys: Vec<KeyValue>,
-    /// Runs.
     pub runs: u64,
     /// I/Os per second, mean over the runs, and its standard error.
     pub iops: (f64, f64),

@@ -21,7 +21,6 @@ const TICK: Duration = Duration::from_millis(50);
 
 /// Supervises the client threads from the main thread.
 pub(super) struct RunSupervisor<'a> {
-    /// The plan.
     pub plan: &'a Plan,
     /// I/Os that the threads have completed.
     pub counters: Vec<Arc<CompletionCounter>>,
@@ -33,7 +32,6 @@ pub(super) struct RunSupervisor<'a> {
     pub process: Option<ServerMonitor>,
     /// Reads what the server uses.
     pub meters: ServerMeters,
-    /// Display of the progress.
     pub progress: &'a progress::ProgressDisplay,
     /// Blocks of all jobs.
     pub total: u64,

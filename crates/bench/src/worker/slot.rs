@@ -14,7 +14,6 @@ use crate::words::ClientMode;
 pub(crate) struct DiskJob {
     /// Number of the job; the same for all its disks.
     pub number: u16,
-    /// The disk.
     pub disk: u16,
     /// Its next blocks.
     pub pattern: AccessPattern,
@@ -65,7 +64,6 @@ pub(crate) struct WorkerSettings {
     pub bs_sectors: Sector512,
     /// Blocks of the largest I/O.
     pub most_blocks: u32,
-    /// Disks.
     pub disks: u16,
     /// Jobs of all threads.
     pub jobs: u16,

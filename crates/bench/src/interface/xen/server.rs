@@ -23,7 +23,6 @@ const FRONTEND_DOMAIN: DomainId = DomainId(1);
 /// A device of the domain of the connection `xen`.
 #[derive(Clone)]
 pub(crate) struct Vbd {
-    /// The machine.
     pub xen: Arc<dyn Xen>,
     pub number: u32,
 }

@@ -10,13 +10,10 @@ use crate::BenchError;
 
 /// Request to end early. Clones share their state.
 #[derive(Clone, Debug, Default)]
-pub struct Interrupt(Arc<InterruptState>);
-
-#[derive(Debug, Default)]
-struct InterruptState {
+pub struct Interrupt {
     /// The first signal; 0: none yet.
-    first: AtomicI32,
-    count: AtomicU32,
+    first: Arc<AtomicI32>,
+    count: Arc<AtomicU32>,
 }
 
 impl Interrupt {
@@ -36,18 +33,18 @@ impl Interrupt {
     /// Records `signal`.
     pub fn set(&self, signal: i32) {
         // The first one decides the exit code.
-        let _ = self.0.first.compare_exchange(0, signal, Ordering::AcqRel, Ordering::Acquire);
-        self.0.count.fetch_add(1, Ordering::AcqRel);
+        let _ = self.first.compare_exchange(0, signal, Ordering::AcqRel, Ordering::Acquire);
+        self.count.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Returns the first signal.
     pub fn signal(&self) -> Option<i32> {
-        Some(self.0.first.load(Ordering::Acquire)).filter(|signal| *signal != 0)
+        Some(self.first.load(Ordering::Acquire)).filter(|signal| *signal != 0)
     }
 
     /// Returns true after a second signal: waits for requests in flight end.
     pub fn is_urgent(&self) -> bool {
-        self.0.count.load(Ordering::Acquire) > 1
+        self.count.load(Ordering::Acquire) > 1
     }
 
     /// Returns an error if there was a signal.

@@ -147,7 +147,7 @@ pub(super) fn percentiles(latencies: &Histogram<u64>) -> Vec<(f64, f64)> {
 
 /// Returns the latencies of several counts together, in nanoseconds.
 pub(super) fn latencies<'a>(counts: impl IntoIterator<Item = &'a OpStats>) -> Histogram<u64> {
-    let mut all = OpStats::new();
+    let mut all = OpStats::default();
     counts.into_iter().for_each(|counts| all.add(counts));
     all.latency
 }

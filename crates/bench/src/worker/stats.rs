@@ -22,13 +22,14 @@ pub struct OpStats {
     pub latency: Histogram<u64>,
 }
 
-impl OpStats {
-    /// Creates zero counts.
-    pub(crate) fn new() -> OpStats {
+impl Default for OpStats {
+    fn default() -> OpStats {
         let latency = Histogram::new_with_max(MAX_LATENCY_NS, 3).expect("bounds that the histogram takes");
         OpStats { ios: 0, bytes: 0, latency }
     }
+}
 
+impl OpStats {
     fn reset(&mut self) {
         (self.ios, self.bytes) = (0, 0);
         // Memory that was never written stays unwritten.
@@ -48,7 +49,7 @@ impl OpStats {
 }
 
 /// Measurements of a thread, or of all threads of a run.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct WorkerStats {
     /// I/Os that completed in the measurement, by [`IoOp`].
     pub ops: [OpStats; IoOp::COUNT],
@@ -77,19 +78,7 @@ pub struct WorkerStats {
 impl WorkerStats {
     /// Creates zero counts of this number of disks.
     pub(crate) fn new(disks: u16) -> WorkerStats {
-        WorkerStats {
-            ops: std::array::from_fn(|_| OpStats::new()),
-            bytes: vec![0; disks.into()],
-            handed_over: 0,
-            elapsed: Duration::ZERO,
-            cpu: Duration::ZERO,
-            kicks: 0,
-            calls: 0,
-            errors: 0,
-            messages: vec![],
-            pace: PaceStats::default(),
-            series: None,
-        }
+        WorkerStats { bytes: vec![0; disks.into()], ..WorkerStats::default() }
     }
 
     /// Resets the counts of the measurement.

@@ -2,30 +2,22 @@
 
 use std::path::Path;
 
+use mqblk_daemon::interfaces::INTERFACES;
+use mqblk_daemon::keys::TableKey;
+
 use crate::interface::vhost_user;
 use crate::plan::{Case, Combination, split_pairs};
 
 /// The id of the controller.
 const CONTROLLER: &str = "bench";
 
-/// Settings of a controller. All others are settings of each logical unit.
-const CONTROLLER_KEYS: [&str; 15] = [
-    "poll",
-    "poll_queue",
-    "queue-size",
-    "queue_size",
-    "queue-map",
-    "socket-mode",
-    "fixed-buffers",
-    "guest-memory",
-    "require-seals",
-    "max-mappings",
-    "max-address-space",
-    "mem-budget",
-    "coalesce-us",
-    "coalesce-max",
-    "cmd-per-lun",
-];
+/// Returns true for settings of a controller. All others are settings of each logical unit, also the id.
+fn is_of_controller(pair: &str) -> bool {
+    let name = pair.split('=').next().unwrap_or_default();
+    let tables = mqblk_daemon::keys::tables(INTERFACES).into_iter().filter(|table| table.name == "controller");
+    let is_named = |own: TableKey| own.key.name == name || own.key.alias == Some(name);
+    name != "id" && tables.flat_map(|table| table.keys).any(is_named)
+}
 
 /// Returns target and number of each logical unit.
 pub(super) fn units(of: &Combination) -> impl Iterator<Item = (u16, u16)> + use<> {
@@ -42,9 +34,8 @@ pub(super) fn of_unit(settings: &str, target: u16, lun: u16) -> String {
 pub(super) fn arguments(case: &Case<'_>, socket: &Path) -> Vec<String> {
     let queues = case.combination.queues;
     let path = vhost_user::socket_value(socket);
-    let key = |pair: &&str| CONTROLLER_KEYS.contains(&pair.split('=').next().unwrap_or_default());
-    let (own, units): (Vec<&str>, Vec<&str>) =
-        split_pairs(case.target.spec().unwrap_or_default()).into_iter().partition(key);
+    let pairs = split_pairs(case.target.spec().unwrap_or_default());
+    let (own, units): (Vec<&str>, Vec<&str>) = pairs.into_iter().partition(|pair| is_of_controller(pair));
     let mut controller = format!("id={CONTROLLER},socket={path},queues={queues}");
     let queue_size = case.queue_size_pair();
     own.into_iter().chain(queue_size.as_deref()).for_each(|pair| controller.push_str(&format!(",{pair}")));

@@ -326,7 +326,7 @@ fn key_axis(table: &RowTable, x: RowKey) -> HorizontalAxis {
         _ => AxisTick { at: at as f64, label: x.tick(value) },
     };
     let ticks = levels.iter().enumerate().map(tick).collect();
-    HorizontalAxis { title: x.title(), ticks, bars: !x.is_numeric() }
+    HorizontalAxis { title: x.words().3.to_owned(), ticks, bars: !x.is_numeric() }
 }
 
 /// Distance of the maximum from the last percentile, in nines.

@@ -10,69 +10,39 @@ use mqblk_core::settings::parse_size;
 
 use super::rows::PlotRow;
 
-/// A key of a row's settings, by its name on the command line and the title of its axis. Keys are named in this order.
-/// The first number that varies is the axis. Of keys that follow from each other the first is kept.
+/// A key of a row's settings, by its name on the command line. Keys are named in this order. The first number that
+/// varies is the axis. Of keys that follow from each other the first is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum RowKey {
-    /// experiment
     Experiment,
-    /// guest interface
     Interface,
-    /// target
     Target,
-    /// storage
     Storage,
-    /// load
     Rw,
-    /// operation
     Op,
-    /// block size (bytes)
     Bs,
-    /// targets
     Targets,
-    /// logical units of each target
     Luns,
-    /// queues
     Queues,
-    /// iodepth (requests in flight of each job)
     Iodepth,
-    /// jobs
     Jobs,
-    /// batch (requests submitted at once)
     Batch,
-    /// rate-iops (I/Os that each job starts in a second)
     RateIops,
-    /// fsync (writes before a flush)
     Fsync,
-    /// latency of the storage (us)
     Latency,
-    /// workers of the server
     Workers,
-    /// ring order (pages of a ring, as a power of two)
     RingOrder,
-    /// distribution of random blocks
     Distribution,
-    /// queue steering
     Steer,
-    /// poll policy
     Poll,
-    /// request merging
     Merge,
-    /// use of grants
     Grants,
-    /// pools of granted pages
     GrantsPool,
-    /// layout of requests
     Abi,
-    /// run
     Run,
-    /// result file
     File,
-    /// measurement
     Repeat,
-    /// row of the document's table
     Column,
-    /// time from the start of the measurement, a line for each run
     Time,
 }
 
@@ -94,41 +64,43 @@ pub(super) enum KeyFormat {
 }
 
 impl RowKey {
-    /// Returns its name in a result file, the format of its value, and the phrase of a value.
-    pub(super) fn words(self) -> (&'static str, KeyFormat, &'static str) {
+    /// Returns its name in a result file, the format of its value, the phrase of a value, and the title of its axis.
+    pub(super) fn words(self) -> (&'static str, KeyFormat, &'static str, &'static str) {
         use KeyFormat::{Count, CountIfAny, CountOr1, Own, Text, TextIfAny};
+        use RowKey::*;
         match self {
-            RowKey::Experiment => ("experiment", TextIfAny, "{}"),
-            RowKey::Interface => ("interface", Text, "{}"),
-            RowKey::Target => ("target", Text, "{}"),
-            RowKey::Storage => ("storage", Text, "storage {}"),
-            RowKey::Rw => ("rw", Text, "{}"),
-            RowKey::Op => ("", Own, "{}s"),
-            RowKey::Bs => ("bs", Count(1), "bs {}"),
-            RowKey::Targets => ("targets", CountOr1, "{} target(s)"),
-            RowKey::Luns => ("luns", CountOr1, "{} LUN(s) each"),
-            RowKey::Queues => ("queues", Count(1), "{} queue(s)"),
-            RowKey::Iodepth => ("iodepth", Count(1), "iodepth {}"),
-            RowKey::Jobs => ("jobs", Count(1), "{} job(s)"),
-            RowKey::Batch => ("batch", Count(0), "batch {}"),
-            RowKey::RateIops => ("rate_iops", CountIfAny, "rate-iops {}"),
-            RowKey::Fsync => ("fsync", CountIfAny, "fsync {}"),
-            RowKey::Latency => ("storage_latency_us", CountIfAny, "storage latency {} us"),
-            RowKey::Workers => ("server_workers", CountIfAny, "{} worker(s)"),
-            RowKey::RingOrder => ("ring_order", CountIfAny, "ring order {}"),
-            RowKey::Distribution => ("random_distribution", TextIfAny, "distribution {}"),
-            RowKey::Steer => ("steer", TextIfAny, "steer {}"),
-            RowKey::Poll => ("poll", Text, "poll {}"),
-            RowKey::Merge => ("merge", Text, "merge {}"),
-            RowKey::Grants => ("grants", TextIfAny, "grants {}"),
-            RowKey::GrantsPool => ("grants_pool", TextIfAny, "pool {}"),
-            RowKey::Abi => ("abi", TextIfAny, "abi {}"),
-            RowKey::Run => ("", Own, "run {}"),
-            RowKey::File | RowKey::Time => ("", Own, "{}"),
+            Experiment => ("experiment", TextIfAny, "{}", "experiment"),
+            Interface => ("interface", Text, "{}", "guest interface"),
+            Target => ("target", Text, "{}", "target"),
+            Storage => ("storage", Text, "storage {}", "storage"),
+            Rw => ("rw", Text, "{}", "load"),
+            Op => ("", Own, "{}s", "operation"),
+            Bs => ("bs", Count(1), "bs {}", "block size (bytes)"),
+            Targets => ("targets", CountOr1, "{} target(s)", "targets"),
+            Luns => ("luns", CountOr1, "{} LUN(s) each", "logical units of each target"),
+            Queues => ("queues", Count(1), "{} queue(s)", "queues"),
+            Iodepth => ("iodepth", Count(1), "iodepth {}", "iodepth (requests in flight of each job)"),
+            Jobs => ("jobs", Count(1), "{} job(s)", "jobs"),
+            Batch => ("batch", Count(0), "batch {}", "batch (requests submitted at once)"),
+            RateIops => ("rate_iops", CountIfAny, "rate-iops {}", "rate-iops (I/Os that each job starts in a second)"),
+            Fsync => ("fsync", CountIfAny, "fsync {}", "fsync (writes before a flush)"),
+            Latency => ("storage_latency_us", CountIfAny, "storage latency {} us", "latency of the storage (us)"),
+            Workers => ("server_workers", CountIfAny, "{} worker(s)", "workers of the server"),
+            RingOrder => ("ring_order", CountIfAny, "ring order {}", "ring order (pages of a ring, as a power of two)"),
+            Distribution => ("random_distribution", TextIfAny, "distribution {}", "distribution of random blocks"),
+            Steer => ("steer", TextIfAny, "steer {}", "queue steering"),
+            Poll => ("poll", Text, "poll {}", "poll policy"),
+            Merge => ("merge", Text, "merge {}", "request merging"),
+            Grants => ("grants", TextIfAny, "grants {}", "use of grants"),
+            GrantsPool => ("grants_pool", TextIfAny, "pool {}", "pools of granted pages"),
+            Abi => ("abi", TextIfAny, "abi {}", "layout of requests"),
+            Run => ("", Own, "run {}", "run"),
+            File => ("", Own, "{}", "result file"),
+            Time => ("", Own, "{}", "time from the start of the measurement, a line for each run"),
             // Distinguishes equal rows of a file.
-            RowKey::Repeat => ("", Own, "#{}"),
+            Repeat => ("", Own, "#{}", "measurement"),
             // An experiment's heading. It follows from other keys, so only experiments draw it.
-            RowKey::Column => ("column", TextIfAny, "{}"),
+            Column => ("column", TextIfAny, "{}", "row of the document's table"),
         }
     }
 
@@ -150,7 +122,7 @@ impl RowKey {
 
     /// Returns its name and its title as a value of an option.
     pub(super) fn possible(self) -> PossibleValue {
-        self.to_possible_value().expect("no key is skipped")
+        self.to_possible_value().expect("no key is skipped").help(self.words().3)
     }
 
     /// Returns true if its values are numbers, which have positions on an axis.
@@ -175,14 +147,9 @@ impl RowKey {
         self.words().2.replace("(s)", plural).replace("{}", &tick)
     }
 
-    /// Returns the title of its axis.
-    pub(super) fn title(self) -> String {
-        self.possible().get_help().map_or_else(String::new, ToString::to_string)
-    }
-
     /// Returns its name in a heading.
-    pub(super) fn subject(self) -> String {
-        self.title().split(" (").next().unwrap_or_default().to_owned()
+    pub(super) fn subject(self) -> &'static str {
+        self.words().3.split(" (").next().unwrap_or_default()
     }
 }
 

@@ -142,7 +142,7 @@ fn row(row: &FilePlace, file: &str) -> Result<PlotRow, String> {
 
 /// Returns the value of a row's key.
 fn key_value(row: &FilePlace, key: RowKey) -> Result<KeyValue, String> {
-    let (name, format, _) = key.words();
+    let (name, format, ..) = key.words();
     let place = row.at(name);
     let text = |place: &FilePlace| place.text().map(|text| KeyValue::Text(label(text)));
     let count = |least: u64| move |place: &FilePlace| place.count(least).map(KeyValue::Number);

@@ -32,20 +32,10 @@ pub(crate) enum BlockMismatch {
     WrongOffset(u64),
     /// It is an older (or impossible) write.
     #[error("found generation {found}, expected {expected}")]
-    WrongGeneration {
-        /// Found in the block.
-        found: u64,
-        /// Last written.
-        expected: u32,
-    },
+    WrongGeneration { found: u64, expected: u32 },
     /// It is torn or changed.
     #[error("found CRC-32C {found:#010x}, expected {expected:#010x} over the content")]
-    WrongCrc {
-        /// Found in the block.
-        found: u64,
-        /// Computed over the content.
-        expected: u32,
-    },
+    WrongCrc { found: u64, expected: u32 },
 }
 
 impl BlockGenerations {

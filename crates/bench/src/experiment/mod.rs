@@ -17,7 +17,7 @@ pub(crate) mod tests;
 mod virtio_queues;
 mod xen_queues;
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use clap::builder::PossibleValue;
 
@@ -85,15 +85,22 @@ impl Experiment {
         if self.name == self.option { value } else { value.alias(self.name) }
     }
 
-    /// Returns the commands of `mqblk reproduce`.
-    pub(crate) fn commands(&self, scale: &ExperimentScale) -> Vec<BenchCommand> {
-        let (seconds, runs) = if scale.quick { self.quick } else { self.full };
-        let (seconds, runs) = (scale.runtime.unwrap_or(seconds), scale.runs.unwrap_or(runs));
+    /// Returns the commands of `mqblk reproduce`: with few runs of a fraction of a second if `quick`, or with chosen
+    /// runs of each row and seconds of each run. `image`: the file on a real disk.
+    pub(crate) fn commands(
+        &self,
+        quick: bool,
+        runs: Option<u16>,
+        runtime: Option<f64>,
+        image: &Path,
+    ) -> Vec<BenchCommand> {
+        let usual = if quick { self.quick } else { self.full };
+        let (seconds, runs) = (runtime.unwrap_or(usual.0), runs.unwrap_or(usual.1));
         let warmup = (seconds / 4.0 * 1000.0).round() / 1000.0;
         let length = format!("--runtime {seconds} --warmup {warmup} --runs {runs}");
-        let image = scale.image.display().to_string().replace(',', ",,");
+        let image = image.display().to_string().replace(',', ",,");
         let command = |load| BenchCommand::new(&format!("--experiment {} {load} {length}", self.option), &image);
-        (self.loads)(scale.quick).iter().map(command).collect()
+        (self.loads)(quick).iter().map(command).collect()
     }
 
     /// Returns true if `mqblk reproduce` measures it on a file on a real disk.
@@ -110,19 +117,6 @@ impl Experiment {
     pub(crate) fn tables_text(&self, rows: &[ResultRow]) -> String {
         (self.tables)(rows).iter().map(|table| format!("\n{}", table.text())).collect()
     }
-}
-
-/// Extent of the measurements of `mqblk reproduce`, and their file.
-#[derive(Clone, Debug)]
-pub(crate) struct ExperimentScale {
-    /// Few runs of a fraction of a second.
-    pub quick: bool,
-    /// Runs of each row, if chosen.
-    pub runs: Option<u16>,
-    /// Seconds of each run, if chosen.
-    pub runtime: Option<f64>,
-    /// The file on a real disk.
-    pub image: PathBuf,
 }
 
 /// Returns the common settings of all rows, in words.

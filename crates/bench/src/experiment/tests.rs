@@ -7,8 +7,8 @@ use crate::plan::TargetSource;
 use crate::table::three_digits;
 use crate::tests::{benchmark, plan};
 
-pub(crate) fn scale(quick: bool) -> ExperimentScale {
-    ExperimentScale { quick, runs: None, runtime: None, image: "/srv/a,b.img".into() }
+pub(crate) fn commands(one: &Experiment, quick: bool) -> Vec<BenchCommand> {
+    one.commands(quick, None, None, Path::new("/srv/a,b.img"))
 }
 
 pub(crate) fn experiment(name: &str) -> &'static Experiment {
@@ -18,7 +18,7 @@ pub(crate) fn experiment(name: &str) -> &'static Experiment {
 /// Returns the rows of an experiment's commands with invented values: `iops` of each row, differing by 1 % between
 /// runs.
 pub(crate) fn rows(one: &Experiment, quick: bool, iops: &dyn Fn(&ResultRow) -> f64) -> Vec<ResultRow> {
-    let all = one.commands(&scale(quick)).into_iter().map(|command| Benchmark::of_command(&command).unwrap());
+    let all = commands(one, quick).into_iter().map(|command| Benchmark::of_command(&command).unwrap());
     all.flat_map(|benchmark| rows_of(&benchmark, iops)).collect()
 }
 

@@ -21,7 +21,7 @@ use std::time::Duration;
 use mqblk_core::ByteLen;
 
 use crate::BenchError;
-use crate::experiment::{ALL, Experiment, ExperimentScale};
+use crate::experiment::{ALL, Experiment};
 use crate::interrupt::Interrupt;
 use crate::machine::MachineDescription;
 use crate::sweep::Sweep;
@@ -55,7 +55,6 @@ fn reproduce(args: &ReproduceArgs) -> Result<u8, BenchError> {
     let size = if args.quick { QUICK_SCRATCH } else { SCRATCH };
     let image = std::path::absolute(scratch::path(folder));
     let image = image.map_err(|error| BenchError::option("folder", folder.display(), format!("a path: {error}")))?;
-    let scale = ExperimentScale { quick: args.quick, runs: args.runs, runtime: args.runtime, image };
     let files = ResultFiles::check(args)?;
     if needs_disk {
         scratch::check(folder, size)?;
@@ -63,7 +62,10 @@ fn reproduce(args: &ReproduceArgs) -> Result<u8, BenchError> {
     let machine = MachineDescription::read(folder);
     let interrupt = Interrupt::default();
     interrupt.on_signals()?;
-    let plan = |one: &&'static Experiment| ExperimentResult::plan(one, &scale, machine.cores, &interrupt);
+    let plan = |one: &&'static Experiment| {
+        let commands = one.commands(args.quick, args.runs, args.runtime, &image);
+        ExperimentResult::plan(one, commands, machine.cores, &interrupt)
+    };
     let mut results: Vec<ExperimentResult> = chosen.iter().map(plan).collect::<Result<_, _>>()?;
     let plans = results.iter().flat_map(|result| &result.planned).map(|benchmark| &benchmark.plan);
     let mut sweep = Sweep::new("reproduce", plans);

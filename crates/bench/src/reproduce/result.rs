@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::benchmark::Benchmark;
-use crate::experiment::{self, BenchCommand, ClaimResult, Experiment, ExperimentScale};
+use crate::experiment::{self, BenchCommand, ClaimResult, Experiment};
 use crate::interrupt::Interrupt;
 use crate::report::ResultRow;
 use crate::sweep::Sweep;
@@ -49,11 +49,10 @@ impl ExperimentResult {
     /// [`BenchError`] when a command cannot be planned.
     pub(super) fn plan(
         experiment: &'static Experiment,
-        scale: &ExperimentScale,
+        commands: Vec<BenchCommand>,
         cores: usize,
         interrupt: &Interrupt,
     ) -> Result<ExperimentResult, BenchError> {
-        let commands = experiment.commands(scale);
         let mut planned = commands.iter().map(Benchmark::of_command).collect::<Result<Vec<_>, _>>()?;
         planned.iter_mut().for_each(|benchmark| benchmark.plan.interrupt = interrupt.clone());
         let expected_rows = planned.iter().map(|benchmark| benchmark.plan.row_count()).sum();

@@ -2,7 +2,7 @@
 
 use super::page;
 use super::result::ExperimentResult;
-use crate::experiment::tests::{experiment, rows, scale};
+use crate::experiment::tests::{commands, experiment, rows};
 use crate::experiment::{ALL, Experiment};
 use crate::machine::MachineDescription;
 use crate::report::ResultRow;
@@ -10,7 +10,7 @@ use crate::report::ResultRow;
 fn result(one: &'static Experiment, rows: Vec<ResultRow>) -> ExperimentResult {
     ExperimentResult {
         experiment: one,
-        commands: one.commands(&scale(true)),
+        commands: commands(one, true),
         planned: vec![],
         expected_rows: rows.len(),
         rows,
@@ -41,7 +41,7 @@ fn machine() -> MachineDescription {
 
 #[test]
 fn the_image_of_the_block_sizes_is_quoted_for_the_server() {
-    let commands = experiment("block-sizes").commands(&scale(true));
+    let commands = commands(experiment("block-sizes"), true);
     assert!(commands.iter().all(|command| command.to_string().contains("--disk path=/srv/a,,b.img")), "{commands:?}");
 }
 

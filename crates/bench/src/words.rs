@@ -127,15 +127,6 @@ pub enum Descriptors {
 }
 
 impl Descriptors {
-    /// Returns the name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Descriptors::Auto => "auto",
-            Descriptors::Direct => "direct",
-            Descriptors::Indirect => "indirect",
-        }
-    }
-
     /// Returns the driver's layout, for I/Os of at most `bs`.
     pub fn shape(self, bs: ByteLen) -> DescriptorLayout {
         match self {

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use mqblk_core::ByteLen;
 use mqblk_driver::DriverError;
 use mqblk_driver::blkfront::{BlkfrontDevice, BlkfrontOptions};
@@ -61,7 +62,8 @@ impl Interface for XenOptions {
         }
         if options.descriptors != Descriptors::Auto {
             let expected = "--indirect-segments with xen: its rings have no descriptors";
-            return Err(BenchError::option("descriptors", options.descriptors.name(), expected));
+            let found = options.descriptors.to_possible_value().expect("no word is skipped");
+            return Err(BenchError::option("descriptors", found.get_name(), expected));
         }
         if options.packed {
             return Err(BenchError::option("packed", "it", "none with xen: its rings are no virtqueues"));

@@ -1,13 +1,12 @@
 //! The command line of `mqblk bench`.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use clap::Parser;
 use mqblk_core::ByteLen;
 
 use crate::experiment::{self, Experiment};
-use crate::interface::{self, Interface, InterfaceDefinition, InterfaceOptions, VirtioScsi, XenOptions};
+use crate::interface::{self, InterfaceDefinition, InterfaceOptions, VirtioScsi, XenOptions};
 use crate::words::{
     BlockSizes, ClientMode, CpuList, Descriptors, Distribution, IoSizes, Rw, Verify, one_of, parse_block_sizes,
     parse_cpus, parse_distribution, parse_mixed_sizes, parse_seconds, parse_size,
@@ -255,9 +254,9 @@ impl BenchArgs {
         }
     }
 
-    /// Returns the chosen interface with its options.
-    pub(crate) fn chosen(&self) -> Arc<dyn Interface> {
-        (self.interface.unwrap_or(&interface::TABLE[0]).of)(&self.interface_options())
+    /// Returns the chosen interface.
+    pub(crate) fn definition(&self) -> &'static InterfaceDefinition {
+        self.interface.unwrap_or(&interface::TABLE[0])
     }
 }
 

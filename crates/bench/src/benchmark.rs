@@ -64,8 +64,9 @@ impl Benchmark {
             return Err(BenchError::option("warmup", "a time", expected));
         }
         let interval = series_interval(args, runtime)?;
-        let (interface, options) = (args.chosen(), args.interface_options());
-        interface::check_others(interface.definition(), &options)?;
+        let (definition, options) = (args.definition(), args.interface_options());
+        interface::check_others(definition, &options)?;
+        let interface = (definition.of)(&options);
         interface.check(&options)?;
         let (targets, queues) = plan_columns(args, &*interface)?;
         let combinations = plan_combinations(args, &*interface, &queues)?;
@@ -78,6 +79,7 @@ impl Benchmark {
         let plan = Plan {
             targets,
             combinations,
+            interface: definition.name,
             experiment: args.experiment.map(|experiment| experiment.option),
             client: args.client,
             read_share: args.rwmixread,

@@ -69,6 +69,8 @@ pub struct Plan {
     pub targets: Vec<Target>,
     /// At least one.
     pub combinations: Vec<Combination>,
+    /// Name of the guest interface.
+    pub interface: &'static str,
     /// The experiment, by its name in result rows.
     pub experiment: Option<&'static str>,
     /// How the client waits for completions.

@@ -137,11 +137,9 @@ pub(crate) struct ResultRow {
     pub verified: u64,
 }
 
-/// The keys of the results that an interface fills; `None` is null.
+/// The keys of the results that only some interfaces have; `None` is null.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InterfaceResults {
-    /// Its name.
-    pub interface: &'static str,
     pub targets: Option<u16>,
     /// Logical units of each target. With them the results have the bandwidth of each.
     pub luns: Option<u16>,
@@ -187,7 +185,7 @@ impl ResultRow {
         };
         let server_cpu: Option<f64> = results.iter().map(|result| result.used.cpu.map(micros)).sum();
         ResultRow {
-            interface: own.interface,
+            interface: plan.interface,
             storage: target.storage().to_owned(),
             target: target.label.clone(),
             rw: combination.rw.name(),

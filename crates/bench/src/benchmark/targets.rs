@@ -21,7 +21,7 @@ pub(super) fn plan_targets(args: &BenchArgs, interface: &dyn Interface) -> Resul
         sources.extend(served.map(|settings| (label.clone(), TargetSource::Disk(settings))));
     }
     if sources.is_empty() {
-        let own = interface.definition().running;
+        let own = args.definition().running;
         return Err(BenchError::Usage(format!("found no target, expected {own} or --disk KEY=VALUE,...")));
     }
     let of_server = !args.poll.is_empty() || args.server_cpus.is_some() || args.server_workers.is_some();

@@ -29,7 +29,7 @@ fn rows_of(benchmark: &Benchmark, iops: &dyn Fn(&ResultRow) -> f64) -> Vec<Resul
             let case = plan.case(target, combination);
             let (combination, own) = (case.combination, benchmark.interface.results(&case));
             let mut row = ResultRow {
-                interface: benchmark.interface.definition().name,
+                interface: plan.interface,
                 target: target.label.clone(),
                 rw: combination.rw.name(),
                 bs_max: combination.sizes.max.0,

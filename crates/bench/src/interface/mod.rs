@@ -91,9 +91,6 @@ pub struct InterfaceOptions<'a> {
 /// # Errors
 /// [`BenchError::Usage`]: options that contradict each other or the disk, or too many disks.
 pub trait Interface: Measure + Debug + Send + Sync {
-    /// Returns its line of [`TABLE`].
-    fn definition(&self) -> &'static InterfaceDefinition;
-
     /// Returns the names of its own options that were given.
     fn given(&self) -> Vec<&'static str> {
         vec![]
@@ -140,8 +137,8 @@ pub trait Interface: Measure + Debug + Send + Sync {
         queue_size.into()
     }
 
-    /// Returns its keys of the results.
+    /// Returns the keys of the results that only some interfaces have.
     fn results(&self, _case: &Case<'_>) -> InterfaceResults {
-        InterfaceResults { interface: self.definition().name, ..InterfaceResults::default() }
+        InterfaceResults::default()
     }
 }

@@ -28,11 +28,7 @@ pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
 #[derive(Debug)]
 pub(super) struct VirtioBlk;
 
-impl Interface for VirtioBlk {
-    fn definition(&self) -> &'static InterfaceDefinition {
-        &DEFINITION
-    }
-}
+impl Interface for VirtioBlk {}
 
 impl Connector for VirtioBlk {
     type Endpoint = PathBuf;

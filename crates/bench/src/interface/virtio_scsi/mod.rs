@@ -67,10 +67,6 @@ fn counts(given: &[u16]) -> &[u16] {
 }
 
 impl Interface for VirtioScsi {
-    fn definition(&self) -> &'static InterfaceDefinition {
-        &DEFINITION
-    }
-
     fn given(&self) -> Vec<&'static str> {
         let all =
             [("targets", !self.targets.is_empty()), ("luns", !self.luns.is_empty()), ("steer", self.steer.is_some())];
@@ -102,7 +98,6 @@ impl Interface for VirtioScsi {
 
     fn results(&self, Case { combination, .. }: &Case<'_>) -> InterfaceResults {
         InterfaceResults {
-            interface: DEFINITION.name,
             targets: Some(combination.targets),
             luns: Some(combination.luns),
             steer: Some(steering(self).0),

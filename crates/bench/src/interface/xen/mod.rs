@@ -38,10 +38,6 @@ pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Interface for XenOptions {
-    fn definition(&self) -> &'static InterfaceDefinition {
-        &DEFINITION
-    }
-
     fn given(&self) -> Vec<&'static str> {
         let all = [
             ("xen", self.xen.is_some()),
@@ -117,7 +113,6 @@ impl Interface for XenOptions {
             chosen.unwrap_or(&GRANT_POOLS[0]).0
         });
         InterfaceResults {
-            interface: DEFINITION.name,
             grants_pool,
             ring_order: self.ring_order,
             abi: Some(self.layout().0),

@@ -30,7 +30,7 @@ pub(crate) struct AccessPattern {
     rw: Rw,
     /// Share of reads of a mixed load, of 65536.
     read_below: u32,
-    blocks: BlockRange,
+    pub(crate) blocks: BlockRange,
     /// Next index of a sequence or of a walk; of a mixed sequence, of its reads.
     next: u64,
     /// Next index of the writes of a mixed sequence: as in fio, each direction has a position of its own.
@@ -92,11 +92,6 @@ impl AccessPattern {
     fn next_zipf(&mut self) -> u64 {
         let rank = self.zipf.map_or(1.0, |zipf| zipf.sample(&mut self.rng)) as u64 - 1;
         (u128::from(rank) * u128::from(self.stride) % u128::from(self.blocks.count)) as u64
-    }
-
-    /// Returns the blocks.
-    pub(crate) fn blocks(&self) -> BlockRange {
-        self.blocks
     }
 
     /// Returns the next operation as [`next`](Self::next) does, and a number of blocks for it: 1 to `most`, equally

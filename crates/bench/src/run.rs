@@ -134,7 +134,7 @@ fn measure_once<D: Device>(
     let process = server.as_ref().map(ServerProcess::monitor).transpose().map_err(event)?;
     let pid = device.server_pid().or(server.as_ref().map(ServerProcess::pid));
     let info = ServerInfo::of(pid, server.is_some());
-    let meters = ServerMeters { pid, admin: server.as_ref().map(ServerProcess::admin) };
+    let meters = ServerMeters { pid, admin: server.as_ref().map(|server| server.admin.clone()) };
     let mut watch = RunSupervisor {
         plan,
         counters: vec![],
@@ -163,17 +163,13 @@ fn measure_once<D: Device>(
         plan.interrupt.check()?;
     }
     if plan.verify.is_some() {
-        verified = workers
-            .iter_mut()
-            .flat_map(|w| w.jobs_mut().iter())
-            .filter_map(|j| j.generations.as_ref())
-            .map(BlockGenerations::written_count)
-            .sum();
+        let jobs = workers.iter().flat_map(|worker| &worker.jobs);
+        verified = jobs.filter_map(|job| job.generations.as_ref()).map(BlockGenerations::written_count).sum();
         // Each thread verifies what another one has written.
-        let mut jobs: Vec<Vec<DiskJob>> = workers.iter_mut().map(|worker| std::mem::take(worker.jobs_mut())).collect();
+        let mut jobs: Vec<Vec<DiskJob>> = workers.iter_mut().map(|worker| std::mem::take(&mut worker.jobs)).collect();
         jobs.rotate_left(1);
         for (worker, jobs) in workers.iter_mut().zip(jobs) {
-            *worker.jobs_mut() = jobs;
+            worker.jobs = jobs;
         }
         workers = watch.verify(workers, verified)?;
     }

@@ -24,7 +24,8 @@ const CONNECT_TRY: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(crate) struct ServerProcess {
     child: Child,
-    admin: PathBuf,
+    /// Its admin socket.
+    pub admin: PathBuf,
     /// Kept for the interface until the process has ended.
     _resources: Box<dyn Any>,
     /// Folder of its sockets; removed with it.
@@ -77,11 +78,6 @@ impl ServerProcess {
             // It is readable when the process has ended.
             poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)).is_ok_and(|ready| ready > 0)
         }))
-    }
-
-    /// Returns its admin socket.
-    pub(crate) fn admin(&self) -> PathBuf {
-        self.admin.clone()
     }
 
     /// Terminates the server, and waits for its end.

@@ -13,7 +13,8 @@ const CRC_AT: usize = 24;
 /// Generations last written to the blocks of one job, and their I/Os in flight: at most one for each block.
 #[derive(Debug)]
 pub(crate) struct BlockGenerations {
-    first: u64,
+    /// The first block.
+    pub first: u64,
     /// Generation; 0: never written. Top bit: in flight.
     blocks: Vec<u32>,
     generation: u32,
@@ -94,11 +95,6 @@ impl BlockGenerations {
         let start = (block - self.first) as usize;
         let found = self.blocks.iter().skip(start).position(|slot| slot & !BUSY != 0)?;
         Some((block + found as u64, self.blocks[start + found] & !BUSY))
-    }
-
-    /// Returns the first block.
-    pub(crate) fn first(&self) -> u64 {
-        self.first
     }
 
     /// Returns the number of written blocks.

@@ -66,7 +66,8 @@ pub(crate) struct Worker<Q: ThreadQueues> {
     slots: Vec<IoSlot<Q::Status>>,
     /// For each queue: slots of I/Os that it had no space for, and how many of their bytes were submitted.
     backlog: Vec<VecDeque<(u32, u32)>>,
-    jobs: Vec<DiskJob>,
+    /// Exchanged with another thread's for the verification.
+    pub jobs: Vec<DiskJob>,
     /// For each of `jobs`: index of the same job's next disk.
     next_disk: Vec<u16>,
     /// True if a job has fewer I/Os in flight than queues: each I/O takes the queues in turn.
@@ -157,11 +158,6 @@ impl<Q: ThreadQueues> Worker<Q> {
     /// Returns the stats, the jobs, and the queues.
     pub(crate) fn into_parts(self) -> (WorkerStats, Vec<DiskJob>, Q) {
         (self.stats, self.jobs, self.set)
-    }
-
-    /// Returns the jobs, to exchange them with another thread's for the verification.
-    pub(crate) fn jobs_mut(&mut self) -> &mut Vec<DiskJob> {
-        &mut self.jobs
     }
 
     fn now_ns(&self) -> u64 {

@@ -41,7 +41,7 @@ impl RunSeries {
     pub(super) fn new(series: &TimeSeries, has: &dyn Fn(IoOp) -> bool) -> RunSeries {
         let of = |op: IoOp| has(op).then(|| series.of(op).map(SeriesPoint::new).collect());
         RunSeries {
-            interval_ms: millis(series.interval_ns()),
+            interval_ms: millis(series.interval_ns),
             end_ms: series.of(IoOp::Read).last().map_or(0.0, |last| millis(last.end_ns)),
             read: of(IoOp::Read),
             write: of(IoOp::Write),

@@ -53,7 +53,8 @@ fn add(sums: &mut IntervalOps, others: &IntervalOps) {
 /// The I/Os that completed in each interval from the start of the measurement on.
 #[derive(Clone, Debug)]
 pub struct TimeSeries {
-    interval_ns: u64,
+    /// Length of an interval.
+    pub(crate) interval_ns: u64,
     /// From the start to the end of the measurement.
     length_ns: u64,
     intervals: Vec<IntervalOps>,
@@ -76,11 +77,6 @@ impl TimeSeries {
         let interval_ns = (settings.interval.as_nanos() as u64).max(1);
         let intervals = Vec::with_capacity(settings.expected.min(MAX_INTERVALS));
         TimeSeries { interval_ns, length_ns: 0, intervals }
-    }
-
-    /// Returns the length of an interval.
-    pub(crate) fn interval_ns(&self) -> u64 {
-        self.interval_ns
     }
 
     /// Doubles the length of the intervals.
@@ -294,7 +290,7 @@ mod tests {
             long.record(IoOp::Read, 1);
         }
         let mut long = long.end((7 + last) * MS);
-        assert_eq!((long.interval_ns(), long.intervals.len()), (4 * MS, 3 * MAX_INTERVALS / 4));
+        assert_eq!((long.interval_ns, long.intervals.len()), (4 * MS, 3 * MAX_INTERVALS / 4));
         assert!(long.of(IoOp::Read).all(|interval| interval.sums.ios == 4));
         // The finer series is coarsened, in either order of merging.
         let mut short = recorder(1);

@@ -62,12 +62,8 @@ impl<Q: ThreadQueues> Worker<Q> {
     /// # Errors
     /// [`WorkerError`]: the queues cannot be used any more.
     pub(crate) fn verify(&mut self, control: &PhaseControl) -> Result<(), WorkerError> {
-        let mut cursors: Vec<(usize, u64)> = self
-            .jobs
-            .iter()
-            .enumerate()
-            .filter_map(|(at, job)| Some((at, job.generations.as_ref()?.first())))
-            .collect();
+        let mut cursors: Vec<(usize, u64)> =
+            self.jobs.iter().enumerate().filter_map(|(at, job)| Some((at, job.generations.as_ref()?.first))).collect();
         let mut idle = 0;
         for slot in 0..self.slots.len() {
             self.read_back_next(slot, &mut cursors)?;
@@ -128,7 +124,7 @@ impl<Q: ThreadQueues> Worker<Q> {
     fn read_back_next(&mut self, index: usize, cursors: &mut Vec<(usize, u64)>) -> Result<(), WorkerError> {
         while let Some((number, from)) = cursors.last_mut() {
             let job = &self.jobs[*number];
-            let blocks = job.pattern.blocks();
+            let blocks = job.pattern.blocks;
             let end = blocks.first + blocks.count;
             let generations = job.generations.as_ref();
             let Some((block, generation)) =

@@ -11,6 +11,10 @@ use crate::device::Device;
 use crate::plan::{Case, QUEUE_SIZE_KEYS, TargetSource, value_of};
 
 /// Connects to the devices of an interface.
+///
+/// # Errors
+/// [`BenchError`]: a target cannot be reached, or the system refuses. [`DriverError`]: the server is absent, or lacks a
+/// requested property.
 pub(crate) trait Connector {
     /// Address of a device.
     type Endpoint;
@@ -18,21 +22,12 @@ pub(crate) trait Connector {
     type Device: Device;
 
     /// Returns the address of a running target.
-    ///
-    /// # Errors
-    /// When it cannot be reached.
     fn endpoint(&self, source: &TargetSource) -> Result<Self::Endpoint, BenchError>;
 
     /// Prepares a server for a disk, with its files in `folder`.
-    ///
-    /// # Errors
-    /// When the system refuses.
     fn prepare_server(&self, case: &Case<'_>, folder: &Path) -> Result<PreparedServer<Self::Endpoint>, BenchError>;
 
     /// Connects to the device at `endpoint`, trying for `timeout`.
-    ///
-    /// # Errors
-    /// When the server is absent, or lacks a requested property.
     fn connect(
         &self,
         case: &Case<'_>,

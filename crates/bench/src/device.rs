@@ -37,14 +37,15 @@ pub struct DeviceDisk {
 pub(crate) type ServerMonitor = Box<dyn Fn(Duration) -> bool + Send + Sync>;
 
 /// A connected device.
+///
+/// # Errors
+/// [`BenchError`]: the device lacks the disks, or describes itself inconsistently. [`DriverError`]: the system refuses,
+/// or the server does not reply.
 pub(crate) trait Device: Sized {
     /// The queues of a thread.
     type Queues: ThreadQueues;
 
     /// Returns the disks to load.
-    ///
-    /// # Errors
-    /// [`BenchError`]: the device lacks them, or describes itself inconsistently.
     fn disks(&mut self, combination: &Combination) -> Result<Vec<DeviceDisk>, BenchError>;
 
     /// Returns the queues, a set for each thread; call after [`disks`](Self::disks).
@@ -54,15 +55,9 @@ pub(crate) trait Device: Sized {
     fn server_pid(&self) -> Option<i32>;
 
     /// Returns a monitor for the end of the server.
-    ///
-    /// # Errors
-    /// When the system refuses.
     fn monitor(&self) -> Result<ServerMonitor, DriverError>;
 
     /// Stops all queues.
-    ///
-    /// # Errors
-    /// When the server does not reply.
     fn stop(self, sets: Vec<Self::Queues>) -> Result<(), DriverError>;
 }
 

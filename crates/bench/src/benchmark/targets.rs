@@ -34,13 +34,10 @@ pub(super) fn plan_targets(args: &BenchArgs, interface: &dyn Interface) -> Resul
         let expected = format!("at most one for each {} and --disk", interface::running_options());
         return Err(BenchError::option("label", found, expected));
     }
-    let target = |(label, source): (String, TargetSource)| Target {
-        label,
-        grants: interface.grants(&source),
-        column: None,
-        queues: None,
-        workers: args.server_workers.filter(|_| matches!(source, TargetSource::Disk(_))),
-        source,
+    let target = |(label, source): (String, TargetSource)| {
+        let unknown = Target { source, label, grants: None, column: None, queues: None, workers: None };
+        let workers = args.server_workers.filter(|_| unknown.spec().is_some());
+        Target { grants: interface.grants(&unknown), workers, ..unknown }
     };
     Ok(sources.into_iter().map(target).collect())
 }

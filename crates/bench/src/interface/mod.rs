@@ -15,7 +15,7 @@ use std::sync::Arc;
 use clap::builder::PossibleValue;
 
 use crate::BenchError;
-use crate::plan::{Case, DeviceName, TargetSource};
+use crate::plan::{Case, DeviceName, Target};
 use crate::report::InterfaceResults;
 use crate::run::Measure;
 use crate::words::Descriptors;
@@ -112,7 +112,7 @@ pub trait Interface: Measure + Debug + Send + Sync {
     }
 
     /// Returns `grants` of a target in the results; `None` if the interface has none.
-    fn grants(&self, _source: &TargetSource) -> Option<String> {
+    fn grants(&self, _target: &Target) -> Option<String> {
         None
     }
 

@@ -53,7 +53,7 @@ impl Target {
     }
 
     /// Returns the setting `key` of a served disk, or the server's default of it. Those of a running one are unknown.
-    fn setting<'a>(&'a self, key: &str, default: &'a str) -> &'a str {
+    pub(crate) fn setting<'a>(&'a self, key: &str, default: &'a str) -> &'a str {
         self.spec().map_or("unknown", |spec| value_of(spec, key).unwrap_or(default))
     }
 

@@ -16,7 +16,7 @@ use mqblk_driver::blkfront::{BlkfrontDevice, BlkfrontOptions};
 use super::{Interface, InterfaceDefinition, InterfaceOptions};
 use crate::BenchError;
 use crate::connector::{Connector, PreparedServer};
-use crate::plan::{Case, DeviceName, MAX_DEPTH, TargetSource, value_of};
+use crate::plan::{Case, DeviceName, MAX_DEPTH, Target, TargetSource, value_of};
 use crate::report::InterfaceResults;
 use crate::words::Descriptors;
 use device::PAGE;
@@ -94,12 +94,8 @@ impl Interface for XenOptions {
         })
     }
 
-    fn grants(&self, source: &TargetSource) -> Option<String> {
-        let word = match source {
-            TargetSource::Disk(spec) => value_of(spec, GRANTS).unwrap_or("default"),
-            _ => "unknown",
-        };
-        Some(word.to_owned())
+    fn grants(&self, target: &Target) -> Option<String> {
+        Some(target.setting(GRANTS, "default").to_owned())
     }
 
     // Requests that find no space in a ring wait in the benchmark, as a guest's requests wait for a tag.

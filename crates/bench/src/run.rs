@@ -168,10 +168,8 @@ fn measure_once<D: Device>(
         // Each thread verifies what another one has written.
         let mut jobs: Vec<Vec<DiskJob>> = workers.iter_mut().map(|worker| std::mem::take(&mut worker.jobs)).collect();
         jobs.rotate_left(1);
-        for (worker, jobs) in workers.iter_mut().zip(jobs) {
-            worker.jobs = jobs;
-        }
-        workers = watch.verify(workers, verified)?;
+        let readers = workers.into_iter().zip(jobs).map(|(worker, jobs)| worker.reading_back(jobs));
+        workers = watch.verify(readers.collect(), verified)?;
     }
 
     let mut stats = WorkerStats::new(settings.disks);
@@ -296,7 +294,14 @@ fn workers<Q: ThreadQueues>(
         let pattern =
             AccessPattern::new(rw, plan.read_share, blocks, once, seed_of_part).with_distribution(plan.distribution);
         let generations = settings.verify.then(|| BlockGenerations::new(blocks.first, blocks.count, generation));
-        jobs[usize::from(job) % threads].push(DiskJob { number: job, disk, pattern, generations, unflushed: 0 });
+        jobs[usize::from(job) % threads].push(DiskJob {
+            number: job,
+            disk,
+            pattern,
+            generations,
+            unflushed: 0,
+            read_back: None,
+        });
     }
     // The disks of a job are adjacent.
     jobs.iter_mut().for_each(|jobs| jobs.sort_by_key(|job| job.number));

@@ -13,8 +13,7 @@ const CRC_AT: usize = 24;
 /// Generations last written to the blocks of one job, and their I/Os in flight: at most one for each block.
 #[derive(Debug)]
 pub(crate) struct BlockGenerations {
-    /// The first block.
-    pub first: u64,
+    first: u64,
     /// Generation; 0: never written. Top bit: in flight.
     blocks: Vec<u32>,
     generation: u32,
@@ -90,11 +89,10 @@ impl BlockGenerations {
         Some(*self.slot(block) & !BUSY).filter(|generation| *generation != 0)
     }
 
-    /// Returns the next block at or after `block` that was written, and its generation.
-    pub(crate) fn next_written(&self, block: u64) -> Option<(u64, u32)> {
+    /// Returns the next block at or after `block` that was written.
+    pub(crate) fn next_written(&self, block: u64) -> Option<u64> {
         let start = (block - self.first) as usize;
-        let found = self.blocks.iter().skip(start).position(|slot| slot & !BUSY != 0)?;
-        Some((block + found as u64, self.blocks[start + found] & !BUSY))
+        self.blocks.iter().skip(start).position(|slot| slot & !BUSY != 0).map(|found| block + found as u64)
     }
 
     /// Returns the number of written blocks.
@@ -190,7 +188,7 @@ mod tests {
         assert_eq!(generations.generation_of(12), Some(1));
         generations.release(11, true);
         generations.release(10, false);
-        assert_eq!((generations.next_written(10), generations.written_count()), (Some((12, 1)), 1));
+        assert_eq!((generations.next_written(10), generations.written_count()), (Some(12), 1));
         assert!(generations.try_claim(12));
         assert_eq!(generations.generation_of(12), Some(1));
         generations.release(12, false);

@@ -378,14 +378,16 @@ impl<Q: ThreadQueues> Worker<Q> {
             return self.start_flush(index);
         }
         let (op, run) = if MIXED {
-            let Some(next) = next_of_job(&mut self.jobs, &self.next_disk, &mut slot.job, most_blocks) else {
+            let Some(next) = next_of_job::<VERIFY>(&mut self.jobs, &self.next_disk, &mut slot.job, most_blocks) else {
                 return Ok(false);
             };
             (slot.disk, slot.len) = (self.jobs[usize::from(slot.job)].disk, next.1 * bs);
             next
         } else {
-            let Some(op) = self.jobs[usize::from(slot.job)].pattern.next() else { return Ok(false) };
-            (op, 1)
+            let job = &mut self.jobs[usize::from(slot.job)];
+            let next = if VERIFY { job.next_run::<true>(1) } else { job.pattern.next().map(|op| (op, 1)) };
+            let Some(next) = next else { return Ok(false) };
+            next
         };
         let job = &mut self.jobs[usize::from(slot.job)];
         (slot.block, slot.op) = (op.block, op.op);

@@ -199,9 +199,10 @@ impl RunSupervisor<'_> {
         workers: Vec<Worker<Q>>,
         blocks: u64,
     ) -> Result<Vec<Worker<Q>>, BenchError> {
-        let control = PhaseControl::new(Phase::Measure);
+        // Nothing is measured.
+        let control = PhaseControl::new(Phase::Warmup);
         let before = self.done();
-        self.run(&control, workers, Worker::verify, |finished| {
+        self.run(&control, workers, Worker::load, |finished| {
             self.supervise_all(finished, || self.progress.update((self.done() - before) as f64 / blocks.max(1) as f64))
         })
     }

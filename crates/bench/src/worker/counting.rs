@@ -68,7 +68,9 @@ impl<Q: ThreadQueues> Worker<Q> {
     #[cold]
     fn record_failure(&mut self, index: usize) {
         let slot = self.slots[index];
-        self.record_error(&slot, slot.block, format_args!("{:?}", slot.status));
+        let verifying = self.jobs[usize::from(slot.job)].read_back.is_some();
+        let place = if verifying { " while verifying" } else { "" };
+        self.record_error(&slot, slot.block, format_args!("{:?}{place}", slot.status));
     }
 
     /// Returns the byte offset of a block.

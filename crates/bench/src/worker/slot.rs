@@ -21,6 +21,21 @@ pub(crate) struct DiskJob {
     pub generations: Option<BlockGenerations>,
     /// Writes since its last flush.
     pub unflushed: u32,
+    /// The block from which on it reads back what was written; `None`: it has its usual load.
+    pub read_back: Option<u64>,
+}
+
+impl DiskJob {
+    /// Returns its next operation, and the number of its blocks, at most `most`. `VERIFY`: it may read back.
+    #[inline]
+    pub(super) fn next_run<const VERIFY: bool>(&mut self, most: u32) -> Option<(BlockOp, u32)> {
+        if let (true, Some(from)) = (VERIFY, &mut self.read_back) {
+            let block = self.generations.as_ref()?.next_written(*from)?;
+            *from = block + 1;
+            return Some((BlockOp { op: IoOp::Read, block }, 1));
+        }
+        self.pattern.next_run(most)
+    }
 }
 
 /// Slot of one I/O in flight.
@@ -101,7 +116,7 @@ impl WorkerSettings {
 
 /// Returns the next operation of a job, and its blocks. `current`: the index of its last one's disk; moves on to the
 /// job's next disk that has something left to do.
-pub(super) fn next_of_job(
+pub(super) fn next_of_job<const VERIFY: bool>(
     jobs: &mut [DiskJob],
     next_disk: &[u16],
     current: &mut u16,
@@ -110,7 +125,7 @@ pub(super) fn next_of_job(
     let start = *current;
     loop {
         *current = next_disk[usize::from(*current)];
-        let next = jobs[usize::from(*current)].pattern.next_run(most);
+        let next = jobs[usize::from(*current)].next_run::<VERIFY>(most);
         if next.is_some() || *current == start {
             return next;
         }

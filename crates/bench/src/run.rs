@@ -151,7 +151,7 @@ fn measure_once<D: Device>(
         let own = WorkerSettings { fsync: 0, series: None, verify: false, ..own };
         let (workers, counters) = workers(plan, seed, Rw::Write, true, sets, own, &streams);
         watch.counters = counters;
-        sets = watch.fill(workers)?.into_iter().map(|worker| worker.into_parts().2).collect();
+        sets = watch.load_whole(workers, None)?.into_iter().map(|worker| worker.into_parts().1).collect();
     }
     let (workers, counters) = workers(plan, seed, combination.rw, plan.runtime.is_none(), sets, settings, &streams);
     watch.counters = counters;
@@ -169,13 +169,13 @@ fn measure_once<D: Device>(
         let mut jobs: Vec<Vec<DiskJob>> = workers.iter_mut().map(|worker| std::mem::take(&mut worker.jobs)).collect();
         jobs.rotate_left(1);
         let readers = workers.into_iter().zip(jobs).map(|(worker, jobs)| worker.reading_back(jobs));
-        workers = watch.verify(readers.collect(), verified)?;
+        workers = watch.load_whole(readers.collect(), Some(verified))?;
     }
 
     let mut stats = WorkerStats::new(settings.disks);
     let mut sets = vec![];
     for worker in workers {
-        let (thread, _, set) = worker.into_parts();
+        let (thread, set) = worker.into_parts();
         stats.add(thread);
         sets.push(set);
     }

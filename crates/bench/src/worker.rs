@@ -155,9 +155,9 @@ impl<Q: ThreadQueues> Worker<Q> {
         }
     }
 
-    /// Returns the stats, the jobs, and the queues.
-    pub(crate) fn into_parts(self) -> (WorkerStats, Vec<DiskJob>, Q) {
-        (self.stats, self.jobs, self.set)
+    /// Returns the stats and the queues.
+    pub(crate) fn into_parts(self) -> (WorkerStats, Q) {
+        (self.stats, self.set)
     }
 
     fn now_ns(&self) -> u64 {

@@ -42,12 +42,11 @@ impl RunSupervisor<'_> {
         self.counters.iter().map(|counter| counter.0.load(Ordering::Relaxed)).sum()
     }
 
-    /// Runs `work` on a thread for each worker, and `steer` on this one. Returns the workers.
+    /// Runs the load of each worker on a thread, and `steer` on this one. Returns the workers.
     fn run<Q: ThreadQueues>(
         &self,
         control: &PhaseControl,
         workers: Vec<Worker<Q>>,
-        work: fn(&mut Worker<Q>, &PhaseControl) -> Result<(), WorkerError>,
         steer: impl FnOnce(&dyn Fn() -> bool) -> Result<(), BenchError>,
     ) -> Result<Vec<Worker<Q>>, BenchError> {
         std::thread::scope(|scope| {
@@ -59,7 +58,7 @@ impl RunSupervisor<'_> {
                     if let Some(cpu) = pin {
                         cpu::pin("pin", cpu)?;
                     }
-                    match work(&mut worker, control) {
+                    match worker.load(control) {
                         Ok(()) => Ok(Some(worker)),
                         Err(WorkerError::Abandoned) => Ok(None),
                         Err(error) => {
@@ -136,7 +135,7 @@ impl RunSupervisor<'_> {
     ) -> Result<(Vec<Worker<Q>>, LoadOutcome), BenchError> {
         let control = PhaseControl::new(if self.plan.runtime.is_some() { Phase::Warmup } else { Phase::Measure });
         let mut outcome = LoadOutcome::default();
-        let workers = self.run(&control, workers, Worker::load, |finished| {
+        let workers = self.run(&control, workers, |finished| {
             let start = Instant::now();
             let whole = self.plan.runtime.map(|runtime| self.plan.warmup + runtime);
             let part = || match whole {
@@ -172,38 +171,25 @@ impl RunSupervisor<'_> {
         Ok((workers, outcome))
     }
 
-    /// Waits for the threads, unless there is a signal.
-    fn supervise_all(&self, finished: &dyn Fn() -> bool, mut show: impl FnMut()) -> Result<(), BenchError> {
-        self.supervise(finished, || {
-            show();
-            self.is_interrupted()
-        })?;
-        if finished() { Ok(()) } else { self.plan.interrupt.check() }
-    }
-
-    /// Writes the whole range.
+    /// Runs a load that is not measured to its end. `shown`: its blocks, if the display shows its progress.
     ///
     /// # Errors
     /// As [`load`](Self::load), and at a signal.
-    pub(super) fn fill<Q: ThreadQueues>(&self, workers: Vec<Worker<Q>>) -> Result<Vec<Worker<Q>>, BenchError> {
-        let control = PhaseControl::new(Phase::Measure);
-        self.run(&control, workers, Worker::load, |finished| self.supervise_all(finished, || {}))
-    }
-
-    /// Reads everything back and checks it.
-    ///
-    /// # Errors
-    /// As [`fill`](Self::fill).
-    pub(super) fn verify<Q: ThreadQueues>(
+    pub(super) fn load_whole<Q: ThreadQueues>(
         &self,
         workers: Vec<Worker<Q>>,
-        blocks: u64,
+        shown: Option<u64>,
     ) -> Result<Vec<Worker<Q>>, BenchError> {
-        // Nothing is measured.
         let control = PhaseControl::new(Phase::Warmup);
         let before = self.done();
-        self.run(&control, workers, Worker::load, |finished| {
-            self.supervise_all(finished, || self.progress.update((self.done() - before) as f64 / blocks.max(1) as f64))
+        self.run(&control, workers, |finished| {
+            self.supervise(finished, || {
+                if let Some(blocks) = shown {
+                    self.progress.update((self.done() - before) as f64 / blocks.max(1) as f64);
+                }
+                self.is_interrupted()
+            })?;
+            if finished() { Ok(()) } else { self.plan.interrupt.check() }
         })
     }
 }

@@ -4,9 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use mqblk_driver::DriverError;
+use mqblk_driver::blkfront::toolstack;
 use mqblk_memory::DomainId;
-use mqblk_xen::store::XenstoreError;
-use mqblk_xen::vbd::{self, keys};
 use mqblk_xen::{Xen, connect_real};
 use mqblk_xen_simulation::{self as simulation, Machine};
 
@@ -17,6 +16,8 @@ use crate::plan::{Case, value_of};
 
 /// A file system in memory.
 const IN_MEMORY: &str = "/dev/shm";
+/// The type of the server's devices in xenstore.
+const TYPE: &str = "mqblk";
 /// The domain of the frontend on a simulated machine.
 const FRONTEND_DOMAIN: DomainId = DomainId(1);
 
@@ -36,34 +37,23 @@ pub(super) fn running(location: Option<&XenLocation>, number: u32) -> Result<Vbd
     Ok(Vbd { xen: xen.map_err(DriverError::from)?, number })
 }
 
-/// Both directories that a server creates for a device and leaves to its successor. Removed, as there is none.
-struct XenstoreDirectories {
-    /// Connection of domain 0.
+/// A device that a server creates in xenstore and leaves to its successor. Removed, as there is none.
+struct LeftDevice {
+    /// Connection of the server's domain.
     xen: Arc<dyn Xen>,
-    /// Path of the frontend's directory.
-    frontend: String,
+    device: toolstack::Vbd,
 }
 
-impl XenstoreDirectories {
+impl LeftDevice {
     fn remove(&self) -> Result<(), DriverError> {
-        let mut store = self.xen.store()?;
-        let removed: Result<(), XenstoreError> = store.transaction(|transaction| {
-            let back = transaction.read(&format!("{}/{}", self.frontend, keys::BACKEND))?;
-            for path in back.iter().chain([&self.frontend]) {
-                if transaction.read(path)?.is_some() {
-                    transaction.remove(path)?;
-                }
-            }
-            Ok(())
-        });
-        Ok(removed?)
+        Ok(self.device.remove(&mut self.xen.store()?)?)
     }
 }
 
-impl Drop for XenstoreDirectories {
+impl Drop for LeftDevice {
     fn drop(&mut self) {
         if let Err(error) = self.remove() {
-            tracing::warn!(%error, front = self.frontend, "a device is left in xenstore");
+            tracing::warn!(%error, front = self.device.frontend_path(), "a device is left in xenstore");
         }
     }
 }
@@ -107,10 +97,10 @@ pub(super) fn prepare(
     let folder = state.path().display().to_string();
     let arguments =
         ["--xen", &word, "--xen-state", &folder, "--disk", &case.disk_argument(&address)].map(str::to_owned);
-    let directories = XenstoreDirectories { xen: dom0, frontend: vbd::frontend_path(front, device.number) };
+    let left = toolstack::Vbd { backend: dom0.domain(), ..toolstack::Vbd::new(TYPE, front, device.number, "") };
     let endpoint = Vbd { xen: frontend, number: device.number };
     // A device on a machine of this run ends with it.
-    let device = machine.is_none().then_some(directories);
+    let device = machine.is_none().then_some(LeftDevice { xen: dom0, device: left });
     // `grants-pool` is a test key.
     let pool = case.target.spec().and_then(|spec| value_of(spec, GRANTS_POOL));
     let environment = pool.map(|_| ("MQBLK_TEST_KEYS", "1")).into_iter().collect();

@@ -103,13 +103,17 @@ impl From<DriverError> for BenchError {
 pub fn run(args: &BenchArgs) -> ExitCode {
     let outcome = benchmark::Benchmark::new(args).and_then(|benchmark| {
         benchmark.plan.interrupt.on_signals()?;
-        sweep::run(&benchmark)
+        match sweep::run(&benchmark)? {
+            0 => Ok(0),
+            errors => Err(BenchError::Failed(format!("{errors} requests failed or did not verify"))),
+        }
     });
-    match outcome {
-        Ok(0) => ExitCode::SUCCESS,
-        Ok(errors) => fail("bench", &format!("{errors} requests failed or did not verify"), 1),
-        Err(error) => fail("bench", &error.to_string(), error.exit_code()),
-    }
+    exit("bench", outcome)
+}
+
+/// Returns the exit code of a command's outcome; writes the reason for a failure.
+fn exit(command: &str, outcome: Result<u8, BenchError>) -> ExitCode {
+    outcome.map_or_else(|error| fail(command, &error.to_string(), error.exit_code()), ExitCode::from)
 }
 
 /// Writes the reason for a command's failure to standard error. Returns the exit code.

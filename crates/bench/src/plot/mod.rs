@@ -151,10 +151,7 @@ impl RowFilter {
 
 /// Draws the picture. Exit code 0; 1 when it cannot be written; 2 when the options or a result file cannot be used.
 pub fn run(args: &PlotArgs) -> ExitCode {
-    match plot(args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => crate::fail("plot", &error.to_string(), error.exit_code()),
-    }
+    crate::exit("plot", plot(args).map(|()| 0))
 }
 
 fn plot(args: &PlotArgs) -> Result<(), BenchError> {

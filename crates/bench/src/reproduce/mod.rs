@@ -39,7 +39,7 @@ const QUICK_SCRATCH: ByteLen = ByteLen(256 << 20);
 /// after Ctrl-C, 143 after SIGTERM.
 pub fn run(args: &ReproduceArgs) -> ExitCode {
     let outcome = if args.list { files::print(&list()).map(|()| 0) } else { reproduce(args) };
-    outcome.map_or_else(|error| crate::fail("reproduce", &error.to_string(), error.exit_code()), ExitCode::from)
+    crate::exit("reproduce", outcome)
 }
 
 /// Returns the list of all experiments.

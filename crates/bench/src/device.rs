@@ -52,7 +52,9 @@ pub(crate) trait Device: Sized {
     fn take_queues(&mut self) -> Vec<Self::Queues>;
 
     /// Returns the server's process, if it is known.
-    fn server_pid(&self) -> Option<i32>;
+    fn server_pid(&self) -> Option<i32> {
+        None
+    }
 
     /// Returns a monitor for the end of the server.
     fn monitor(&self) -> Result<ServerMonitor, DriverError>;

@@ -3,10 +3,6 @@
 /// Those that all sets have.
 macro_rules! of_every_set {
     () => {
-        fn memory(&self) -> &std::sync::Arc<mqblk_memory::GuestMemory> {
-            &self.memory
-        }
-
         fn wait(&mut self, count: u16, limit: Option<std::time::Duration>) -> Result<(), mqblk_driver::DriverError> {
             match limit {
                 None => self.set.wait(count),
@@ -33,6 +29,10 @@ macro_rules! of_a_disks_set {
         #[inline]
         fn queue_count(&self) -> usize {
             self.set.queues().len()
+        }
+
+        fn memory(&self) -> &std::sync::Arc<mqblk_memory::GuestMemory> {
+            self.set.queues()[0].memory()
         }
 
         fn data_start(&self, queue: usize) -> mqblk_memory::GuestAddress {

@@ -1,10 +1,8 @@
 //! The virtio-blk driver as a device to load.
 
-use std::sync::Arc;
-
 use mqblk_driver::virtio_blk::{self, BlkQueue, BlkQueueSet, SectorRange};
 use mqblk_driver::{DataSegment, DriverError, SubmitError};
-use mqblk_memory::{GuestAddress, GuestMemory};
+use mqblk_memory::GuestAddress;
 
 use crate::BenchError;
 use crate::device::{Device, DeviceDisk, IoOp, ServerMonitor, ThreadQueues, Transfer, TransferStatus};
@@ -66,13 +64,9 @@ impl Device for virtio_blk::BlkDevice {
     }
 
     fn take_queues(&mut self) -> Vec<BlkQueues> {
-        let piece_max = max_segment(self.info());
-        let set = |mut set: BlkQueueSet| BlkQueues {
-            memory: Arc::clone(set.queues_mut()[0].memory()),
-            set,
-            max_segment: piece_max,
-        };
-        virtio_blk::BlkDevice::take_queues(self).into_iter().map(set).collect()
+        let max_segment = max_segment(self.info());
+        let sets = virtio_blk::BlkDevice::take_queues(self).into_iter();
+        sets.map(|set| BlkQueues { set, max_segment }).collect()
     }
 
     fn server_pid(&self) -> Option<i32> {
@@ -100,7 +94,6 @@ fn submit_without_data(queue: &mut BlkQueue, transfer: Transfer) -> Result<(), S
 #[derive(Debug)]
 pub(crate) struct BlkQueues {
     set: BlkQueueSet,
-    memory: Arc<GuestMemory>,
     /// Largest data segment that the device takes.
     max_segment: u32,
 }

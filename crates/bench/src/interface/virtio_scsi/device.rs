@@ -186,6 +186,10 @@ impl ThreadQueues for ScsiQueues {
 
     of_every_set!();
 
+    fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
     const SPREADS: bool = false;
     const HANDS_OVER: bool = true;
 

@@ -1,11 +1,11 @@
 //! The blkfront driver as a device to load.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use mqblk_core::ByteLen;
 use mqblk_driver::blkfront::{self, BlkfrontInfo, BlkfrontQueueSet};
 use mqblk_driver::{DataSegment, DriverError, SubmitError};
-use mqblk_memory::{GuestMemory, PAGE_BYTES};
+use mqblk_memory::PAGE_BYTES;
 
 use crate::BenchError;
 use crate::device::{Device, DeviceDisk, IoOp, ServerMonitor, ThreadQueues, Transfer, TransferStatus};
@@ -50,12 +50,7 @@ impl Device for blkfront::BlkfrontDevice {
     }
 
     fn take_queues(&mut self) -> Vec<XenRings> {
-        let set = |mut set: BlkfrontQueueSet| XenRings { memory: Arc::clone(set.queues_mut()[0].memory()), set };
-        blkfront::BlkfrontDevice::take_queues(self).into_iter().map(set).collect()
-    }
-
-    fn server_pid(&self) -> Option<i32> {
-        None
+        blkfront::BlkfrontDevice::take_queues(self).into_iter().map(|set| XenRings { set }).collect()
     }
 
     fn monitor(&self) -> Result<ServerMonitor, DriverError> {
@@ -72,7 +67,6 @@ impl Device for blkfront::BlkfrontDevice {
 #[derive(Debug)]
 pub(crate) struct XenRings {
     set: BlkfrontQueueSet,
-    memory: Arc<GuestMemory>,
 }
 
 impl ThreadQueues for XenRings {

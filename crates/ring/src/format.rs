@@ -102,7 +102,7 @@ pub struct Descriptor {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RingState {
     /// The position at which the ring is resumed, in the ring's encoding. Split: the next available entry to read.
-    /// Packed: the positions of both ends, see [`Base::to_bits`](crate::packed::layout::Base::to_bits).
+    /// Packed: the positions of both ends, see [`Base::to_bits`](crate::packed::position::Base::to_bits).
     pub base: u32,
     /// Chains that were taken and are not completed, in the order of their identifiers. Empty after a drain.
     pub in_flight: Vec<u16>,

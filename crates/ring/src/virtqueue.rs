@@ -10,7 +10,7 @@ pub use crate::format::{
     ChainError, ChainHead, ChainHeader, ChainSegment, MAX_QUEUE_SIZE, RingAddresses, RingFormat, RingSetupError,
     RingState, UsualChains, VirtqueueError,
 };
-use crate::packed::layout::Base;
+use crate::packed::position::Base;
 use crate::packed::{PackedDevice, PackedInflight, PackedRing};
 pub use crate::split::{InflightError, RingLog};
 use crate::split::{InflightTable, SplitDevice, SplitRing};

@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use mqblk_core::{ArmResult, PublishResult};
 
-use super::layout::{Abi, BlkifRing};
+use super::abi::Abi;
+use super::layout::BlkifRing;
 use super::request::RawRequest;
 
 /// Protocol violation by the frontend. It stops its queue and nothing else.

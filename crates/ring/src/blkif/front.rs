@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use mqblk_core::Sector512;
 
-use super::layout::{Abi, BlkifRing};
+use super::abi::Abi;
+use super::layout::BlkifRing;
 use super::request::{MAX_SEGMENTS, RawRequest, Segment};
 
 /// Protocol violation by the backend: the ring is unusable.

@@ -3,7 +3,7 @@
 use mqblk_core::Sector512;
 use mqblk_memory::GrantRef;
 
-use super::layout::Abi;
+use super::abi::Abi;
 
 /// Operations of requests. Source: `BLKIF_OP_*`.
 pub mod operation {

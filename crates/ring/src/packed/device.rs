@@ -7,7 +7,8 @@ use mqblk_core::{ArmResult, PublishResult};
 use mqblk_memory::SharedWords;
 
 use super::inflight::{PackedInflight, PackedReplay};
-use super::layout::{Base, PackedRing, Position, state_word};
+use super::layout::{PackedRing, state_word};
+use super::position::{Base, Position};
 use super::suppression::Move;
 use crate::format::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor, RingState, VirtqueueError};
 use crate::split::{InflightError, RingLog};

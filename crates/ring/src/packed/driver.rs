@@ -12,7 +12,8 @@ mod tests;
 
 use mqblk_memory::{GuestAddress, GuestMemory, SharedArray};
 
-use super::layout::{DESC_BYTES, PackedRing, Position, state_word};
+use super::layout::{DESC_BYTES, PackedRing, state_word};
+use super::position::Position;
 use super::suppression::Move;
 use crate::format::{Descriptor, RingAddresses, RingSetupError};
 use crate::split::driver::{ChainLayout, DeviceError, IndirectArea, UsedRequest};
@@ -146,13 +147,6 @@ impl PackedDriver {
     /// Returns the most segments of a [`ChainLayout::Indirect`] request; 0 without indirect tables.
     pub fn max_indirect_segments(&self) -> u16 {
         self.tables.as_ref().map_or(0, |tables| tables.area.per_table)
-    }
-
-    /// Starts a request. It needs as many free ring descriptors as it has segments, or one with
-    /// [`ChainLayout::Indirect`].
-    #[inline]
-    pub fn begin(&mut self, layout: ChainLayout) -> PackedChain<'_> {
-        PackedChain::new(self, layout)
     }
 
     /// Makes all committed requests visible. Returns true if the device requested a kick for any of them.

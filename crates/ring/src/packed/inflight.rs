@@ -19,7 +19,8 @@ use std::sync::atomic::Ordering;
 
 use mqblk_memory::SharedWords;
 
-use super::layout::{Base, PackedRing, Position, from_state_word, state_word};
+use super::layout::{PackedRing, from_state_word, state_word};
+use super::position::{Base, Position};
 use crate::format::{Descriptor, PACKED_TABLE_MAGIC as MAGIC, PACKED_TABLE_MAGIC_WORD as MAGIC_WORD};
 use crate::inflight_words::{pack_quarters, store, unpack_quarters};
 use crate::split::InflightError;

@@ -2,7 +2,8 @@
 
 use mqblk_memory::GuestAddress;
 
-use super::layout::{DESC_BYTES, PackedRing, Position};
+use super::layout::{DESC_BYTES, PackedRing};
+use super::position::Position;
 use crate::format::SUPPRESSION_BYTES;
 use crate::split::RingLog;
 

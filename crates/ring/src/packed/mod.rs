@@ -10,9 +10,11 @@ pub mod driver;
 pub mod inflight;
 pub mod layout;
 mod log;
+pub mod position;
 pub mod suppression;
 
 pub use device::PackedDevice;
 pub use driver::PackedDriver;
 pub use inflight::PackedInflight;
-pub use layout::{PackedRing, Position};
+pub use layout::PackedRing;
+pub use position::Position;

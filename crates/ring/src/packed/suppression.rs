@@ -9,7 +9,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::layout::Position;
+use super::position::Position;
 use crate::wakeup::{RingCell, RingIndex};
 
 /// Notify at every descriptor.

@@ -191,13 +191,6 @@ impl SplitDriver {
         self.tables.as_ref().map_or(0, |tables| tables.area.per_table)
     }
 
-    /// Starts a request. It needs as many free ring descriptors as it has segments, or one with
-    /// [`ChainLayout::Indirect`].
-    #[inline]
-    pub fn begin(&mut self, shape: ChainLayout) -> ChainBuilder<'_> {
-        ChainBuilder::new(self, shape)
-    }
-
     /// Makes all committed requests visible: the index is stored once. Returns true if the device requested a kick for
     /// any of them (virtio 1.3 sections 2.7.10 and 2.7.13.4).
     #[inline]

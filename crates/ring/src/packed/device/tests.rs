@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::super::PackedDriver;
 use super::*;
 use crate::format::{ChainError, ChainHead, ChainSegment, RingAddresses};
-use crate::packed::layout::DESC_USED;
+use crate::packed::position::DESC_USED;
 use crate::split::driver::{ChainLayout, IndirectArea};
 
 const AT: RingAddresses =

@@ -17,12 +17,16 @@ pub struct PackedChain<'a> {
     writing: bool,
 }
 
-impl<'a> PackedChain<'a> {
+impl PackedDriver {
+    /// Starts a request. It needs as many free ring descriptors as it has segments, or one with
+    /// [`ChainLayout::Indirect`].
     #[inline]
-    pub(super) fn new(driver: &'a mut PackedDriver, layout: ChainLayout) -> PackedChain<'a> {
-        PackedChain { driver, layout, segments: 0, writing: false }
+    pub fn begin(&mut self, layout: ChainLayout) -> PackedChain<'_> {
+        PackedChain { driver: self, layout, segments: 0, writing: false }
     }
+}
 
+impl<'a> PackedChain<'a> {
     /// Adds `len` bytes at `address` for the device to read.
     ///
     /// # Errors

@@ -36,12 +36,16 @@ pub struct ChainBuilder<'a> {
     pending: Descriptor,
 }
 
-impl<'a> ChainBuilder<'a> {
+impl SplitDriver {
+    /// Starts a request. It needs as many free ring descriptors as it has segments, or one with
+    /// [`ChainLayout::Indirect`].
     #[inline]
-    pub(super) fn new(driver: &'a mut SplitDriver, layout: ChainLayout) -> ChainBuilder<'a> {
-        ChainBuilder { driver, layout, segments: 0, at: 0, pending: Descriptor::default() }
+    pub fn begin(&mut self, layout: ChainLayout) -> ChainBuilder<'_> {
+        ChainBuilder { driver: self, layout, segments: 0, at: 0, pending: Descriptor::default() }
     }
+}
 
+impl<'a> ChainBuilder<'a> {
     /// Adds `len` bytes at `address` for the device to read.
     ///
     /// # Errors

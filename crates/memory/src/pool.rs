@@ -32,7 +32,7 @@ mod transfer;
 
 pub use fault::BufferFault;
 pub use lease::{FixedBuffers, LeaseId};
-use lease::{Lease, RegionCache};
+use lease::{Lease, NOT_FIXED, RegionCache};
 pub use transfer::LeaseAccess;
 
 /// Handle of a buffer: 4 bytes, moved and never copied. Must be released to the pool that made it; another one refuses
@@ -105,8 +105,6 @@ pub struct Segment {
     len: u32,
     fixed: u32,
 }
-
-const NOT_FIXED: u32 = u32::MAX;
 
 impl Segment {
     /// Returns the host address, for system calls only.

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::NOT_FIXED;
 use crate::dirty::DirtyLog;
 use crate::guest::GuestMemory;
 use crate::region::GuestAddress;
@@ -19,6 +18,9 @@ impl LeaseId {
     /// No lease: no pool has one of this index.
     pub const NONE: LeaseId = LeaseId { index: u32::MAX, generation: u32::MAX };
 }
+
+/// No registered buffer.
+pub(super) const NOT_FIXED: u32 = u32::MAX;
 
 /// Registered buffers that cover a region: consecutive indices, each for [`CHUNK`](Self::CHUNK) bytes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

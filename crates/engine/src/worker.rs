@@ -26,11 +26,9 @@ mod attaching;
 mod completing;
 mod leaving;
 mod report;
-pub(crate) use attached_queue::{AttachedQueue, LeavingQueue, MovingParts, OnDrained};
-pub use leaving::Detached;
-pub(crate) use leaving::LeftQueue;
+pub use attached_queue::Detached;
+pub(crate) use attached_queue::{AttachedQueue, LeavingQueue, LeftQueue, MovingParts, OnDrained};
 pub(crate) use report::Age;
-use report::with_merges;
 
 /// Cookie of the mailbox's eventfd. The cookie of a queue's kick is its slot and the number of the watch.
 const MAILBOX: u64 = u64::MAX;

@@ -1,4 +1,4 @@
-//! A queue that is attached to a worker.
+//! A queue that is attached to a worker, and what remains of it when it leaves.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -6,8 +6,9 @@ use std::sync::mpsc::SyncSender;
 
 use mqblk_uring::Kick;
 
-use super::LeftQueue;
+use crate::attach_error::WorkerError;
 use crate::attached_disks::AttachedDisks;
+use crate::counters::QueueStats;
 use crate::mailbox::Waker;
 use crate::plug::Merges;
 use crate::poll_list::Phase;
@@ -20,6 +21,30 @@ pub(crate) enum OnDrained {
     Detach(SyncSender<LeftQueue>),
     /// It is sent to another worker, where it keeps its phase.
     Move(Phase, SyncSender<LeavingQueue>),
+}
+
+/// The remains of a detached queue.
+#[derive(Clone, Debug)]
+pub struct Detached<P> {
+    /// The position at which a new owner resumes.
+    pub position: P,
+    /// The queue's statistics.
+    pub report: QueueStats,
+}
+
+/// The remains of a drained queue.
+pub(crate) struct LeftQueue {
+    /// The queue's position, boxed with its own type.
+    pub(crate) position: Box<dyn Any + Send>,
+    pub(crate) report: QueueStats,
+}
+
+impl LeftQueue {
+    /// Returns the remains, with a position of a known type.
+    pub(crate) fn detached<P: 'static>(self) -> Result<Detached<P>, WorkerError> {
+        let position = self.position.downcast::<P>().map_err(|_| WorkerError::Ended)?;
+        Ok(Detached { position: *position, report: self.report })
+    }
 }
 
 /// A queue that has left its worker for another one. None of its requests is in flight.
@@ -76,4 +101,12 @@ impl AttachedQueue {
     pub(crate) fn cookie(&self, slot: u16) -> u64 {
         u64::from(self.watch) << 16 | u64::from(slot)
     }
+}
+
+/// Adds the plugs' counters to a queue's statistics.
+pub(super) fn with_merges(mut stats: QueueStats, merges: Merges) -> QueueStats {
+    stats.counters.read_merges = merges.reads;
+    stats.counters.write_merges = merges.writes;
+    stats.counters.other_merges = merges.others;
+    stats
 }

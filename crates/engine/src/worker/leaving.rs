@@ -2,35 +2,10 @@
 
 use std::sync::mpsc::SyncSender;
 
-use super::{AttachedQueue, LeavingQueue, MovingParts, OnDrained, Worker, with_merges};
-use crate::attach_error::WorkerError;
+use super::attached_queue::with_merges;
+use super::{AttachedQueue, LeavingQueue, LeftQueue, MovingParts, OnDrained, Worker};
 use crate::clock::Ticks;
-use crate::counters::QueueStats;
 use crate::poll_list::Phase;
-
-/// The remains of a detached queue.
-#[derive(Clone, Debug)]
-pub struct Detached<P> {
-    /// The position at which a new owner resumes.
-    pub position: P,
-    /// The queue's statistics.
-    pub report: QueueStats,
-}
-
-/// The remains of a drained queue.
-pub(crate) struct LeftQueue {
-    /// The queue's position, boxed with its own type.
-    pub(crate) position: Box<dyn std::any::Any + Send>,
-    pub(crate) report: QueueStats,
-}
-
-impl LeftQueue {
-    /// Returns the remains, with a position of a known type.
-    pub(crate) fn detached<P: 'static>(self) -> Result<Detached<P>, WorkerError> {
-        let position = self.position.downcast::<P>().map_err(|_| WorkerError::Ended)?;
-        Ok(Detached { position: *position, report: self.report })
-    }
-}
 
 impl Worker {
     /// Drains a queue. Signals `done` when it is detached. Its parked requests fail; those that are throttled are

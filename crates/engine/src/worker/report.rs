@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use mqblk_core::Tag;
 
+use super::attached_queue::with_merges;
 use super::{AttachedQueue, Worker};
-use crate::counters::{QueueId, QueueStats, WorkerStats};
+use crate::counters::{QueueId, WorkerStats};
 use crate::errors::DiskHealth;
-use crate::plug::Merges;
 
 /// A worker's requests in flight to a disk: their number, and the age of the oldest.
 pub(crate) struct Age {
@@ -65,12 +65,4 @@ impl Worker {
         }
         ages
     }
-}
-
-/// Adds the plugs' counters to a queue's statistics.
-pub(super) fn with_merges(mut stats: QueueStats, merges: Merges) -> QueueStats {
-    stats.counters.read_merges = merges.reads;
-    stats.counters.write_merges = merges.writes;
-    stats.counters.other_merges = merges.others;
-    stats
 }

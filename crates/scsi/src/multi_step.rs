@@ -4,15 +4,17 @@
 mod compare_and_write;
 mod orwrite;
 mod reserve_out;
+mod step;
 mod verify;
 mod write_same;
 
 use std::sync::Arc;
 
-use mqblk_core::{ByteLen, ByteOffset, Op, Outcome, Wake};
+use mqblk_core::{Op, Outcome, Wake};
 
 use crate::command::{CommandBuffers, CommandCompletion, DataOut, NextStep};
 use crate::sense::Sense;
+use step::{SCRATCH, StepContext};
 
 pub(crate) use compare_and_write::CompareAndWrite;
 pub(crate) use orwrite::OrWrite;
@@ -39,16 +41,9 @@ pub(crate) enum MultiStepKind {
     PersistentReserveOut(AwaitReserveOut),
 }
 
-/// The caller's memory for a step.
-pub(crate) struct StepContext<'a> {
-    pub(crate) scratch: &'a mut [u8],
-    pub(crate) data_out: &'a dyn DataOut,
-    pub(crate) waker: &'a Arc<dyn Wake>,
-}
-
 impl MultiStepCommand {
     /// Size of the scratch memory that the caller lends, in bytes: a multiple of every logical block size.
-    pub const SCRATCH: usize = 64 << 10;
+    pub const SCRATCH: usize = SCRATCH;
 
     pub(crate) fn new(kind: MultiStepKind) -> Box<MultiStepCommand> {
         Box::new(MultiStepCommand { kind, last_op: Op::Flush })
@@ -112,36 +107,5 @@ impl MultiStepCommand {
             NextStep::Wait | NextStep::Complete(_) => self.last_op,
         };
         next
-    }
-}
-
-/// A range that is processed in chunks of the scratch memory's size.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ChunkCursor {
-    start: ByteOffset,
-    len: u64,
-    done: u64,
-}
-
-impl ChunkCursor {
-    pub(crate) fn new(start: ByteOffset, len: ByteLen) -> ChunkCursor {
-        ChunkCursor { start, len: len.0, done: 0 }
-    }
-
-    /// Returns the current chunk; `None` at the end.
-    pub(crate) fn chunk(&self) -> Option<(ByteOffset, usize)> {
-        let len = (self.len - self.done).min(MultiStepCommand::SCRATCH as u64) as usize;
-        (len > 0).then_some((ByteOffset(self.start.0.saturating_add(self.done)), len))
-    }
-
-    /// Returns the number of bytes before the current chunk.
-    pub(crate) fn done(&self) -> u64 {
-        self.done
-    }
-
-    pub(crate) fn advance(&mut self) {
-        if let Some((_, len)) = self.chunk() {
-            self.done += len as u64;
-        }
     }
 }

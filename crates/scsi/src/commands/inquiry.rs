@@ -1,5 +1,6 @@
 //! INQUIRY. Source: SPC-4 section 6.6.
 
+use crate::commands::text::padded;
 use crate::commands::vpd;
 use crate::context::{BeginResult, CommandContext};
 use crate::sense::Sense;
@@ -40,17 +41,4 @@ pub(crate) fn standard(identity: [&str; 3], peripheral: u8, data_in: &mut Vec<u8
     data_in.resize(58, 0);
     data_in.extend(VERSIONS.iter().flat_map(|version| version.to_be_bytes()));
     data_in.resize(LEN, 0);
-}
-
-/// Appends `text` in a field of `width` bytes: left-aligned, padded with spaces, printable ASCII only. Source: SPC-4
-/// section 4.4.1.
-pub(crate) fn padded(text: &str, width: usize, data_in: &mut Vec<u8>) {
-    let end = data_in.len() + width;
-    data_in.extend(printable(text).take(width));
-    data_in.resize(end, b' ');
-}
-
-/// Returns `text` in printable ASCII.
-pub(crate) fn printable(text: &str) -> impl Iterator<Item = u8> {
-    text.chars().map(|letter| if matches!(letter, ' '..='~') { letter as u8 } else { b' ' })
 }

@@ -10,6 +10,7 @@ pub(crate) mod power;
 pub(crate) mod report;
 pub(crate) mod report_luns;
 pub(crate) mod reserve;
+mod text;
 pub(crate) mod transfer;
 pub(crate) mod unmap;
 pub(crate) mod verify;

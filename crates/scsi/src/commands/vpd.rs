@@ -1,6 +1,6 @@
 //! Vital product data. Sources: SPC-4 section 7.8, SBC-3 section 6.6.
 
-use crate::commands::inquiry::{padded, printable};
+use crate::commands::text::{padded, printable};
 use crate::logical_unit::LogicalUnit;
 use crate::reservation::locally_assigned;
 use crate::sense::Sense;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mqblk_core::{ByteLen, ByteOffset};
 
-use super::StepContext;
+use super::step::StepContext;
 use crate::command::{CommandCompletion, NextStep};
 use crate::range_lock::{RangeLock, RangeLocks};
 use crate::sense::Sense;

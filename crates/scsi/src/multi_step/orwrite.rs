@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mqblk_core::{ByteLen, ByteOffset};
 
-use super::{ChunkCursor, StepContext};
+use super::step::{ChunkCursor, StepContext};
 use crate::command::{CommandCompletion, NextStep};
 use crate::range_lock::{RangeLock, RangeLocks};
 use crate::sense::Sense;

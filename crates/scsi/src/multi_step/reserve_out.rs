@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use mqblk_core::Wake;
 use mqblk_core::lock::lock;
 
-use super::StepContext;
+use super::step::StepContext;
 use crate::command::{CommandCompletion, NextStep};
 use crate::reservation::Ticket;
 use crate::sense::Sense;

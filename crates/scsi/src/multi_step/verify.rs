@@ -2,7 +2,7 @@
 
 use mqblk_core::{ByteLen, ByteOffset, Op};
 
-use super::{ChunkCursor, StepContext};
+use super::step::{ChunkCursor, StepContext};
 use crate::command::{CommandCompletion, NextStep};
 use crate::sense::Sense;
 

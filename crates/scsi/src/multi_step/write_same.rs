@@ -2,7 +2,7 @@
 
 use mqblk_core::{ByteLen, ByteOffset};
 
-use super::{ChunkCursor, StepContext};
+use super::step::{ChunkCursor, StepContext};
 use crate::command::{CommandCompletion, NextStep};
 
 #[derive(Debug)]

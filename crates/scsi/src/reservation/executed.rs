@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use super::NexusName;
+use super::nexus_name::NexusName;
 use super::transport_id::fnv1a;
 
 /// Number of commands remembered. A nexus waits for the completion of one before it sends the next.

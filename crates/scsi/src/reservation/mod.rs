@@ -14,13 +14,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use mqblk_core::Wake;
 use mqblk_core::lock::lock;
 
-use crate::command::{CommandCompletion, DataOut};
-use crate::sense::{Sense, Status};
+use crate::command::DataOut;
 use crate::unit_attention::UnitAttentionQueue;
 
 mod access;
+mod error;
 mod executed;
+mod fields;
 mod file_store;
+mod nexus_name;
 mod reserve_in;
 mod reserve_out;
 mod snapshot;
@@ -30,65 +32,18 @@ mod stored;
 mod transport_id;
 
 pub use access::{AccessClass, ReservationType};
+pub use error::ReservationError;
 pub use file_store::FileReservationStore;
+pub use nexus_name::{MAX_NAME_LEN, NexusName};
 pub use snapshot::{ReservationSnapshot, ValidatedReservations};
 pub use store::{ReservationStore, Ticket};
 pub use stored::RestoreError;
 pub use transport_id::locally_assigned;
 
 use access::AccessRights;
+use fields::byte;
 use reserve_out::{ReserveOutRequest, ServiceAction};
 use state::{Effects, ReservationState};
-
-/// Maximum length of the name of an initiator port, in bytes.
-pub const MAX_NAME_LEN: usize = 255;
-
-/// Name of an I_T nexus: an initiator port and a target port. Registrations are stored by it, so it must be the same
-/// after a restart.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NexusName {
-    /// Name of the initiator port; its SAS address in TransportIDs is made from it ([`locally_assigned`]).
-    pub initiator: Arc<str>,
-    /// Relative target port identifier.
-    pub port: u16,
-}
-
-impl NexusName {
-    fn address(&self) -> u64 {
-        locally_assigned(&self.initiator)
-    }
-}
-
-impl fmt::Display for NexusName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} port {}", self.initiator, self.port)
-    }
-}
-
-/// Reason why a command was not executed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReservationError {
-    /// Ends with RESERVATION CONFLICT.
-    Conflict,
-    /// Ends with CHECK CONDITION and this sense data.
-    CheckCondition(Sense),
-    /// The data-out buffer is shorter than the parameter list length:
-    /// [`CommandAction::Overrun`](crate::CommandAction::Overrun).
-    Overrun,
-}
-
-impl ReservationError {
-    /// Returns the command's completion; `None` for [`ReservationError::Overrun`], which the transport completes.
-    pub const fn completion(self) -> Option<CommandCompletion> {
-        match self {
-            ReservationError::Conflict => {
-                Some(CommandCompletion { status: Status::ReservationConflict, sense: None, transferred: 0 })
-            }
-            ReservationError::CheckCondition(sense) => Some(CommandCompletion::check_condition(sense)),
-            ReservationError::Overrun => None,
-        }
-    }
-}
 
 /// Result of a PERSISTENT RESERVE OUT that was executed.
 #[derive(Debug)]
@@ -361,14 +316,4 @@ impl Drop for ReservationHandle {
     fn drop(&mut self) {
         self.reservations.nexus_lost(&self.entry.name, true);
     }
-}
-
-/// Returns a byte of a command; missing bytes are zero.
-fn byte(cdb: &[u8], at: usize) -> u8 {
-    cdb.get(at).copied().unwrap_or(0)
-}
-
-/// Returns a big-endian number of `len` bytes, 8 at most.
-fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
-    (at..at + len).fold(0, |number, index| number << 8 | u64::from(byte(bytes, index)))
 }

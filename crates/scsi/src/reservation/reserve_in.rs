@@ -1,8 +1,10 @@
 //! PERSISTENT RESERVE IN. Source: SPC-4 section 6.15.
 
 use super::access::ReservationType;
+use super::error::ReservationError;
+use super::fields::{byte, number};
 use super::state::{Reservation, ReservationState, invalid_cdb_field};
-use super::{ReservationError, byte, number, transport_id};
+use super::transport_id;
 
 /// Writes the parameter data, cut to its allocation length. `aptpl_supported`: reservations can persist through power
 /// loss.

@@ -4,9 +4,11 @@ use crate::command::DataOut;
 use crate::sense::{Sense, SenseKey};
 
 use super::access::ReservationType;
+use super::error::ReservationError;
 use super::executed::digest;
+use super::fields::{byte, number};
 use super::state::{MoveParams, RegisterParams, invalid_cdb_field, invalid_parameter_field};
-use super::{ReservationError, byte, number, transport_id};
+use super::transport_id;
 
 /// Length of the basic parameter list.
 const BASIC_LIST_LEN: usize = 24;

@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::executed::ExecutedCommands;
 use super::file_store::MAX_FILE_BYTES;
-use super::state::ReservationState;
+use super::nexus_name::NexusName;
+use super::state::{Effects, ReservationState};
 use super::stored::{self, RestoreError, StoredNexus, StoredRegistration, StoredReservation, invalid_field};
-use super::{Effects, NexusName, Reservations, Ticket};
+use super::{Reservations, Ticket};
 
 /// Snapshot of reservations. Fields with default values are left out of the text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,8 +5,9 @@ use crate::sense::{FieldPointer, Sense, SenseKey};
 use crate::unit_attention::UnitAttention;
 
 use super::access::{AccessRights, ReservationType};
+use super::error::ReservationError;
 use super::executed::ExecutedCommands;
-use super::{NexusName, ReservationError};
+use super::nexus_name::NexusName;
 
 /// Maximum number of registrations: it bounds the READ FULL STATUS parameter data to 48 KiB.
 pub(super) const MAX_REGISTRATIONS: usize = 1024;

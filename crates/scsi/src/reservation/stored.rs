@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::access::ReservationType;
 use super::executed::{self, ExecutedCommand, ExecutedCommands};
+use super::nexus_name::{MAX_NAME_LEN, NexusName};
 use super::state::{MAX_REGISTRATIONS, Registration, Reservation, ReservationState};
 use super::transport_id::fnv1a;
-use super::{MAX_NAME_LEN, NexusName};
 
 const FORMAT: &str = "mqblk-reservations";
 const VERSION: u32 = 1;

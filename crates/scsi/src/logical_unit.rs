@@ -1,7 +1,7 @@
-//! A logical unit: a disk as SCSI shows it, with the state that all its initiators share.
+//! A logical unit: a disk as SCSI shows it, with the state that all its initiators share; and the path of each
+//! initiator to it.
 
-mod nexus;
-
+use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -10,10 +10,8 @@ use mqblk_core::{BlockSize, ByteLen, ByteOffset, Geometry, Limits, Wake};
 
 use crate::block_limits::BlockLimits;
 use crate::range_lock::RangeLocks;
-use crate::reservation::{LoginError, NexusName, ReservationHandle, Reservations, Ticket};
+use crate::reservation::{AccessClass, LoginError, NexusName, ReservationHandle, Reservations, Ticket};
 use crate::unit_attention::{UnitAttention, UnitAttentionQueue};
-
-pub use nexus::{Nexus, TaskSet};
 
 /// Identification data of a logical unit. Text that is too long for its field is cut; characters other than printable
 /// ASCII become spaces.
@@ -111,8 +109,9 @@ impl LogicalUnit {
             Some(nexus) => nexus,
             None => {
                 let attentions = Arc::new(UnitAttentionQueue::new());
-                let party = self.add_nexus(&name, &attentions)?;
-                let nexus = Arc::new(Nexus::new(Arc::clone(self), attentions, party));
+                let reservation = self.add_nexus(&name, &attentions)?;
+                let (unit, task_set) = (Arc::clone(self), Mutex::new(None));
+                let nexus = Arc::new(Nexus { unit, attentions, reservation, task_set });
                 nexuses.push(Arc::downgrade(&nexus));
                 nexus
             }
@@ -293,5 +292,81 @@ impl LogicalUnit {
 
     fn nexuses(&self) -> MutexGuard<'_, Vec<Weak<Nexus>>> {
         lock(&self.nexuses)
+    }
+}
+
+/// I_T_L nexus: one initiator port's path through a target port to a logical unit.
+#[derive(Debug)]
+pub struct Nexus {
+    unit: Arc<LogicalUnit>,
+    attentions: Arc<UnitAttentionQueue>,
+    reservation: ReservationHandle,
+    task_set: Mutex<Option<Arc<dyn TaskSet>>>,
+}
+
+/// Commands of one nexus that are in flight.
+pub trait TaskSet: Send + Sync + fmt::Debug {
+    /// Aborts them all, for PREEMPT AND ABORT by another nexus. The ticket is resolved when the last has ended, and
+    /// then wakes `done`.
+    fn abort(&self, done: Arc<dyn Wake>) -> Arc<Ticket>;
+}
+
+impl Nexus {
+    /// Returns its logical unit.
+    pub fn unit(&self) -> &Arc<LogicalUnit> {
+        &self.unit
+    }
+
+    /// Returns the names of the initiator port and the target port.
+    pub fn name(&self) -> &NexusName {
+        self.reservation.name()
+    }
+
+    /// Sets the task set through which the nexus's commands are aborted. Without a task set PREEMPT AND ABORT works
+    /// like PREEMPT.
+    pub fn set_task_set(&self, tasks: Option<Arc<dyn TaskSet>>) {
+        *lock(&self.task_set) = tasks;
+    }
+
+    pub(crate) fn task_set(&self) -> Option<Arc<dyn TaskSet>> {
+        lock(&self.task_set).clone()
+    }
+
+    /// Handles I_T NEXUS RESET: ends a RESERVE of the nexus and raises I_T NEXUS LOSS. Registrations and persistent
+    /// reservations stay.
+    pub fn nexus_lost(&self) {
+        self.reservation.nexus_lost();
+        self.raise_attention(UnitAttention::NexusLoss);
+    }
+
+    /// Handles a reset of the initiator, for example a guest's reboot. A logical unit that no other initiator uses is
+    /// reset (a guest that stopped it must be able to boot from it); of a shared one only the nexus is lost.
+    pub fn initiator_reset(&self) {
+        if self.unit.has_other_initiators(&self.name().initiator) { self.nexus_lost() } else { self.unit.reset() }
+    }
+
+    /// Lets an initiator continue that was served before, without noticing: the logical unit was neither switched on
+    /// nor reset. A command that it had in flight may have been executed, and a unit attention as its status would deny
+    /// that. `elsewhere`: another process served it, so no unit attention of this process is new to it.
+    pub fn initiator_resumed(&self, elsewhere: bool) {
+        if elsewhere { self.attentions.clear_all() } else { self.attentions.clear_resets() }
+    }
+
+    pub(crate) fn reservation(&self) -> &ReservationHandle {
+        &self.reservation
+    }
+
+    #[inline]
+    pub(crate) fn allows(&self, access: AccessClass) -> bool {
+        self.reservation.allows(access)
+    }
+
+    /// Raises a unit attention, which the initiator gets before its next command is executed.
+    pub fn raise_attention(&self, attention: UnitAttention) {
+        self.attentions.raise(attention);
+    }
+
+    pub(crate) fn attentions(&self) -> &UnitAttentionQueue {
+        &self.attentions
     }
 }

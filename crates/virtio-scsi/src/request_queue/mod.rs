@@ -1,8 +1,10 @@
 //! A request queue. Source: virtio 1.3 section 5.6.6.1, "Device Operation: Request Queues".
 //!
-//! `transfer` admits the usual READ and WRITE commands, `multi_step` has the commands of several steps.
+//! `transfer` admits the usual READ and WRITE commands, `multi_step` has the commands of several steps, and
+//! `multi_step_state` their state.
 
 mod multi_step;
+mod multi_step_state;
 mod transfer;
 
 use std::sync::Arc;
@@ -20,7 +22,7 @@ use crate::queue_ring::QueueRing;
 use crate::request_chain::{BOTH_WAYS, RequestChain, ResponseBuffer};
 use crate::task_management::{TaskManagement, TmfAction, TmfMailbox};
 use crate::token::{CommandState, ScsiToken, TokenKind, saturating_u32};
-use multi_step::MultiStepCommands;
+use multi_step_state::MultiStepCommands;
 use transfer::admit_transfers;
 
 /// Number of task management functions that a queue processes at a time: the bits of a token's abort marks. Further
@@ -115,6 +117,13 @@ impl RequestQueue {
 
     pub(crate) fn blocked(&self) -> usize {
         self.multi_step.blocked_count()
+    }
+
+    /// Returns the most bytes of a response, if commands of the usual layout are admitted in one step.
+    #[inline]
+    pub(crate) fn usual_response(&self) -> Option<u8> {
+        let most = u8::try_from(RESPONSE_BYTES as u32 + self.sizes.sense).ok()?;
+        (self.sizes.cdb == DriverSizes::DEFAULT.cdb).then_some(most)
     }
 
     #[inline(always)] // the engine calls it in one place

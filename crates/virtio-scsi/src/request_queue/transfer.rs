@@ -6,8 +6,6 @@ use mqblk_memory::{Buffer, LeaseAccess};
 use mqblk_ring::virtqueue::{ChainHead, UsualChains};
 use mqblk_scsi::{Transfer, TransferRules};
 
-use super::RequestQueue;
-use crate::config::{DriverSizes, RESPONSE_BYTES};
 use crate::lun_map::LunMap;
 use crate::request_chain::TransferChain;
 use crate::token::{ScsiToken, TokenKind, TransferState};
@@ -75,13 +73,4 @@ pub(crate) fn admit_transfers<I: Intake<ScsiToken, Buffer>>(
         left = others;
     }
     heads.len() - left.len()
-}
-
-impl RequestQueue {
-    /// Returns the most bytes of a response, if commands of the usual layout are admitted in one step.
-    #[inline]
-    pub(crate) fn usual_response(&self) -> Option<u8> {
-        let most = u8::try_from(RESPONSE_BYTES as u32 + self.sizes.sense).ok()?;
-        (self.sizes.cdb == DriverSizes::DEFAULT.cdb).then_some(most)
-    }
 }

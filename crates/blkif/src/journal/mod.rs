@@ -5,6 +5,7 @@
 //! The journal survives a kill of the process at any store, not a loss of power: the next process that opens the file
 //! sees all stores. Writing it costs copies and stores, no system call.
 
+mod error;
 mod records;
 
 use std::fs::File;
@@ -17,65 +18,15 @@ use mqblk_ring::blkif::{RawRequest, RingPosition};
 
 use records::{ENTRIES, ENTRY_WORDS, HEADER_WORDS, IDENTITY, JournalMemory, JournalRecords, MAGIC};
 
+pub use error::JournalError;
+pub use records::JournalSlot;
+
 /// `mqblkjr` and the version of the file format.
 const MAGIC_VALUE: u64 = u64::from_le_bytes(*b"mqblkjr\x01");
 /// Maximum of entries of a ring: page order 4.
 const MAX_ENTRIES: u32 = 512;
 const WORD_BYTES: u64 = 8;
 const HEADER_BYTES: u64 = HEADER_WORDS as u64 * WORD_BYTES;
-
-/// Error of resuming a journal. The ring is then resumed by its own content.
-#[derive(Debug, thiserror::Error)]
-pub enum JournalError {
-    /// The file cannot be read.
-    #[error("journal: {0}")]
-    Io(#[from] io::Error),
-    /// The file is not a journal, or not of this ring.
-    #[error("journal: {field}: found {found:#x}, expected {expected:#x}")]
-    Field {
-        /// Name of the field.
-        field: &'static str,
-        /// Value found.
-        found: u64,
-        /// Value expected.
-        expected: u64,
-    },
-    /// The counts contradict each other.
-    #[error(
-        "journal: counts: found {consumed} requests consumed, {published} published and {publishing} being published, \
-         expected each no higher than the one before"
-    )]
-    Counts {
-        /// Requests consumed.
-        consumed: u64,
-        /// Responses published or being published.
-        publishing: u64,
-        /// Responses published.
-        published: u64,
-    },
-    /// The ring's response index does not match the journal.
-    #[error("journal: the ring's response index: found {found}, expected {published} or {publishing}")]
-    RingIndex {
-        /// Response index of the ring.
-        found: u32,
-        /// Index before the last publish.
-        published: u32,
-        /// Index after the last publish.
-        publishing: u32,
-    },
-    /// The entries contradict the counts.
-    #[error("journal: requests without a response: found {found} or one of them twice, expected {expected}")]
-    Entries {
-        /// Entries without a response.
-        found: usize,
-        /// Number of these by the counts.
-        expected: u64,
-    },
-}
-
-/// Slot of a request in the journal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JournalSlot(u16);
 
 /// The result of a recovery.
 #[derive(Debug)]

@@ -27,7 +27,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use mqblk_ring::blkif::{RawRequest, RingPosition};
 
-use super::{JournalError, JournalSlot};
+use super::error::JournalError;
 
 /// Words of a request.
 const REQUEST_WORDS: usize = size_of::<RawRequest>() / 8;
@@ -47,6 +47,10 @@ pub(super) const PUBLISHED: usize = 10;
 
 /// No ring reaches this count: at ten million requests a second it takes 14,000 years.
 const MAX_COUNT: u64 = 1 << 62;
+
+/// Slot of a request in the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JournalSlot(u16);
 
 /// Requests without a response, and their slots.
 pub(super) type OpenRequests = Vec<(JournalSlot, RawRequest)>;

@@ -9,9 +9,8 @@ use mqblk_ring::driver_ring::{ChainLayout, ChainRefused, DriverRing};
 use mqblk_vhost_user_client::EventFd;
 
 use super::layout::ControlLayout;
-use super::queue::POISON;
 use super::wire::{
-    EVENT_BYTES, LunAddress, ScsiEvent, TMF_BYTES, TMF_STRIDE, TaskManagementFunction, TaskManagementResponse,
+    EVENT_BYTES, LunAddress, POISON, ScsiEvent, TMF_BYTES, TMF_STRIDE, TaskManagementFunction, TaskManagementResponse,
 };
 use crate::call_event::{self, CallEvent};
 use crate::{DriverError, Waker};

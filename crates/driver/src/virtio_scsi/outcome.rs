@@ -1,8 +1,7 @@
 //! Outcomes of commands, from response, status, residual and sense data. Sources: virtio 1.3 section 5.6.6.1; SAM-5
 //! section 5.3; SPC-4 section 4.5.
 
-use super::queue::POISON;
-use super::wire::{CommandResponse, SENSE_BYTES};
+use super::wire::{CommandResponse, POISON, SENSE_BYTES};
 
 /// The part of sense data that an initiator acts on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

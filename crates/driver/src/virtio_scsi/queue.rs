@@ -11,12 +11,10 @@ use mqblk_vhost_user_client::EventFd;
 use super::command::{Command, CommandData};
 use super::layout::{COMMAND_BYTES, COMMAND_STRIDE, RESPONSE_OFFSET, ScsiQueueLayout};
 use super::outcome::{CommandOutcome, ResponseHead};
-use super::wire::{HEADER_BYTES, RESPONSE_BYTES, RESPONSE_HEAD_BYTES};
+use super::wire::{HEADER_BYTES, POISON, RESPONSE_BYTES, RESPONSE_HEAD_BYTES};
 use crate::line::{LINE, prefetch_found, prefetch_later};
 use crate::{DeviceError, SubmitError};
 
-/// A response byte that the device has not written, if responses are poisoned.
-pub(crate) const POISON: u8 = 0xff;
 /// Cache lines from one command to the next.
 const LINES: usize = (COMMAND_STRIDE / LINE) as usize;
 /// The last 16 bytes of a line: four bytes behind the header, and the fixed part of the response.

@@ -30,6 +30,8 @@ pub(crate) const HEADER_BYTES: u32 = 19 + CDB_BYTES as u32;
 pub(crate) const RESPONSE_HEAD_BYTES: u32 = 12;
 /// Bytes of a command's response.
 pub(crate) const RESPONSE_BYTES: u32 = RESPONSE_HEAD_BYTES + SENSE_BYTES as u32;
+/// A response byte that the device has not written, if responses are poisoned.
+pub(crate) const POISON: u8 = 0xff;
 /// Bytes of a task management request.
 pub(crate) const TMF_BYTES: u32 = 24;
 /// Bytes from one task management request to the next.
@@ -162,7 +164,7 @@ impl TaskManagementResponse {
             10 => TaskManagementResponse::Succeeded,
             11 => TaskManagementResponse::Rejected,
             12 => TaskManagementResponse::IncorrectLun,
-            super::queue::POISON => TaskManagementResponse::NotWritten,
+            POISON => TaskManagementResponse::NotWritten,
             other => TaskManagementResponse::Other(CommandResponse::from_byte(other)),
         }
     }

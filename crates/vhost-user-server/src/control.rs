@@ -28,12 +28,9 @@ use crate::disks::{SharedSession, lock_session};
 use crate::session::{RETRY, Session, finish_transfer};
 use crate::shared::{Shared, SharedConnection};
 pub(crate) use idle::IdleDevice;
-use idle::{Accepted, WaitingFrontend};
+use idle::{Accepted, LOG_AFTER};
 use own_message::OwnMessage;
 pub(crate) use place::{DeviceControl, DevicePlace, HoldStart};
-
-/// Time after which a wait is logged: for an earlier connection's drain, or of a second frontend.
-const LOG_AFTER: Duration = Duration::from_secs(1);
 
 /// The pause after a panic.
 const PANIC_PAUSE: Duration = Duration::from_millis(100);

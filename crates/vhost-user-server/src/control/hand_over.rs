@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use mqblk_engine::{UringContext, redirect};
 use mqblk_virtio::VirtioDevice;
 
-use super::{ControlThread, LOG_AFTER, WaitingFrontend, peer};
+use super::idle::{LOG_AFTER, WaitingFrontend};
+use super::{ControlThread, peer};
 use crate::backend_channel::{
     GET_FEATURES, GET_PROTOCOL_FEATURES, SET_FEATURES, SET_PROTOCOL_FEATURES, message_of_frontend,
 };

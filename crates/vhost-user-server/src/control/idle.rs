@@ -9,11 +9,13 @@ use mqblk_core::{RateLimit, TokenBucket};
 use mqblk_engine::UringContext;
 use mqblk_virtio::VirtioDevice;
 
-use super::LOG_AFTER;
 use crate::event_loop::Registration;
 use crate::listen::ListenSocket;
 use crate::options::ServerOptions;
 use crate::shared::Shared;
+
+/// Time after which a wait is logged: for an earlier connection's drain, or of a second frontend.
+pub(super) const LOG_AFTER: Duration = Duration::from_secs(1);
 
 /// Connections of a device. A VMM that reconnects tries once a second.
 const CONNECTIONS: RateLimit = RateLimit { burst: 1000, per_second: 50 };

@@ -6,10 +6,18 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use super::WatchEvent;
-
 /// Maximum number of different paths queued per watch.
 pub(super) const PATHS_PER_WATCH: usize = 32;
+
+/// A change at or below a watched path.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct WatchEvent {
+    /// The changed path. If it is the watched path itself, everything below may have changed: this is so for the
+    /// initial event of a watch, and after an overflow.
+    pub path: String,
+    /// Token of the watch.
+    pub token: String,
+}
 
 #[derive(Debug)]
 struct Watch {

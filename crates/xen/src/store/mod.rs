@@ -28,6 +28,7 @@ use events::EventQueue;
 use wire::{HEADER_BYTES, Header, PAYLOAD_MAX, Verb, path_error, split_strings};
 
 pub use error::{XenstoreError, XenstoreErrorKind};
+pub use events::WatchEvent;
 pub use operations::Transaction;
 pub use permission::{Access, Permission};
 
@@ -40,16 +41,6 @@ pub const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Maximum number of messages read ahead before an event is returned, so that events of one path are merged.
 const MESSAGES_AHEAD: usize = 512;
-
-/// A change at or below a watched path.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct WatchEvent {
-    /// The changed path. If it is the watched path itself, everything below may have changed: this is so for the
-    /// initial event of a watch, and after an overflow.
-    pub path: String,
-    /// Token of the watch.
-    pub token: String,
-}
 
 /// A connection to xenstore, for the requests and watches of one thread.
 ///

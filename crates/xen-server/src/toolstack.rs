@@ -1,6 +1,7 @@
 //! Toolstack functions: create and remove devices through xenstore alone, without the process that serves them.
 
 mod device_list;
+mod device_nodes;
 
 use std::time::{Duration, Instant};
 
@@ -11,9 +12,12 @@ use mqblk_xen::store::{Access, Permission, Transaction, Xenstore, XenstoreError}
 use mqblk_xen::vbd::{self, XenbusState, keys};
 
 pub use device_list::{ListedDevice, list};
+pub(crate) use device_nodes::read_guest_key;
+pub use device_nodes::{DevicePaths, EndStates};
 
 use crate::name::DeviceName;
 use crate::resize_key::{RESIZE_ERROR_KEY, RESIZE_KEY, format_request};
+use device_nodes::{parse_optional, read_end_states};
 
 /// Key in a backend's directory: the program that has created it, and removes it when the frontend's domain is gone.
 pub(crate) const MADE_BY_KEY: &str = "made-by";
@@ -89,27 +93,6 @@ pub struct NewDevice {
     pub params: String,
     /// The disk is read-only.
     pub read_only: bool,
-}
-
-/// Paths of a device in xenstore.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DevicePaths {
-    /// The backend's directory.
-    pub backend: String,
-    /// The frontend's directory.
-    pub frontend: String,
-    error: String,
-}
-
-impl DevicePaths {
-    /// Returns the paths of a device whose backend is in domain `own`.
-    pub fn new(own: DomainId, name: &DeviceName) -> DevicePaths {
-        DevicePaths {
-            backend: vbd::backend_path(own, &name.type_name, name.frontend_id, name.devid),
-            frontend: vbd::frontend_path(name.frontend_id, name.devid),
-            error: vbd::backend_error_path(own, &name.type_name, name.frontend_id, name.devid),
-        }
-    }
 }
 
 /// Result of [`attach`].
@@ -208,32 +191,6 @@ fn create_directory(
         transaction.set_permissions(&path, &permissions)?;
     }
     Ok(())
-}
-
-/// The states of both ends, and the backend's error.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EndStates {
-    /// The backend's state; `None`: the device does not exist.
-    pub backend: Option<XenbusState>,
-    /// The frontend's state.
-    pub frontend: XenbusState,
-    /// The backend's `error` node.
-    pub error: Option<String>,
-}
-
-fn read_end_states(store: &mut Xenstore, paths: &DevicePaths) -> Result<EndStates, XenstoreError> {
-    let backend = store.read(&format!("{}/{}", paths.backend, keys::STATE))?;
-    let frontend = read_guest_key(store, &format!("{}/{}", paths.frontend, keys::STATE))?;
-    Ok(EndStates {
-        backend: backend.map(|state| XenbusState::parse(Some(&state))),
-        frontend: XenbusState::parse(frontend.as_deref()),
-        error: store.read(&paths.error)?,
-    })
-}
-
-/// Reads a key that a guest writes. An unreadable value counts as missing.
-pub(crate) fn read_guest_key(store: &mut Xenstore, path: &str) -> Result<Option<String>, XenstoreError> {
-    store.read(path).or_else(|error| if error.is_lost() { Err(error) } else { Ok(None) })
 }
 
 /// Reads a device's states whenever it changes, until `check` returns a result. `None` after the timeout.
@@ -406,8 +363,4 @@ pub fn resize(
             Err(timeout_error(name, now, timeout, "the key resize to be gone", hint))
         }
     }
-}
-
-fn parse_optional(value: Option<String>) -> Option<u64> {
-    value?.trim().parse().ok()
 }

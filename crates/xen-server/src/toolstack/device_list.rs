@@ -4,7 +4,7 @@ use mqblk_memory::DomainId;
 use mqblk_xen::store::{Xenstore, XenstoreError};
 use mqblk_xen::vbd::{self, XenbusState, keys};
 
-use super::{DevicePaths, parse_optional, read_end_states, read_guest_key};
+use super::device_nodes::{DevicePaths, parse_optional, read_end_states, read_guest_key};
 use crate::name::DeviceName;
 
 /// A device, as read from xenstore.

@@ -1,62 +1,19 @@
 //! The program's side of a simulated Xen.
 
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use mqblk_core::lock::lock;
 use mqblk_memory::{DomainId, GrantAccess, GrantRef, PAGE_BYTES};
 
+use super::foreign_domains::ForeignDomains;
 use super::grants::SimulatedGrants;
-use super::hypercall::{Hypercall, HypercallSocket};
+use super::hypercall::{Hypercall, HypercallSocket, hypercall, malformed_result};
 use super::shared_memory::{ForeignDomain, SharedInfo, map_file};
 use super::{events, xenstored};
 use mqblk_xen::store::Xenstore;
 use mqblk_xen::{EventPort, Port, SharedPages, Xen, XenError};
-
-/// Makes a hypercall to the machine, and parses its result.
-pub(super) fn hypercall<T>(
-    connection: &Mutex<HypercallSocket>,
-    call: &Hypercall,
-    read: impl FnOnce(&[u32], Vec<OwnedFd>) -> io::Result<T>,
-) -> io::Result<T> {
-    let mut packets = lock(connection);
-    call.encode(packets.words());
-    let descriptors = packets.call()?;
-    read(&packets.words()[1..], descriptors)
-}
-
-/// Returns the error for a result that does not match its hypercall.
-pub(super) fn malformed_result() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "found a malformed result, expected one of a machine of this build")
-}
-
-/// The attached foreign domains, shared by all rings of a program.
-#[derive(Debug, Default)]
-pub(super) struct ForeignDomains(Mutex<HashMap<DomainId, Weak<ForeignDomain>>>);
-
-impl ForeignDomains {
-    /// Returns a domain's grant table and memory. They are mapped once in this process.
-    pub(super) fn attach(
-        &self,
-        domain: DomainId,
-        connection: &Mutex<HypercallSocket>,
-    ) -> io::Result<Arc<ForeignDomain>> {
-        let mut known = lock(&self.0);
-        if let Some(foreign) = known.get(&domain).and_then(Weak::upgrade).filter(|foreign| foreign.is_alive()) {
-            return Ok(foreign);
-        }
-        let foreign = hypercall(connection, &Hypercall::AttachDomain(domain), |_, descriptors| {
-            let [table, memory] = descriptors.try_into().map_err(|_| malformed_result())?;
-            ForeignDomain::attach(table, memory)
-        })?;
-        let foreign = Arc::new(foreign);
-        known.insert(domain, Arc::downgrade(&foreign));
-        Ok(foreign)
-    }
-}
 
 /// A program's connection to a simulated machine.
 struct SimulatedXen {

@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex};
 
 use mqblk_core::EventChannel;
 
-use super::hypercall::{Hypercall, HypercallSocket};
+use super::hypercall::{Hypercall, HypercallSocket, hypercall};
 use super::shared_memory::{CacheLine, event_word};
 use mqblk_xen::Port;
 
@@ -84,7 +84,7 @@ impl EventChannel for SimulatedPort {
 
 impl Drop for SimulatedPort {
     fn drop(&mut self) {
-        let closed = super::hypercall(&self.connection, &Hypercall::ClosePort { port: self.port }, |_, _| Ok(()));
+        let closed = hypercall(&self.connection, &Hypercall::ClosePort { port: self.port }, |_, _| Ok(()));
         if let Err(error) = closed
             && error.kind() != io::ErrorKind::ConnectionAborted
             && error.kind() != io::ErrorKind::BrokenPipe

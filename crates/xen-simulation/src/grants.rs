@@ -15,8 +15,8 @@ use mqblk_memory::{
 };
 use rustix::io::Errno;
 
-use super::client::{ForeignDomains, malformed_result};
-use super::hypercall::{Hypercall, HypercallSocket, MOST_REFS, encode_map};
+use super::foreign_domains::ForeignDomains;
+use super::hypercall::{Hypercall, HypercallSocket, MOST_REFS, encode_map, hypercall, malformed_result};
 use super::shared_memory::{CacheLine, ForeignDomain, counter_word};
 
 /// The result of one [`map`](GrantAccess::map).
@@ -70,7 +70,7 @@ impl SimulatedGrants {
     }
 
     fn unmap_at_machine(&self, handle: u32) -> io::Result<()> {
-        super::client::hypercall(&self.connection, &Hypercall::UnmapGrants { handle }, |_, _| Ok(()))
+        hypercall(&self.connection, &Hypercall::UnmapGrants { handle }, |_, _| Ok(()))
     }
 }
 

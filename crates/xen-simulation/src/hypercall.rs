@@ -5,7 +5,9 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Mutex;
 
+use mqblk_core::lock::lock;
 use mqblk_memory::{DomainId, GrantRef};
 use rustix::io::Errno;
 use rustix::net::{
@@ -214,6 +216,31 @@ pub(super) fn address(path: &Path) -> io::Result<SocketAddrUnix> {
             format!("{}: found {len} bytes, expected 107 at most: {error}", path.display()),
         )
     })
+}
+
+/// Removes the socket of a killed machine.
+pub(super) fn remove_stale(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Makes a hypercall to the machine, and parses its result.
+pub(super) fn hypercall<T>(
+    connection: &Mutex<HypercallSocket>,
+    call: &Hypercall,
+    read: impl FnOnce(&[u32], Vec<OwnedFd>) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut packets = lock(connection);
+    call.encode(packets.words());
+    let descriptors = packets.call()?;
+    read(&packets.words()[1..], descriptors)
+}
+
+/// Returns the error for a result that does not match its hypercall.
+pub(super) fn malformed_result() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "found a malformed result, expected one of a machine of this build")
 }
 
 #[cfg(test)]

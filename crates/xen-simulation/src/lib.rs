@@ -16,6 +16,7 @@ mod channels;
 mod client;
 mod domain;
 mod events;
+mod foreign_domains;
 mod grants;
 mod hypercall;
 mod hypervisor;
@@ -28,7 +29,6 @@ mod tests;
 mod xenstored;
 
 pub use client::connect;
-use client::hypercall;
 pub use machine::{DomainStats, Machine};
 pub use stats::{DomainLimits, MachineStats};
 pub use xenstored::XenstoreQuota;

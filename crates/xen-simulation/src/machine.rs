@@ -69,7 +69,7 @@ impl Machine {
             return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
         }
         let listener = Arc::new(hypercall::socket()?);
-        remove_stale(&path)?;
+        hypercall::remove_stale(&path)?;
         let store = Xenstored::start(folder)?;
         let hypervisor = Mutex::new(Hypervisor::new(sizes)?);
         let (lifecycle, ending) = (Mutex::new(()), AtomicBool::new(false));
@@ -177,14 +177,6 @@ impl Drop for Machine {
         }
         self.shared.hypervisor().end();
         self.shared.store.end();
-    }
-}
-
-/// Removes the socket of a killed machine.
-pub(super) fn remove_stale(path: &Path) -> io::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
     }
 }
 

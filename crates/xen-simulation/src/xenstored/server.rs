@@ -16,8 +16,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use super::state::{ClientId, XenstoredState};
 use super::{XenstoreQuota, socket_path};
 use crate::events::signal;
-use crate::hypercall::address;
-use crate::machine::remove_stale;
+use crate::hypercall::{address, remove_stale};
 use mqblk_xen::store::wire::{HEADER_BYTES, Header, PAYLOAD_MAX, Verb};
 
 /// Bytes of unsent replies above which a client's requests wait.

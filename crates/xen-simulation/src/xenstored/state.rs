@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use mqblk_memory::DomainId;
 
-use super::transaction::{Transaction, WriteOperation};
 use super::tree::{Caller, RequiredAccess, Tree, home_path};
-use super::watches::Watch;
 use super::{XenstoreQuota, XsdError};
 use mqblk_xen::store::wire::{ABSOLUTE_PATH_MAX, Header, PAYLOAD_MAX, Verb, path_error, split_strings};
 use mqblk_xen::store::{Access, Permission};
@@ -22,6 +20,34 @@ pub(super) const RELEASED: &str = "@releaseDomain";
 /// Number of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct ClientId(pub u64);
+
+/// A write operation.
+#[derive(Clone, Debug)]
+pub(super) enum WriteOperation {
+    /// `None`: only creates the node.
+    Write(String, Option<Vec<u8>>),
+    Remove(String),
+    SetPermissions(String, Vec<Permission>),
+}
+
+#[derive(Debug)]
+pub(super) struct Transaction {
+    /// The tree at the start.
+    pub before: Tree,
+    /// The tree with the transaction's changes.
+    pub view: Tree,
+    /// Every path that it has read or written. The commit fails if another writer has changed one of them.
+    pub accessed: BTreeSet<String>,
+    pub operations: Vec<WriteOperation>,
+}
+
+#[derive(Debug)]
+pub(super) struct Watch {
+    pub path: String,
+    pub token: Vec<u8>,
+    /// True if the path is relative to the domain's directory, and so are the paths of its events.
+    pub relative: bool,
+}
 
 #[derive(Debug)]
 pub(super) struct Client {

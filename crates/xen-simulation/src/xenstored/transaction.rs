@@ -5,29 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 use mqblk_memory::DomainId;
 
 use super::XsdError;
-use super::state::{ClientId, OKAY, Reply, XenstoredState};
+use super::state::{ClientId, OKAY, Reply, Transaction, WriteOperation, XenstoredState};
 use super::tree::{Caller, Change, Tree, parent};
-use mqblk_xen::store::Permission;
-
-/// A write operation.
-#[derive(Clone, Debug)]
-pub(super) enum WriteOperation {
-    /// `None`: only creates the node.
-    Write(String, Option<Vec<u8>>),
-    Remove(String),
-    SetPermissions(String, Vec<Permission>),
-}
-
-#[derive(Debug)]
-pub(super) struct Transaction {
-    /// The tree at the start.
-    before: Tree,
-    /// The tree with the transaction's changes.
-    view: Tree,
-    /// Every path that it has read or written. The commit fails if another writer has changed one of them.
-    accessed: BTreeSet<String>,
-    operations: Vec<WriteOperation>,
-}
 
 impl XenstoredState {
     pub(super) fn start_transaction(&mut self, id: ClientId, within: u32) -> Reply {

@@ -6,18 +6,10 @@ use std::sync::Arc;
 use mqblk_memory::DomainId;
 
 use super::XsdError;
-use super::state::{Client, ClientId, OKAY, Reply, XenstoredState, absolute, text};
+use super::state::{Client, ClientId, OKAY, Reply, Watch, XenstoredState, absolute, text};
 use super::tree::{Change, RequiredAccess, allows, home_path, visit};
 use mqblk_xen::store::Permission;
 use mqblk_xen::store::wire::path_error;
-
-#[derive(Debug)]
-pub(super) struct Watch {
-    path: String,
-    token: Vec<u8>,
-    /// True if the path is relative to the domain's directory, and so are the paths of its events.
-    relative: bool,
-}
 
 impl XenstoredState {
     pub(super) fn watch(&mut self, id: ClientId, payload: &[u8]) -> Reply {

@@ -5,7 +5,7 @@
 
 use mqblk_core::{ByteLen, ByteOffset};
 
-use super::FileKind;
+use super::open_file::FileKind;
 
 /// Bytes of a region. A block of an ext4 extent tree has 340 extents: one of them covers a region, unless the file is
 /// heavily fragmented there.

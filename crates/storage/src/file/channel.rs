@@ -10,10 +10,10 @@ use mqblk_memory::{BouncePool, Buffer};
 use mqblk_uring::{ClientId, FileTransfer, IoCompletion, Refused, RingFile, UringContext};
 use rustix::fs::FallocateFlags;
 
-use super::OpenFile;
 use super::accessed::AccessedRegions;
 use super::inflight::{InflightRequest, NextStep, OpStage, UnsupportedOps};
 use super::inline::InlineIo;
+use super::open_file::OpenFile;
 use super::threaded::ThreadedOps;
 use crate::admission;
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use mqblk_core::ByteLen;
 use rustix::fs::{AtFlags, StatxFlags};
 
-use super::{Alignment, FileKind};
+use super::open_file::{Alignment, FileKind};
 use crate::host_images::file_type_name;
 
 /// `f_type` of tmpfs and ramfs (linux/magic.h).

@@ -9,7 +9,8 @@ use mqblk_core::{BlockSize, ByteLen};
 use mqblk_uring::UringContext;
 
 use super::channel::FileChannel;
-use super::{FileKind, OpenFile, host, lock};
+use super::open_file::{FileKind, OpenFile};
+use super::{host, lock};
 use crate::admission::{self, DiskSize};
 
 /// The size of a file whose end is irrelevant here.

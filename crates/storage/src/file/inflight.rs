@@ -3,8 +3,7 @@
 use mqblk_core::{ByteLen, ByteOffset, Completion, Errno, Op, Outcome, Tag};
 use mqblk_memory::Buffer;
 
-use super::slices::SliceState;
-use super::small_blocks::HeldUnits;
+use super::small_blocks::{HeldUnits, Slice};
 
 /// Maximum number of consecutive EINTR or EAGAIN results before the request fails.
 const MAX_RETRIES: u8 = 64;
@@ -38,6 +37,28 @@ pub(super) enum NextStep {
     Issue,
     /// Complete the request.
     Complete(Outcome),
+}
+
+/// The operation of a slice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum SliceStep {
+    /// The transfer itself.
+    #[default]
+    Transfer,
+    /// A read of a unit that will change in part.
+    ReadUnit,
+    /// The write of that unit.
+    WriteUnit,
+}
+
+/// The slice of a request that is in a kernel operation, or waits for one with the unit read.
+#[derive(Debug, Default)]
+pub(super) struct SliceState {
+    pub(super) step: SliceStep,
+    /// `None` before the first one.
+    pub(super) slice: Option<Slice>,
+    /// The unit with its changes, whose write was refused.
+    pub(super) unit: Option<(Buffer, u32)>,
 }
 
 /// Operations that the host does not support, so that each channel tries them only once.

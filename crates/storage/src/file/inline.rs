@@ -5,7 +5,7 @@ use mqblk_memory::Buffer;
 use mqblk_uring::UringContext;
 use rustix::io::Errno;
 
-use super::{FileKind, OpenFile};
+use super::open_file::{FileKind, OpenFile};
 
 /// Longer transfers are copied by kernel threads, in parallel to the worker and to each other.
 const MAX_INLINE: u64 = 256 << 10;

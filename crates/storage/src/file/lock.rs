@@ -21,7 +21,7 @@ use nix::libc;
 use rustix::io::Errno;
 
 use super::lock_users::{LockUsers, Sharing};
-use super::open::{errno, retry_for};
+use super::retry::{errno, retry_for};
 use crate::lock_mode::LockMode;
 
 /// Claim of a block device.

@@ -36,14 +36,14 @@ mod inline;
 pub(crate) mod lock;
 mod lock_users;
 mod open;
+mod open_file;
+mod retry;
 mod slices;
 mod small_blocks;
 mod threaded;
 mod threads;
 
 use std::io;
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,20 +51,19 @@ pub use lock::set_sharing;
 pub use lock_users::Sharing;
 use mqblk_core::settings::Settings;
 use mqblk_core::{
-    ByteLen, ByteOffset, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageAccess, ImageOpener, Limits,
-    OpenImage,
+    ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageAccess, ImageOpener, Limits, OpenImage,
 };
 use mqblk_uring::UringContext;
 pub(crate) use open::KEYS;
 
-use crate::admission::{self, DiskSize};
+use crate::admission;
 use crate::blocking::BlockingThreads;
 pub(crate) use channel::FileChannel;
 use discarding::{DISCARD_THREADS, DiscardingChannel};
 #[cfg(feature = "qcow2")]
 pub(crate) use host_file::HostFile;
 use lock::ImageLock;
-use small_blocks::SmallBlocks;
+use open_file::{FileKind, OpenFile};
 use threads::FileCalls;
 
 /// Maximum number of segments of one operation (UIO_MAXIOV).
@@ -90,71 +89,6 @@ pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Ar
     let what = || format!("threads for {}", open.path.display());
     let threads = threads.map_err(|source| DiskError::Os { what: what(), source })?;
     Ok(Arc::new(FileDisk { open, lock, threads }))
-}
-
-/// An open file and its properties. Shared by all channels; constant except for the size.
-#[derive(Debug)]
-struct OpenFile {
-    path: PathBuf,
-    fd: Arc<OwnedFd>,
-    /// The size in it is unused: see `size`.
-    geometry: Geometry,
-    size: Arc<DiskSize>,
-    kind: FileKind,
-    /// Alignment for O_DIRECT; `None` when the page cache is used.
-    direct: Option<Alignment>,
-    /// True if requests go through the disk's own threads.
-    uses_threads: bool,
-    /// True with `discard=unmap`.
-    unmap: bool,
-    /// Granularity of discards in bytes; `None` when they are not possible.
-    discard: Option<ByteLen>,
-    /// True if they go through the disk's own threads, too.
-    threads_discard: bool,
-    /// Set if logical blocks are smaller than the storage's unit of reads, writes and frees.
-    small_blocks: Option<SmallBlocks>,
-    /// True if it holds the lock of its file while it is open.
-    locked: bool,
-}
-
-impl OpenFile {
-    /// Checks that a size is a multiple of the unit: a write of the last unit must not extend the file.
-    fn check_units(&self, size: ByteLen) -> Result<(), DiskError> {
-        match self.small_blocks.as_ref().filter(|_| self.direct.is_some()) {
-            Some(blocks) if !blocks.is_whole(ByteOffset(0), size) => {
-                let expected = format!("a multiple of {} bytes, the unit of its direct I/O", blocks.unit().0);
-                Err(DiskError::Size { found: format!("{} bytes in {}", size.0, self.path.display()), expected })
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-impl Drop for OpenFile {
-    fn drop(&mut self) {
-        if self.locked {
-            // A worker's ring may keep a file, and so the lock, briefly after it was unregistered.
-            lock::unlock_closed(&self.fd);
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FileKind {
-    /// A file on a file system with storage.
-    Regular,
-    /// A file on tmpfs or ramfs.
-    InMemory,
-    BlockDevice,
-}
-
-/// Alignment required by direct I/O. All are powers of two, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Alignment {
-    /// Of the start of each memory segment.
-    memory: u32,
-    /// Of file offsets, and of the length of each memory segment.
-    offset: u32,
 }
 
 struct FileDisk {

@@ -5,30 +5,8 @@ use mqblk_memory::Buffer;
 use mqblk_uring::{FileTransfer, Refused, UringContext};
 
 use super::channel::{FileChannel, Stalled};
-use super::inflight::{CANCELED, InflightRequest, OpStage};
+use super::inflight::{CANCELED, InflightRequest, OpStage, SliceState, SliceStep};
 use super::small_blocks::{Slice, SmallBlocks};
-
-/// The operation of a slice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum SliceStep {
-    /// The transfer itself.
-    #[default]
-    Transfer,
-    /// A read of a unit that will change in part.
-    ReadUnit,
-    /// The write of that unit.
-    WriteUnit,
-}
-
-/// The slice of a request that is in a kernel operation, or waits for one with the unit read.
-#[derive(Debug, Default)]
-pub(super) struct SliceState {
-    step: SliceStep,
-    /// `None` before the first one.
-    slice: Option<Slice>,
-    /// The unit with its changes, whose write was refused.
-    unit: Option<(Buffer, u32)>,
-}
 
 impl FileChannel {
     /// Returns the file's units if direct I/O needs whole ones.

@@ -10,7 +10,8 @@ use mqblk_uring::{FixedBufferUse, UringContext};
 use tempfile::TempDir;
 
 use super::channel::FileChannel;
-use super::{FileDisk, FileKind, ImageLock, OpenFile};
+use super::open_file::{FileKind, OpenFile};
+use super::{FileDisk, ImageLock};
 use crate::admission::DiskSize;
 use crate::conformance::{TestRequest, TestTarget, TestWorker, cancel, run};
 use crate::host_images::HostImages;

@@ -9,8 +9,9 @@ use mqblk_uring::discard_device;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
+use super::host;
+use super::open_file::{FileKind, OpenFile};
 use super::small_blocks::{Slice, SmallBlocks};
-use super::{FileKind, OpenFile, host};
 use crate::blocking::BlockingStorage;
 
 /// The calls to a file.

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mqblk_core::BlockSize;
 use mqblk_core::lock::lock;
@@ -14,10 +14,10 @@ use rustix::net::sockopt;
 use super::address::{ExportAddress, ServerAddress};
 use super::negotiate::{self, ExportInfo, Purpose};
 use super::protocol::{RequestHeader, command};
+use super::timed_stream::{TIMEOUT, TimedStream};
 use super::tls::TlsClient;
 
-/// Timeout of each step until the export is known, and of all steps.
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout of all steps until the export is known.
 const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(30);
 /// A TCP connection to a lost host ends after half a minute: probes begin after 15 s without traffic, and sent data
 /// must be acknowledged in 30 s. A slow server keeps it.
@@ -124,51 +124,6 @@ impl Dialer {
 /// The cookie of a probe's requests; a transmission counts its requests from 0.
 pub(super) const PROBE_COOKIE: u64 = u64::MAX;
 
-/// A socket with a timeout for each of its calls ([`TIMEOUT`]) and for all of them: a server that sends occasional
-/// bytes cannot prolong it.
-#[derive(Debug)]
-pub(super) struct TimedStream {
-    stream: TcpStream,
-    end: Instant,
-}
-
-impl TimedStream {
-    pub(super) fn new(stream: TcpStream, timeout: Duration) -> TimedStream {
-        TimedStream { stream, end: Instant::now() + timeout }
-    }
-
-    pub(super) fn into_inner(self) -> TcpStream {
-        self.stream
-    }
-
-    /// Sets the bound of the next call.
-    fn bound(&self, direction: sockopt::Timeout) -> io::Result<()> {
-        let left = self.end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        Ok(sockopt::set_socket_timeout(&self.stream, direction, Some(left.min(TIMEOUT)))?)
-    }
-}
-
-impl Read for TimedStream {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.bound(sockopt::Timeout::Recv)?;
-        self.stream.read(bytes)
-    }
-}
-
-impl Write for TimedStream {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.bound(sockopt::Timeout::Send)?;
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// For a probe, reads a block and ends the connection: a server may refuse a connection after the negotiation.
 fn probe(stream: &mut (impl Read + Write), export: &ExportInfo, purpose: Purpose) -> io::Result<()> {
     if purpose != Purpose::Probe || export.size == 0 {
@@ -200,24 +155,4 @@ fn set_keepalive(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
     sockopt::set_tcp_user_timeout(stream, UNACKNOWLEDGED.as_millis() as u32)?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Each of its bytes arrives in time.
-    #[test]
-    fn a_server_that_sends_a_byte_now_and_then_ends_in_time() {
-        let (ours, mut theirs) = UnixStream::pair().unwrap();
-        std::thread::spawn(move || {
-            while theirs.write_all(b"N").is_ok() {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-        });
-        let ours = TcpStream::from(OwnedFd::from(ours));
-        let mut stream = TimedStream::new(ours, Duration::from_millis(200));
-        let error = stream.read_exact(&mut vec![0; 1 << 20]).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock), "{error}");
-    }
 }

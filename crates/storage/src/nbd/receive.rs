@@ -5,11 +5,11 @@ use mqblk_core::{ByteLen, Op, Outcome};
 use mqblk_memory::Buffer;
 use mqblk_uring::{ClientId, IoCompletion, Message, MessageOrder, RefusedMessage, RingFile, UringContext};
 
-use super::NbdServer;
-use super::channel::{Pending, Requests, Stage};
 use super::negotiate::ExportInfo;
 use super::protocol::{BadHeader, Headers, ReplyHeader, SHUTDOWN, be32, be64, chunk, decode_reply, outcome};
+use super::requests::{Pending, Requests, Stage};
 use super::send::{FAULT, Lost, Sender};
+use super::server::NbdServer;
 use crate::{admission, zeroes};
 
 /// At least this much missing data is received directly into the request's buffer. A copy of less takes no longer than

@@ -8,9 +8,9 @@ use mqblk_core::{ByteLen, Errno, Op};
 use mqblk_memory::{BouncePool, Buffer};
 use mqblk_uring::{ClientId, IoCompletion, Message, RefusedMessage, RingFile, UringContext};
 
-use super::NbdServer;
-use super::channel::{MAX_INFLIGHT, Requests, STAGING, Stage};
 use super::negotiate::ExportInfo;
+use super::requests::{MAX_INFLIGHT, Requests, STAGING, Stage};
+use super::server::NbdServer;
 use crate::admission;
 
 /// Payloads up to this many bytes are copied, so that other commands share the operation. Longer ones are sent from

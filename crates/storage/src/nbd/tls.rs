@@ -18,7 +18,7 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKey
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use super::address::ServerAddress;
-use super::connect::TimedStream;
+use super::timed_stream::TimedStream;
 
 pub(super) static TLS_CREDS: Key = Key::text("tls-creds", "DIR", "a folder")
     .about("the folder of certificates for TLS: ca-cert.pem, and client-cert.pem with client-key.pem", "");

@@ -15,7 +15,7 @@ use mqblk_core::thread_role::{ThreadRole, enter};
 use mqblk_core::{ByteLen, ByteOffset, Op, Tag};
 use mqblk_uring::RemoteIo;
 
-use super::BlockingStorage;
+use super::storage::BlockingStorage;
 
 /// Most bytes of a call to the storage, and size of a thread's buffer; longer requests take several calls.
 const BOUNCE_LEN: usize = 1 << 20;

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use mqblk_core::lock::lock;
 use mqblk_core::thread_role::spawn_connector;
 use mqblk_uring::RemoteWaker;
 
-use super::{ConnectionOptions, Connector};
+use super::connector::{ConnectionOptions, Connector};
 
 /// Result of the attempts since the last query.
 pub(super) enum AttemptResult<S> {
@@ -112,42 +111,5 @@ fn connect<C: Connector>(
             }
         }
         pause = options.pause_after(pause);
-    }
-}
-
-/// The handle with which a channel, or its thread, reports the loss of its connection.
-#[derive(Clone, Debug)]
-pub struct ConnectionHandle(Arc<Connection>);
-
-#[derive(Debug)]
-struct Connection {
-    /// Set after `why`.
-    lost: AtomicBool,
-    why: Mutex<String>,
-    waker: RemoteWaker,
-}
-
-impl ConnectionHandle {
-    pub(super) fn new(waker: RemoteWaker) -> ConnectionHandle {
-        ConnectionHandle(Arc::new(Connection { lost: AtomicBool::new(false), why: Mutex::default(), waker }))
-    }
-
-    /// Reports the loss: nothing more is submitted to the channel, and it is closed when its outstanding requests have
-    /// ended.
-    pub fn lost(&self, why: &str) {
-        let mut first = lock(&self.0.why);
-        if !self.0.lost.load(Ordering::Relaxed) {
-            why.clone_into(&mut first);
-            self.0.lost.store(true, Ordering::Release);
-        }
-        drop(first);
-        self.0.waker.wake();
-    }
-
-    /// Returns the reason if it is lost.
-    #[inline]
-    pub(super) fn lost_because(&self) -> Option<String> {
-        let lost = self.0.lost.load(Ordering::Acquire);
-        lost.then(|| lock(&self.0.why).clone())
     }
 }

@@ -17,13 +17,21 @@ use super::direct::Direct;
 use super::direct::gate::ShutGate;
 use super::header::Header;
 use super::layers::{ChainFiles, Loaded};
-use super::passing::Holder;
 use super::tables::TableChange;
 use crate::blocking::BlockingStorage;
 use crate::file::lock;
 
 /// Zeroes of one write if the image has no zero clusters.
 static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
+
+/// The process that has an image.
+#[derive(Debug, Default)]
+pub(super) struct Holder {
+    /// Number of users here: devices whose queues run.
+    pub(super) users: usize,
+    /// True if the other process that has its files may have it loaded.
+    pub(super) has_left: bool,
+}
 
 /// An open image.
 ///

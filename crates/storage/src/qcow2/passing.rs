@@ -12,17 +12,8 @@ use std::sync::MutexGuard;
 use mqblk_core::DiskError;
 use mqblk_core::lock::lock;
 
-use super::image::Image;
+use super::image::{Holder, Image};
 use crate::file::{Sharing, lock};
-
-/// The process that has an image.
-#[derive(Debug, Default)]
-pub(super) struct Holder {
-    /// Number of users here: devices whose queues run.
-    users: usize,
-    /// True if the other process that has its files may have it loaded.
-    has_left: bool,
-}
 
 impl Image {
     fn holder(&self) -> MutexGuard<'_, Holder> {

@@ -15,8 +15,8 @@ use mqblk_core::{ByteLen, DiskError};
 use mqblk_rbd::{Image, ImageEvent, ImageOptions, ImageStat, RbdError};
 use rustix::net::{AddressFamily, SocketType};
 
-use super::RbdState;
 use super::open::place;
+use super::state::RbdState;
 use crate::lock_mode::LockMode;
 
 /// Longest wait for a user of the image that is about to end.

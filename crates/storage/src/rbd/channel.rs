@@ -8,7 +8,7 @@ use mqblk_memory::Buffer;
 use mqblk_rbd::{Image, Operation, Requests};
 use mqblk_uring::UringContext;
 
-use super::RbdState;
+use super::state::RbdState;
 use crate::observers::Traffic;
 use crate::remote_requests::{MAX_INFLIGHT, RemoteRequests};
 

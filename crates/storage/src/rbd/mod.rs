@@ -17,9 +17,9 @@ mod attendant;
 mod channel;
 pub mod location;
 mod open;
+mod state;
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -34,13 +34,13 @@ use mqblk_core::{
 use mqblk_rbd::{Image, RbdError};
 use mqblk_uring::UringContext;
 
-use crate::admission::{self, DiskSize};
+use crate::admission;
 use crate::keys::{BLOCK_SIZE, DISCARD, LOCK, READONLY};
 use crate::lock_mode::LockMode;
-use crate::observers::{LostConnection, Observers};
 use attendant::{OpenError, OpenedImage};
 use channel::RbdChannel;
 use open::RbdSettings;
+use state::RbdState;
 
 static PATH: Key = Key::text("path", "rbd:POOL/IMAGE", "`rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][:conf=FILE][:id=USER]`")
     .otherwise("the keys that follow")
@@ -122,61 +122,6 @@ fn check_size(size: ByteLen, given: &RbdSettings, place: &str) -> Result<(), (St
     }
     let expected = format!("a multiple of block-size {} above 0", given.block.bytes());
     Err((format!("{} bytes in {place}", size.0), expected))
-}
-
-/// State shared by a disk, its channels and its thread.
-#[derive(Debug)]
-struct RbdState {
-    /// The image in one word.
-    place: String,
-    /// The size that guests see.
-    size: DiskSize,
-    /// The size of the image last reported by the cluster.
-    found: DiskSize,
-    observers: Arc<Observers>,
-    is_fenced: AtomicBool,
-    fenced: Mutex<Option<LostConnection>>,
-}
-
-impl RbdState {
-    fn new(place: String, size: ByteLen) -> RbdState {
-        let observers = Arc::new(Observers::default());
-        // The library's own connections, to each server of the cluster, are not visible: the image counts as one.
-        observers.count(|counters| (counters.connected, counters.made) = (1, 1));
-        RbdState {
-            place,
-            size: DiskSize::new(size),
-            found: DiskSize::new(size),
-            observers,
-            is_fenced: AtomicBool::new(false),
-            fenced: Mutex::default(),
-        }
-    }
-
-    fn set_found_size(&self, size: ByteLen) {
-        if self.found.get() != size {
-            self.found.set(size);
-            self.observers.size_changed();
-        }
-    }
-
-    /// Reports, once, that the cluster has blocklisted this client.
-    fn check_fenced(&self, errno: i32) {
-        if errno != nix::libc::ESHUTDOWN || self.is_fenced.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        let why = format!(
-            "{}: the cluster has blocklisted this client, because another one took the image's lock or an administrator fenced it: all \
-             requests fail. Make sure that nobody else runs a guest on the image (`rbd lock ls`, `rbd status`, `ceph osd blocklist ls`), \
-             then open it again: remove and add the disk, or restart the daemon",
-            self.place
-        );
-        tracing::error!("{why}");
-        let why = "blocklisted by the cluster";
-        self.observers.failure(why, |counters| (counters.connected, counters.lost) = (0, 1));
-        let lost = self.observers.connection_lost(why);
-        *lock(&self.fenced) = Some(lost);
-    }
 }
 
 struct RbdDisk {

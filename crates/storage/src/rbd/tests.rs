@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use mqblk_core::{BlockSize, ByteLen, DiskObserver};
 
-use super::RbdState;
 use super::open::{RbdSettings, place};
+use super::state::RbdState;
 use crate::conformance::TestTarget;
 use crate::lock_mode::LockMode;
 use crate::observers::tests::Log;

@@ -10,6 +10,7 @@
 //! files beneath a folder. `server` is the broker's process, `client` the daemon's end.
 
 mod client;
+mod error;
 mod restrict;
 mod rules;
 mod server;
@@ -17,7 +18,8 @@ mod walk;
 mod wire;
 
 pub use client::{AllowedImages, Broker, BrokerStartError, SUBCOMMAND};
-pub use server::{BrokerError, run};
+pub use error::BrokerError;
+pub use server::run;
 
 #[cfg(test)]
 mod tests;

@@ -8,8 +8,8 @@ use nix::libc::{self, c_long};
 use rustix::thread::CapabilitySet;
 use seccompiler::{SeccompAction, apply_filter};
 
+use super::error::BrokerError;
 use super::rules::Rules;
-use super::server::BrokerError;
 use crate::capabilities;
 use crate::kernel_rules::{CallRules, add_memory_rules, compile, equal, none_of, rule};
 use crate::kernel_rules::{allow, no_files};

@@ -19,9 +19,10 @@ use rustix::thread::CapabilitySet;
 use tempfile::TempDir;
 
 use super::client::{AllowedImages, Broker, socket_pair};
+use super::error::BrokerError;
 use super::restrict::restrict;
 use super::rules::Rules;
-use super::server::{BrokerError, serve};
+use super::server::serve;
 use super::wire::{self, MAX_REQUEST, Request};
 
 const WRITE: ImageAccess = ImageAccess { write: true, direct: false, exclusive: false };

@@ -7,7 +7,7 @@ use landlock::{
     RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
 };
 
-use super::SandboxError;
+use super::error::SandboxError;
 use crate::config::ServeConfig;
 use crate::file_use::{FileUse, folder_of};
 use crate::kernel_rules::{NEWEST, allow, no_files};

@@ -6,6 +6,7 @@
 //! start: opening files, sockets, threads.
 
 mod calls;
+mod error;
 mod files;
 
 use std::io;
@@ -13,49 +14,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use mqblk_core::thread_role::{self, ThreadRole};
 
-use crate::broker::{Broker, BrokerStartError};
+use crate::broker::Broker;
 use crate::capabilities::{self, KEPT_CAPABILITIES, OTHER_USERS_FILES};
 use crate::config::ServeConfig;
-use crate::config_error::ConfigError;
 use crate::file_use::FileUse;
 use crate::sandbox_keys::{SandboxConfig, SandboxMode};
 use calls::CallFilters;
+pub use error::SandboxError;
 pub(crate) use files::file_uses;
 
 /// True if threads that connect may use TCP sockets, because a disk of the configuration is behind one. Set before the
 /// first of them is started.
 static USES_TCP: AtomicBool = AtomicBool::new(false);
-
-/// Reasons why the sandbox cannot be set up.
-#[derive(Debug, thiserror::Error)]
-pub enum SandboxError {
-    /// A system call filter was refused.
-    #[error("sandbox: system call filter: {0} (--sandbox=off serves without one)")]
-    Calls(#[from] seccompiler::Error),
-    /// The rules for files were refused.
-    #[error("sandbox: landlock: {0} (--sandbox=off serves without it)")]
-    Files(#[from] landlock::RulesetError),
-    /// The broker cannot be started or restricted.
-    #[error(transparent)]
-    Broker(#[from] BrokerStartError),
-    /// A folder that is used while the daemon serves cannot be opened.
-    #[error("sandbox: {path:?}: {source}, expected a folder that exists")]
-    Path {
-        /// The path.
-        path: std::path::PathBuf,
-        /// The reason.
-        source: landlock::PathFdError,
-    },
-    /// A capability cannot be given up, or a thread cannot be started.
-    #[error("sandbox: {0}")]
-    Os(#[from] io::Error),
-}
-
-impl From<SandboxError> for ConfigError {
-    fn from(error: SandboxError) -> ConfigError {
-        ConfigError::Process(Box::new(error))
-    }
-}
 
 /// Sets the restrictions of threads by their role, before the first of them is started.
 ///

@@ -1,23 +1,35 @@
 //! A served virtio-blk disk.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::lock::{LockRank, RankedMutex};
 use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
-use mqblk_engine::{QueueId, QueueMove, QueuePolicy, QueueSettings, WorkerStats};
-use mqblk_vhost_user_server::{Frontend, Server};
-use mqblk_virtio_blk::VirtioBlk;
+use mqblk_engine::{QueueDisk, QueueId, QueueMove, QueuePolicy, QueueSettings, WorkerStats};
+use mqblk_vhost_user_devices::serve_blk;
+use mqblk_vhost_user_server::{Frontend, Server, SocketError};
+use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
+use super::config::{BlkEndpoint, WORD};
 use crate::change::ChangeError;
 use crate::contract::{ContractRecorder, ONLY_DISK};
-use crate::interface::{DeviceDescription, DeviceStat, Export, ServedDevice, StatDetail};
+use crate::disk_list::DiskConfig;
+use crate::interface::{DeviceDescription, DeviceStat, Export, HostContext, ServedDevice, StatDetail};
 use crate::report::{DiskInfo, tenant_budget};
 use crate::resize::{self, GuestNotice, ResizeOutcome};
-use crate::storage::StorageConfig;
+use crate::storage::{CacheMode, StorageConfig};
 
 /// Longest wait for the VMM to acknowledge a configuration change. Admin clients wait longer.
 const CONFIG_ACK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Reason why a disk could not be served.
+#[derive(Debug, thiserror::Error)]
+#[error("disk {id:?}: socket: {source}")]
+pub(super) struct BlkStartError {
+    id: String,
+    source: SocketError,
+}
 
 /// A virtio-blk disk: the device, its server and its storage.
 pub(super) struct BlkDisk {
@@ -31,18 +43,6 @@ pub(super) struct BlkDisk {
 }
 
 impl BlkDisk {
-    /// Creates a disk, which `server` serves as `device`. `guests` records its guests.
-    pub(super) fn new(
-        info: DiskInfo,
-        device: Arc<VirtioBlk>,
-        storage: StorageConfig,
-        server: Server,
-        guests: Arc<ContractRecorder>,
-    ) -> BlkDisk {
-        let resize_lock = RankedMutex::new(LockRank::Resize, ());
-        BlkDisk { info, device, storage, server: Arc::new(server), guests, resize_lock }
-    }
-
     /// Returns its id.
     pub(super) fn id(&self) -> &str {
         &self.info.id
@@ -140,4 +140,38 @@ impl ServedDevice for BlkDisk {
         }
         Ok(ResizeOutcome { resized, guest })
     }
+}
+
+/// Serves a disk of the configuration, or one that was added.
+pub(super) fn serve(disk: DiskConfig<BlkEndpoint>, host: &HostContext) -> Result<Arc<BlkDisk>, BlkStartError> {
+    let health = disk.storage.new_health(&disk.id);
+    let info = disk.info(WORD, &health);
+    let DiskConfig { id, endpoint: BlkEndpoint(endpoint), storage, .. } = disk;
+    let geometry = storage.disk.geometry();
+    let device = Arc::new(VirtioBlk::new(
+        geometry,
+        storage.disk.limits(),
+        BlkOptions {
+            serial: storage.serial.clone(),
+            queues: endpoint.queues,
+            queue_size: endpoint.queue_size,
+            writeback: storage.cache == CacheMode::Writeback,
+        },
+    ));
+    tracing::info!(
+        disk = %id,
+        size = %geometry.size,
+        block_size = geometry.logical_block.bytes(),
+        read_only = geometry.read_only,
+        queues = endpoint.queues,
+        poll = %endpoint.policy.poll,
+        "serving"
+    );
+    let queue_disk = QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&storage.disk), plug: storage.plug, health };
+    let disks = BTreeMap::from([(ONLY_DISK.to_owned(), storage.contract(&[]))]);
+    let guests = endpoint.record_guests(WORD, disks, host);
+    let options = endpoint.server_options(&id, vec![queue_disk], &guests, host);
+    let server = serve_blk(Arc::clone(&device), options).map_err(|source| BlkStartError { id, source })?;
+    let resize_lock = RankedMutex::new(LockRank::Resize, ());
+    Ok(Arc::new(BlkDisk { info, device, storage, server: Arc::new(server), guests, resize_lock }))
 }

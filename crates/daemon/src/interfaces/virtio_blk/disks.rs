@@ -12,9 +12,9 @@ use mqblk_core::settings::Settings;
 use mqblk_engine::AnyDisk;
 use mqblk_vhost_user_server::connection_changes;
 
-use super::disk::BlkDisk;
+use super::config::{BlkEndpoint, ConfiguredDisk, WORD};
+use super::disk::{BlkDisk, BlkStartError, serve};
 use super::saved::{AddedDisk, SavedDisks};
-use super::{BlkEndpoint, BlkStartError, ConfiguredDisk, WORD, serve};
 use crate::change::ChangeError;
 use crate::change::ChangeSource;
 use crate::disk_list::{DiskConfig, Endpoint as _};

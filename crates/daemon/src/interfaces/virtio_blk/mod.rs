@@ -1,45 +1,33 @@
 //! virtio-blk over vhost-user: each disk is a device with a socket of its own. Disks can be added and removed while
 //! others are served.
 //!
-//! `disk` is a served disk, `disks` has all of them at run time, `saved` is their section of the state file.
+//! `config` is a disk's configuration and `disk` a served disk, `disks` has all of them at run time, `saved` is their
+//! section of the state file.
 
+mod config;
 mod disk;
 mod disks;
 mod saved;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use mqblk_core::DiskSlot;
 use mqblk_core::settings::{Key, SettingError, Settings};
-use mqblk_engine::QueueDisk;
-use mqblk_vhost_user_devices::serve_blk;
-use mqblk_vhost_user_server::SocketError;
-use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
 use crate::change::ChangeSource;
 use crate::config_error::ConfigError;
-use crate::contract::{DiskContract, ONLY_DISK};
-use crate::disk_list::{DiskConfig, DiskKeys, Endpoint};
+use crate::disk_list::{DiskConfig, DiskKeys, Endpoint as _};
 use crate::interface::{
-    Check, ConfiguredInterface, DiskTable, GuestInterface, HostContext, InterfaceKeys, ResolveContext, UnassignedQueues,
+    Check, ConfiguredInterface, DiskTable, GuestInterface, InterfaceKeys, ResolveContext, UnassignedQueues,
 };
-use crate::names::Claim;
 use crate::out::{Admission, OutDisk};
-use crate::pair::Pair;
-use crate::queues::{self, DEFAULT_QUEUES, MAX_QUEUES, QUEUES, QueueMap};
+use crate::queues::{self, QUEUES};
 use crate::sockets::PlannedSocket;
-use crate::storage::CacheMode;
 use crate::storage_backends::{StorageBackends, open_by_origin};
-use crate::vhost_user::{self, VhostUserEndpoint};
-use disk::BlkDisk;
+use crate::vhost_user;
+use config::{ConfiguredDisk, DiskToOpen, WORD};
 use disks::ServedDisks;
 use saved::SavedDisks;
 
-/// The word of the interface.
-const WORD: &str = "virtio-blk";
-/// Maximum length of virtio-blk's identification string (virtio 1.3 section 5.2.6, VIRTIO_BLK_T_GET_ID).
-const SERIAL_BYTES: usize = 20;
 /// virtio-blk.
 #[derive(Debug)]
 pub struct VirtioBlkInterface;
@@ -59,54 +47,11 @@ impl GuestInterface for VirtioBlkInterface {
     }
 }
 
-/// The endpoint of a disk.
-#[derive(Clone)]
-struct BlkEndpoint(VhostUserEndpoint);
-
-impl Endpoint for BlkEndpoint {
-    const SERIAL_BYTES: usize = SERIAL_BYTES;
-
-    fn take(settings: &mut Settings, _id: &str, context: &mut ResolveContext<'_>) -> Result<Self, SettingError> {
-        let queues = context.cpus.count.clamp(DEFAULT_QUEUES, MAX_QUEUES);
-        VhostUserEndpoint::take(settings, WORD, (&QUEUES, queues), context).map(BlkEndpoint)
-    }
-
-    fn queues(&self) -> u16 {
-        self.0.queues
-    }
-
-    fn queue_map(&self) -> &QueueMap {
-        &self.0.queue_map
-    }
-
-    fn queue_map_mut(&mut self) -> &mut QueueMap {
-        &mut self.0.queue_map
-    }
-
-    fn pairs(&self) -> Vec<Pair> {
-        self.0.pairs()
-    }
-
-    fn claims(&self) -> Vec<Claim> {
-        self.0.claims()
-    }
-
-    fn given(&self) -> Option<&DiskContract> {
-        self.0.given.as_ref()?.disks.get(ONLY_DISK)
-    }
-}
-
 /// The keys of all disks.
 #[derive(Default)]
 struct BlkKeys {
     disks: Vec<DiskToOpen>,
     saved: SavedDisks,
-}
-
-/// The keys of a disk, with its origin.
-struct DiskToOpen {
-    keys: DiskKeys<BlkEndpoint>,
-    origin: ChangeSource,
 }
 
 impl InterfaceKeys for BlkKeys {
@@ -154,12 +99,6 @@ impl InterfaceKeys for BlkKeys {
     }
 }
 
-/// A disk with its origin.
-struct ConfiguredDisk {
-    config: DiskConfig<BlkEndpoint>,
-    origin: ChangeSource,
-}
-
 /// Returns the interface with all disks of the configuration, and those added at run time before.
 fn configured(disks: Vec<ConfiguredDisk>, saved: SavedDisks) -> ConfiguredInterface {
     let configs = || disks.iter().map(|disk| &disk.config);
@@ -174,44 +113,4 @@ fn configured(disks: Vec<ConfiguredDisk>, saved: SavedDisks) -> ConfiguredInterf
         check: Box::new(move || checks.iter().try_for_each(|check| check())),
         ..ConfiguredInterface::new(|host| Ok(Arc::new(ServedDisks::start(disks, saved, host)?)))
     }
-}
-
-/// Reason why a disk could not be served.
-#[derive(Debug, thiserror::Error)]
-#[error("disk {id:?}: socket: {source}")]
-struct BlkStartError {
-    id: String,
-    source: SocketError,
-}
-
-fn serve(disk: DiskConfig<BlkEndpoint>, host: &HostContext) -> Result<Arc<BlkDisk>, BlkStartError> {
-    let health = disk.storage.new_health(&disk.id);
-    let info = disk.info(WORD, &health);
-    let DiskConfig { id, endpoint: BlkEndpoint(endpoint), storage, .. } = disk;
-    let geometry = storage.disk.geometry();
-    let device = Arc::new(VirtioBlk::new(
-        geometry,
-        storage.disk.limits(),
-        BlkOptions {
-            serial: storage.serial.clone(),
-            queues: endpoint.queues,
-            queue_size: endpoint.queue_size,
-            writeback: storage.cache == CacheMode::Writeback,
-        },
-    ));
-    tracing::info!(
-        disk = %id,
-        size = %geometry.size,
-        block_size = geometry.logical_block.bytes(),
-        read_only = geometry.read_only,
-        queues = endpoint.queues,
-        poll = %endpoint.policy.poll,
-        "serving"
-    );
-    let queue_disk = QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&storage.disk), plug: storage.plug, health };
-    let disks = BTreeMap::from([(ONLY_DISK.to_owned(), storage.contract(&[]))]);
-    let guests = endpoint.record_guests(WORD, disks, host);
-    let options = endpoint.server_options(&id, vec![queue_disk], &guests, host);
-    let server = serve_blk(Arc::clone(&device), options).map_err(|source| BlkStartError { id, source })?;
-    Ok(Arc::new(BlkDisk::new(info, device, storage, server, guests)))
 }

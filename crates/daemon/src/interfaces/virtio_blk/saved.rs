@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 use mqblk_core::settings::{SettingError, Settings};
 use serde::{Deserialize, Serialize};
 
-use super::{BlkEndpoint, DiskToOpen};
+use super::config::{BlkEndpoint, DiskToOpen};
 use crate::change::ChangeSource;
 use crate::disk_list::DiskKeys;
 use crate::interface::{DiskTable, ListPosition, ResolveContext};

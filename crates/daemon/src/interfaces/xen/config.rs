@@ -1,14 +1,20 @@
 //! The configuration of the Xen host and of Xen devices.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_blkif::{GrantMode, PoolScope};
-use mqblk_engine::QueuePolicy;
+use mqblk_engine::{DiskHealth, QueuePolicy, QueueSettings, SharedQueueSettings};
+use mqblk_xen_server::{RingLimits, VbdSettings};
 
 use super::selector::XenSelector;
 use crate::contract::DiskContract;
+use crate::disk_list::DiskConfig;
 use crate::queues::QueueMap;
+
+/// The word of the interface.
+pub(super) const WORD: &str = "xen";
 
 /// The Xen backend of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,4 +69,39 @@ pub(super) struct XenEndpoint {
     pub policy: QueuePolicy,
     /// The disk as an earlier daemon gave it to a guest.
     pub given: Option<DiskContract>,
+}
+
+/// A disk of the configuration, its health, and the settings of its rings.
+pub(super) struct XenDiskConfig {
+    pub config: DiskConfig<XenEndpoint>,
+    pub health: Arc<DiskHealth>,
+    pub queues: Arc<SharedQueueSettings>,
+}
+
+impl XenDiskConfig {
+    /// Creates the state of a disk of the configuration.
+    pub(super) fn new(config: DiskConfig<XenEndpoint>) -> XenDiskConfig {
+        let health = config.storage.new_health(&config.id);
+        let queues = Arc::new(SharedQueueSettings::new(queue_settings(&config.endpoint)));
+        XenDiskConfig { config, health, queues }
+    }
+}
+
+/// Returns the settings of a device. `write_through`: each write is durable before it is completed.
+pub(super) fn vbd_settings(endpoint: &XenEndpoint, write_through: bool) -> VbdSettings {
+    VbdSettings {
+        ring_limits: RingLimits { queues: endpoint.queues, ring_page_order: endpoint.ring_order },
+        indirect_segments: endpoint.indirect_segments,
+        mode: endpoint.grants,
+        pool: endpoint.grants_pool,
+        persistent_max: endpoint.persistent_grants,
+        persistent_idle: endpoint.persistent_idle,
+        journal: endpoint.journal,
+        write_through,
+    }
+}
+
+/// Returns the initial settings of a device's rings.
+pub(super) fn queue_settings(endpoint: &XenEndpoint) -> QueueSettings {
+    QueueSettings { map: endpoint.queue_map.to_engine(), policy: endpoint.policy }
 }

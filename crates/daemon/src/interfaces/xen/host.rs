@@ -5,15 +5,13 @@ use std::time::Duration;
 
 use mqblk_blkif::GrantBudget;
 use mqblk_core::MappingBudget;
-use mqblk_engine::{DiskHealth, Engine, QueueSettings, SharedQueueSettings};
+use mqblk_engine::Engine;
 use mqblk_memory::DomainId;
 use mqblk_xen::{Xen, XenError};
 use mqblk_xen_server::toolstack::{self, AttachResult, NewDevice, ToolstackError};
-use mqblk_xen_server::{
-    Backend, BackendError, BackendOptions, DEVICE_CHECKS, DeviceName, Params, RingLimits, VbdSettings,
-};
+use mqblk_xen_server::{Backend, BackendError, BackendOptions, DEVICE_CHECKS, DeviceName, Params};
 
-use super::config::{XenAttachment, XenConfig, XenEndpoint};
+use super::config::{XenAttachment, XenConfig, XenDiskConfig, XenEndpoint, queue_settings, vbd_settings};
 use super::devices::XenDevices;
 use super::opener::DiskOpener;
 use crate::disk_list::DiskConfig;
@@ -48,41 +46,6 @@ pub(super) struct XenHost {
     opener: Arc<DiskOpener>,
     engine: Arc<Engine>,
     type_name: String,
-}
-
-/// A disk of the configuration, its health, and the settings of its rings.
-pub(super) struct XenDiskConfig {
-    pub config: DiskConfig<XenEndpoint>,
-    pub health: Arc<DiskHealth>,
-    pub queues: Arc<SharedQueueSettings>,
-}
-
-impl XenDiskConfig {
-    /// Creates the state of a disk of the configuration.
-    pub(super) fn new(config: DiskConfig<XenEndpoint>) -> XenDiskConfig {
-        let health = config.storage.new_health(&config.id);
-        let queues = Arc::new(SharedQueueSettings::new(queue_settings(&config.endpoint)));
-        XenDiskConfig { config, health, queues }
-    }
-}
-
-/// Returns the settings of a device. `write_through`: each write is durable before it is completed.
-pub(super) fn vbd_settings(endpoint: &XenEndpoint, write_through: bool) -> VbdSettings {
-    VbdSettings {
-        ring_limits: RingLimits { queues: endpoint.queues, ring_page_order: endpoint.ring_order },
-        indirect_segments: endpoint.indirect_segments,
-        mode: endpoint.grants,
-        pool: endpoint.grants_pool,
-        persistent_max: endpoint.persistent_grants,
-        persistent_idle: endpoint.persistent_idle,
-        journal: endpoint.journal,
-        write_through,
-    }
-}
-
-/// Returns the initial settings of a device's rings.
-pub(super) fn queue_settings(endpoint: &XenEndpoint) -> QueueSettings {
-    QueueSettings { map: endpoint.queue_map.to_engine(), policy: endpoint.policy }
 }
 
 impl XenHost {

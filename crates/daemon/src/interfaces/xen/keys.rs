@@ -9,8 +9,7 @@ use mqblk_engine::QueuePolicy;
 use mqblk_xen::vbd;
 use mqblk_xen_server::DeviceName;
 
-use super::WORD;
-use super::config::{XenAttachment, XenConfig, XenEndpoint};
+use super::config::{WORD, XenAttachment, XenConfig, XenEndpoint};
 use super::selector::{DEFAULT_TYPE, XenSelector, check_type};
 use crate::contract::{DiskContract, ONLY_DISK};
 use crate::cpus::Cpus;

@@ -33,15 +33,12 @@ use crate::new_disk::NewDisk;
 use crate::out::{Admission, open_all};
 use crate::queues::{self, workers_of};
 use crate::storage_backends::StorageBackends;
-use config::{XenConfig, XenEndpoint};
+use config::{WORD, XenConfig, XenDiskConfig, XenEndpoint};
 use devices::{ToolstackDevice, XenDisk};
-use host::{XenDiskConfig, XenHost};
+use host::XenHost;
 
 /// Longest wait for the backend's pause. The backend observes at most one device before, which takes xenstore's time.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The word of the interface.
-const WORD: &str = "xen";
 
 /// Xen blkif.
 #[derive(Debug)]

@@ -9,9 +9,7 @@ use mqblk_core::settings::Settings;
 use mqblk_engine::{AnyDisk, DiskHealth, ErrorPolicy, PlugOptions, QueueSettings, SharedQueueSettings};
 use mqblk_xen_server::{DeviceName, DiskBacking, Opener, Params, VbdSettings};
 
-use super::WORD;
-use super::config::XenAttachment;
-use super::host::{XenDiskConfig, vbd_settings};
+use super::config::{WORD, XenAttachment, XenDiskConfig, vbd_settings};
 use super::keys::{device_key, disk_key};
 use crate::contract::{ContractRecorder, DeviceContract, DiskContract, KeptContracts, ONLY_DISK};
 use crate::interface::HostContext;

@@ -3,11 +3,15 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::luns::IncomingLimits;
 use crate::change::ChangeSource;
 use crate::contract::DiskContract;
 use crate::storage::StorageConfig;
 use crate::vhost_user::VhostUserEndpoint;
+
+/// The word of the interface.
+pub(super) const WORD: &str = "virtio-scsi";
+/// The worker of the control and the event queue. Both are idle most of the time.
+pub(super) const FIXED_WORKER: u16 = 0;
 
 /// One virtio-scsi controller.
 #[derive(Clone)]
@@ -23,6 +27,17 @@ pub(super) struct ControllerConfig {
     /// Its LUNs, in the order given. Their addresses are unique.
     pub luns: Vec<LunConfig>,
     pub origin: ChangeSource,
+}
+
+/// The operator's limits of the LUNs that an incoming guest may bring to a controller.
+#[derive(Clone, Debug)]
+pub(super) struct IncomingLimits {
+    /// The directory of files that may be opened.
+    pub folder: PathBuf,
+    /// Most LUNs of the controller, unless it has more already.
+    pub luns: u16,
+    /// The group whose limits the LUNs share.
+    pub limit_group: Option<String>,
 }
 
 /// The address of a LUN on its controller, shown as `TARGET:LUN`.

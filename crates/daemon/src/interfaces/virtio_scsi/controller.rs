@@ -14,13 +14,12 @@ use mqblk_engine::{
 use mqblk_scsi::reservation::{FileReservationStore, LoginError, Reservations};
 use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions, Nexus};
 use mqblk_vhost_user_devices::serve_scsi;
-use mqblk_vhost_user_server::{Frontend, Server, SocketError};
+use mqblk_vhost_user_server::{Frontend, HostState, Server, SocketError};
 use mqblk_virtio_scsi::{FIXED_QUEUES, LunAddress, LunInUse, ScsiOptions, VirtioScsi};
 
-use super::WORD;
-use super::config::{ControllerConfig, TargetLun, UnitConfig};
+use super::config::{ControllerConfig, FIXED_WORKER, TargetLun, UnitConfig, WORD};
 use super::controller_keys;
-use super::luns::LunMigration;
+use super::migration_gate::MigrationGate;
 use crate::change::ChangeSource;
 use crate::contract::ContractRecorder;
 use crate::interface::HostContext;
@@ -29,8 +28,6 @@ use crate::pair::Pair;
 use crate::storage::CacheMode;
 use crate::vhost_user::VhostUserEndpoint;
 
-/// The worker of the control and the event queue. Both are idle most of the time.
-pub(super) const FIXED_WORKER: u16 = 0;
 /// Maximum transfer length that a controller without initial LUNs reports: Linux' own limit for a device that reports
 /// none. Each logical unit reports its own (VPD page B0h).
 const MAX_TRANSFER: ByteLen = ByteLen(32 << 20);
@@ -181,7 +178,7 @@ pub(super) struct Controller {
     id: String,
     origin: ChangeSource,
     claims: Vec<Claim>,
-    migration: Arc<LunMigration>,
+    migration_gate: Arc<MigrationGate>,
     /// True while it is being removed.
     removing: AtomicBool,
     endpoint: VhostUserEndpoint,
@@ -232,7 +229,7 @@ impl ControllerError {
 
 impl Controller {
     /// Serves the controller of `config` with `luns` (not those of `config`). `number` is larger than those of all
-    /// controllers before.
+    /// controllers before. `host_state` migrates its LUNs while the gate is open.
     ///
     /// # Errors
     /// If the socket cannot be created, or a LUN cannot be mapped.
@@ -241,9 +238,9 @@ impl Controller {
         number: usize,
         luns: &[InitialLun],
         host: &HostContext,
+        (migration_gate, host_state): (Arc<MigrationGate>, Arc<dyn HostState>),
     ) -> Result<Controller, ControllerError> {
         let ControllerConfig { id, endpoint, cmd_per_lun, origin, .. } = config;
-        let migration = Arc::new(LunMigration::new(id, config.incoming_luns.clone()));
         let max_transfer = luns.iter().map(|lun| lun.unit.disk().limits().max_transfer).min();
         let device = Arc::new(VirtioScsi::new(ScsiOptions {
             queues: endpoint.queues,
@@ -259,7 +256,7 @@ impl Controller {
         let guests = endpoint.record_guests(WORD, given, host);
         let mut options = endpoint.server_options(id, disks, &guests, host);
         options.queue_map.splice(..0, [usize::from(FIXED_WORKER); FIXED_QUEUES as usize]);
-        options.host_state = Some(Arc::clone(&migration) as _);
+        options.host_state = Some(host_state);
         tracing::info!(controller = %id, luns = luns.len(), queues = endpoint.queues, poll = %endpoint.policy.poll, "serving");
         let refused = |source| ControllerError::Socket { id: id.clone(), source };
         let server = serve_scsi(Arc::clone(&device), options).map_err(refused)?;
@@ -268,7 +265,7 @@ impl Controller {
             id: id.clone(),
             origin: *origin,
             claims: std::iter::once(("id", id.clone())).chain(endpoint.claims()).collect(),
-            migration,
+            migration_gate,
             removing: AtomicBool::new(false),
             endpoint: endpoint.clone(),
             settings: controller_keys::controller_pairs(config),
@@ -296,9 +293,9 @@ impl Controller {
         &self.claims
     }
 
-    /// Returns the migration state of its LUNs.
-    pub(super) fn migration(&self) -> &LunMigration {
-        &self.migration
+    /// Returns the gate that is open while its LUNs migrate with its guest.
+    pub(super) fn migration_gate(&self) -> &MigrationGate {
+        &self.migration_gate
     }
 
     /// Returns true if it is being removed. Read and written while the table of LUNs is locked.

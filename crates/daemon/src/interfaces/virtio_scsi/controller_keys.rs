@@ -4,10 +4,7 @@ use std::path::{Path, PathBuf};
 
 use mqblk_core::settings::{Key, SettingError, Settings};
 
-use super::WORD;
-use super::config::{ControllerConfig, LunConfig};
-use super::controller::FIXED_WORKER;
-use super::luns::IncomingLimits;
+use super::config::{ControllerConfig, FIXED_WORKER, IncomingLimits, LunConfig, WORD};
 use crate::change::ChangeSource;
 use crate::config_error::ConfigError;
 use crate::contract::DeviceContract;

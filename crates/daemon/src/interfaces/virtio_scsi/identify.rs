@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use mqblk_core::settings::{SettingError, Settings};
 
 use super::lun_keys::{UsedAddresses, take_address};
-use super::{CONTROLLER_TABLE, LUN_TABLE};
+use super::tables::{CONTROLLER_TABLE, LUN_TABLE};
 use crate::key_values::RawTable;
 use crate::names::take_id;
 

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use mqblk_core::settings::{Key, SettingError, Settings};
 use mqblk_scsi::reservation::locally_assigned;
 
-use super::config::{LunConfig, LunOrigin, LunUnit, TargetLun, UnitConfig};
+use super::config::{LunConfig, LunOrigin, LunUnit, TargetLun, UnitConfig, WORD};
 use super::controller_keys::ControllerKeys;
-use super::{RawLun, WORD};
 use crate::change::ChangeSource;
 use crate::config_error::ConfigError;
 use crate::contract::DiskContract;
@@ -222,6 +221,13 @@ impl LunKeys {
         };
         Ok(LunConfig { id, address, unit, origin: LunOrigin::Configuration, mapped: true })
     }
+}
+
+/// The keys of a LUN, not yet checked.
+pub(super) struct RawLun {
+    /// The index of its controller; `None`: the key `controller` names it.
+    pub controller: Option<usize>,
+    pub settings: Settings,
 }
 
 /// Takes all LUNs of a configuration: those of each controller, in the order given.

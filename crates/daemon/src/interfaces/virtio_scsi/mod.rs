@@ -10,11 +10,13 @@ mod controller_keys;
 mod identify;
 mod lun_keys;
 mod luns;
+mod migration_gate;
 mod print;
 mod saved_controllers;
 mod saved_luns;
 mod stat;
 mod state;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod verbs;
@@ -38,33 +40,15 @@ use crate::key_values::RawTable;
 use crate::out::{Admission, OutDisk};
 use crate::sockets::PlannedSocket;
 use crate::storage_backends::StorageBackends;
-use crate::{queues, vhost_user};
-use config::{ControllerConfig, LunOrigin};
+use config::{ControllerConfig, LunOrigin, WORD};
 use controller::Controller;
 use controller_keys::ControllerKeys;
+use lun_keys::RawLun;
 use luns::{LunSelector, Luns};
+use saved_controllers::not_served;
 use saved_luns::LunToOpen;
 use state::SavedLuns;
-
-/// The word of the interface.
-const WORD: &str = "virtio-scsi";
-/// The tables of LUNs, inside those of controllers.
-const LUN_TABLE: ConfigTable = ConfigTable {
-    name: "lun",
-    value_name: "KEY=VALUE,...",
-    about: "A LUN of a controller; may be repeated",
-    keys: &[lun_keys::KEYS],
-    has_storage: true,
-    inner: &[],
-};
-const CONTROLLER_TABLE: ConfigTable = ConfigTable {
-    name: "controller",
-    value_name: "KEY=VALUE,...",
-    about: "A virtio-scsi controller to serve, with the LUNs of --lun; may be repeated",
-    keys: &[controller_keys::KEYS, vhost_user::KEYS, queues::KEYS],
-    has_storage: false,
-    inner: &[LUN_TABLE],
-};
+use tables::{CONTROLLER_TABLE, LUN_TABLE};
 
 /// virtio-scsi.
 #[derive(Debug)]
@@ -86,13 +70,6 @@ impl GuestInterface for VirtioScsiInterface {
     fn keys(&self) -> Box<dyn InterfaceKeys> {
         Box::new(ScsiKeys::default())
     }
-}
-
-/// The keys of a LUN, not yet checked.
-struct RawLun {
-    /// The index of its controller; `None`: the key `controller` names it.
-    controller: Option<usize>,
-    settings: Settings,
 }
 
 /// The keys of all controllers and LUNs.
@@ -179,11 +156,6 @@ impl ScsiKeys {
     }
 }
 
-/// Logs the reason why a controller of the state file is not served.
-fn not_served(error: &dyn std::error::Error) {
-    tracing::error!("not served: {error}; the state file keeps it for the next start");
-}
-
 /// Returns the controllers of the configuration alone.
 fn own(controllers: &[ControllerConfig]) -> impl Iterator<Item = &ControllerConfig> {
     controllers.iter().filter(|controller| controller.origin == ChangeSource::Configuration)
@@ -237,7 +209,7 @@ fn start(
     saved: Option<SavedLuns>,
     host: &HostContext,
 ) -> Result<Arc<dyn ServedInterface>, StartFailure> {
-    let luns = Arc::new(Luns::start(controllers, host, saved.unwrap_or_default())?);
+    let luns = Luns::start(controllers, host, saved.unwrap_or_default())?;
     // Now, not as the last step: a VMM may bring a guest as soon as it can connect.
     luns.set_migratable(true);
     Ok(Arc::new(ServedControllers { luns, engine: Arc::clone(&host.engine) }))

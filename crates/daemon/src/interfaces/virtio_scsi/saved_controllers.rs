@@ -4,8 +4,8 @@
 
 use mqblk_core::settings::SettingError;
 
-use super::RawLun;
 use super::controller_keys::ControllerKeys;
+use super::lun_keys::RawLun;
 use super::state::{AddedController, SavedLuns};
 use crate::interface::ResolveContext;
 
@@ -61,4 +61,9 @@ fn take(controller: &AddedController, context: &mut ResolveContext<'_>) -> Resul
         let mut attempt = ResolveContext { cpus, kinds, names, saved: None, given };
         Ok(ControllerKeys::take(settings, &mut attempt, owner)?.added())
     })
+}
+
+/// Logs the reason why a controller of the state file is not served.
+pub(super) fn not_served(error: &dyn std::error::Error) {
+    tracing::error!("not served: {error}; the state file keeps it for the next start");
 }

@@ -8,7 +8,7 @@ use mqblk_core::Resize;
 use mqblk_engine::{DiskCounters, QueueId, QueueMove, QueuePolicy, QueueSettings, QueueStats, WorkerStats};
 use mqblk_vhost_user_server::{Frontend, Server};
 
-use super::WORD;
+use super::config::WORD;
 use super::controller::Controller;
 use super::luns::{LunEntry, LunSelector, LunState, Luns};
 use crate::change::ChangeError;

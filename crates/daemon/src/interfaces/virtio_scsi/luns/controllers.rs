@@ -1,48 +1,114 @@
-//! Adds and removes controllers while others are served.
+//! Serves controllers: those of a configuration, and those added and removed while others are served.
 
-use std::collections::HashSet;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar};
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::DiskSlot;
+use mqblk_core::lock::{LockRank, RankedMutex};
+use mqblk_core::settings::Settings;
 use mqblk_engine::QueuePlacement;
 
-use super::super::controller::Controller;
+use super::super::config::{ControllerConfig, LunOrigin, LunUnit, UnitConfig};
+use super::super::controller::{Controller, ControllerError, InitialLun, LunError, ServedUnit};
 use super::super::controller_keys::ControllerKeys;
-use super::super::lun_keys::find_controller;
-use super::super::state::AddedController;
-use super::{LunEntry, Luns};
+use super::super::migration_gate::MigrationGate;
+use super::super::saved_controllers::not_served;
+use super::super::state::{AddedController, SavedLuns};
+use super::Luns;
+use super::lun::{LunEntry, LunState};
+use super::migration::LunMigration;
 use crate::change::ChangeError;
 use crate::change::ChangeSource;
 use crate::cpus::Cpus;
 use crate::flush::flush_all;
-use crate::interface::{IsTaken, ResolveContext};
+use crate::interface::{HostContext, IsTaken, ResolveContext};
 use crate::names::{Claim, claimed_error};
 use crate::queues::workers_of;
 
 impl Luns {
-    /// Returns the controllers, in the order of their addition.
-    pub(crate) fn controllers(&self) -> Vec<Arc<Controller>> {
-        self.controllers.lock().clone()
-    }
-
-    /// Returns the controller `id`.
+    /// Serves the controllers of a configuration.
     ///
     /// # Errors
-    /// If there is none.
-    pub(crate) fn controller(&self, id: &str) -> Result<Arc<Controller>, SettingError> {
-        let mut named = Settings::new("lun");
-        named.insert("controller", id)?;
-        self.find_controller(&mut named)
+    /// If the host refuses a resource. Everything is undone then.
+    pub(crate) fn start(
+        configs: &[ControllerConfig],
+        host: &HostContext,
+        saved: SavedLuns,
+    ) -> Result<Arc<Luns>, ControllerError> {
+        let added: HashMap<String, BTreeMap<String, String>> =
+            saved.added.iter().map(|lun| (lun.id.clone(), lun.settings.clone())).collect();
+        let mut units = HashMap::new();
+        for (config, lun) in configs.iter().flat_map(|config| config.luns.iter().map(move |lun| (config, lun))) {
+            if let LunUnit::Own(unit) = &lun.unit {
+                let unit = ServedUnit::new(&lun.id, UnitConfig::clone(unit));
+                let unit = unit.map_err(|error| ControllerError::lun(&config.id, lun.address, error))?;
+                units.insert(lun.id.as_str(), Arc::new(unit));
+            }
+        }
+        let luns = Arc::new(Luns {
+            controllers: RankedMutex::new(LockRank::Controllers, Vec::new()),
+            next_number: AtomicUsize::new(configs.len()),
+            host: host.clone(),
+            table: RankedMutex::new(LockRank::LunTable, Vec::new()),
+            changed: Condvar::new(),
+            removals: RankedMutex::leaf(Vec::new()),
+            saved: RankedMutex::new(LockRank::SavedSection, saved),
+        });
+        for (number, config) in configs.iter().enumerate() {
+            let (mut first, mut mapped) = (Vec::new(), Vec::new());
+            for (slot, lun) in (0..).map(DiskSlot).zip(config.luns.iter().filter(|lun| lun.mapped)) {
+                let unit = match &lun.unit {
+                    LunUnit::Own(_) => units.get(lun.id.as_str()),
+                    LunUnit::Shared(name) => units.get(name.as_str()),
+                };
+                let unit = unit.ok_or_else(|| ControllerError::lun(&config.id, lun.address, LunError::NoUnit))?;
+                first.push(InitialLun { address: lun.address, slot, unit: Arc::clone(unit) });
+                mapped.push((lun, slot, Arc::clone(unit)));
+            }
+            let controller = match luns.serve(config, number, &first) {
+                Ok(controller) => Arc::new(controller),
+                Err(error) if config.origin == ChangeSource::RunTime => {
+                    not_served(&error);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            for (lun, slot, unit) in mapped {
+                luns.table().push(LunEntry {
+                    id: lun.id.clone(),
+                    controller: Arc::clone(&controller),
+                    address: lun.address,
+                    slot,
+                    state: LunState::Ready,
+                    unit: Some(unit),
+                    claims: vec![("id", lun.id.clone())],
+                    origin: lun.origin,
+                    added_settings: added.get(&lun.id).filter(|_| lun.origin == LunOrigin::RunTime).cloned(),
+                });
+            }
+            luns.controllers.lock().push(controller);
+        }
+        // Drops entries that did not fit the configuration.
+        luns.save(|_| {});
+        Ok(luns)
     }
 
-    /// Takes `controller`, and returns the controller of that id, unless it is being removed.
-    pub(super) fn find_controller(&self, settings: &mut Settings) -> Result<Arc<Controller>, SettingError> {
-        let mut controllers = self.controllers();
-        controllers.retain(|controller| !controller.is_removing());
-        let ids: Vec<&str> = controllers.iter().map(|controller| controller.id()).collect();
-        let at = find_controller(settings, &ids)?;
-        Ok(controllers.swap_remove(at))
+    /// Serves a controller, whose LUNs do not migrate yet.
+    fn serve(
+        self: &Arc<Luns>,
+        config: &ControllerConfig,
+        number: usize,
+        luns: &[InitialLun],
+    ) -> Result<Controller, ControllerError> {
+        let gate = Arc::new(MigrationGate::new());
+        let migration = LunMigration::new(config, Arc::clone(&gate), Arc::downgrade(self));
+        Controller::start(config, number, luns, &self.host, (gate, Arc::new(migration)))
+    }
+
+    /// Enables or disables the migration of guests. Waits for incoming migrations.
+    pub(crate) fn set_migratable(&self, on: bool) {
+        self.controllers().iter().for_each(|controller| controller.migration_gate().set(on));
     }
 
     /// Serves the controller of `settings`, without LUNs.
@@ -66,9 +132,9 @@ impl Luns {
         keys.queues(0).assign(&mut placement).map_err(|error| release(error.into()))?;
         let config = keys.finish(Vec::new()).map_err(|error| release(error.into()))?;
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        let controller = Controller::start(&config, number, &[], &self.host);
+        let controller = self.serve(&config, number, &[]);
         let controller = controller.map_err(|error| release(ChangeError::Failed(error.to_string())))?;
-        controller.migration().set_luns(Arc::downgrade(self));
+        controller.migration_gate().set(true);
         self.host.placement.lock().place(&worker_map(&controller));
         // Recorded before the controller can be found, so that its removal is recorded later.
         if source == ChangeSource::RunTime {
@@ -132,7 +198,7 @@ impl Luns {
         controller.stop();
         controller.forget_guest();
         // Waits for a guest that arrives at this moment.
-        controller.migration().set_luns(std::sync::Weak::new());
+        controller.migration_gate().set(false);
         let own: Vec<LunEntry> = self.table().extract_if(.., |lun| lun.is_of(&controller)).collect();
         self.controllers.lock().retain(|other| !Arc::ptr_eq(other, &controller));
         self.host.placement.lock().remove(&worker_map(&controller));

@@ -11,13 +11,14 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use mqblk_core::Resize;
-use mqblk_core::lock::{LockRank, RankedGuard, RankedMutex};
+use mqblk_core::lock::RankedGuard;
 use mqblk_core::settings::Settings;
 use mqblk_vhost_user_server::{HostState, PendingHostState};
 use mqblk_virtio::state;
 use serde::{Deserialize, Serialize};
 
-use super::super::config::TargetLun;
+use super::super::config::{ControllerConfig, IncomingLimits, TargetLun};
+use super::super::migration_gate::MigrationGate;
 use super::{LunEntry, LunSelector, Luns, Removal};
 use crate::change::ChangeSource;
 
@@ -49,17 +50,6 @@ const ALLOWED_STORAGE: &str = "file";
 
 /// Number of keys that a message lists.
 const LISTED: usize = 16;
-
-/// The operator's limits of the LUNs that an incoming guest may bring to a controller.
-#[derive(Clone, Debug)]
-pub(crate) struct IncomingLimits {
-    /// The directory of files that may be opened.
-    pub folder: PathBuf,
-    /// Most LUNs of the controller, unless it has more already.
-    pub luns: u16,
-    /// The group whose limits the LUNs share.
-    pub limit_group: Option<String>,
-}
 
 /// The JSON document in the migration state.
 #[derive(Serialize, Deserialize)]
@@ -93,30 +83,27 @@ impl LunRecord {
 }
 
 /// The migration state of a controller's LUNs, a part of its device state.
-pub(crate) struct LunMigration {
+pub(super) struct LunMigration {
     controller: String,
     /// Limits of the LUNs of an incoming guest.
     incoming: Option<IncomingLimits>,
-    luns: RankedMutex<Weak<Luns>>,
-    /// Locked while a state is loaded, so that [`set_luns`](Self::set_luns) waits for the load.
-    loading: RankedMutex<()>,
+    gate: Arc<MigrationGate>,
+    luns: Weak<Luns>,
 }
 
 impl LunMigration {
-    /// Creates the migration state of `controller`, without LUNs yet.
-    pub(crate) fn new(controller: &str, incoming: Option<IncomingLimits>) -> LunMigration {
-        LunMigration {
-            controller: controller.to_owned(),
-            incoming,
-            luns: RankedMutex::leaf(Weak::new()),
-            loading: RankedMutex::new(LockRank::IncomingLuns, ()),
-        }
+    /// Creates the migration state of the controller of `config`, whose LUNs are among `luns`.
+    pub(super) fn new(config: &ControllerConfig, gate: Arc<MigrationGate>, luns: Weak<Luns>) -> LunMigration {
+        LunMigration { controller: config.id.clone(), incoming: config.incoming_luns.clone(), gate, luns }
     }
 
-    /// Sets the LUNs. Waits for a load that uses the previous ones.
-    pub(super) fn set_luns(&self, luns: Weak<Luns>) {
-        let _none_loads = self.loading.lock();
-        *self.luns.lock() = luns;
+    /// Returns the LUNs.
+    ///
+    /// # Errors
+    /// If they do not migrate now.
+    fn luns(&self) -> Result<Arc<Luns>, &'static str> {
+        let luns = if self.gate.is_open() { self.luns.upgrade() } else { None };
+        luns.ok_or("the daemon starts or stops")
     }
 
     /// Adds a LUN of the source.
@@ -216,7 +203,7 @@ fn resolve_links(path: &Path) -> std::io::Result<PathBuf> {
 
 impl HostState for LunMigration {
     fn save(&self) -> Result<String, String> {
-        let luns = self.luns.lock().upgrade().ok_or("the daemon starts or stops")?;
+        let luns = self.luns()?;
         let record = |lun: LunEntry| LunRecord {
             target: lun.address.target,
             lun: lun.address.lun,
@@ -227,8 +214,8 @@ impl HostState for LunMigration {
     }
 
     fn load(&self, state: &str) -> Result<Box<dyn PendingHostState + '_>, String> {
-        let loading = self.loading.lock();
-        let luns = self.luns.lock().upgrade().ok_or("the daemon starts or stops")?;
+        let loading = self.gate.begin_load();
+        let luns = self.luns()?;
         let LunsDocument { luns: incoming } = state::read(state)?;
         let own = luns.ready_luns(&self.controller);
         if let Some(limits) = self.incoming.as_ref().filter(|limits| incoming.len() > own.len().max(limits.luns.into()))
@@ -287,7 +274,7 @@ struct IncomingLuns<'a> {
     luns: Arc<Luns>,
     added: Vec<String>,
     to_remove: Vec<String>,
-    /// Released last: see [`LunMigration::loading`].
+    /// Released last: see [`MigrationGate::set`].
     _held: RankedGuard<'a, ()>,
 }
 

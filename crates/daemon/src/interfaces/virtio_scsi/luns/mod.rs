@@ -7,22 +7,21 @@ mod controllers;
 mod lun;
 mod migration;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Condvar, Weak};
+use std::sync::{Arc, Condvar};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mqblk_core::lock::{LockRank, RankedGuard, RankedMutex, assert_may_wait};
+use mqblk_core::lock::{RankedGuard, RankedMutex, assert_may_wait};
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::thread::spawn;
 use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
 
-use super::WORD;
-use super::config::{ControllerConfig, LunConfig, LunOrigin, LunUnit, UnitConfig};
-use super::controller::{Controller, ControllerError, InitialLun, LunError, ServedUnit};
-use super::lun_keys::{LunKeys, UsedAddresses};
+use super::config::{LunConfig, LunOrigin, LunUnit, WORD};
+use super::controller::{Controller, LunError, ServedUnit};
+use super::lun_keys::{LunKeys, UsedAddresses, find_controller};
 use super::state::{AddedLun, SavedLuns};
 use crate::change::ChangeError;
 use crate::change::ChangeSource;
@@ -31,7 +30,6 @@ use crate::interface::HostContext;
 use crate::out::OutDisk;
 use crate::resize::{self, GuestNotice, ResizeOutcome};
 pub(super) use lun::{LunEntry, LunSelector, LunState, Removal, RemovalProgress};
-pub(super) use migration::{IncomingLimits, LunMigration};
 
 /// Interval of the checks while a stop waits for a removal.
 const REMOVAL_CHECK: Duration = Duration::from_millis(1);
@@ -50,78 +48,28 @@ pub(super) struct Luns {
 }
 
 impl Luns {
-    /// Serves the controllers of a configuration.
-    ///
-    /// # Errors
-    /// If the host refuses a resource. Everything is undone then.
-    pub(super) fn start(
-        configs: &[ControllerConfig],
-        host: &HostContext,
-        saved: SavedLuns,
-    ) -> Result<Luns, ControllerError> {
-        let added: HashMap<String, BTreeMap<String, String>> =
-            saved.added.iter().map(|lun| (lun.id.clone(), lun.settings.clone())).collect();
-        let mut units = HashMap::new();
-        for (config, lun) in configs.iter().flat_map(|config| config.luns.iter().map(move |lun| (config, lun))) {
-            if let LunUnit::Own(unit) = &lun.unit {
-                let unit = ServedUnit::new(&lun.id, UnitConfig::clone(unit));
-                let unit = unit.map_err(|error| ControllerError::lun(&config.id, lun.address, error))?;
-                units.insert(lun.id.as_str(), Arc::new(unit));
-            }
-        }
-        let (mut controllers, mut table) = (Vec::new(), Vec::new());
-        for (number, config) in configs.iter().enumerate() {
-            let (mut first, mut mapped) = (Vec::new(), Vec::new());
-            for (slot, lun) in (0..).map(DiskSlot).zip(config.luns.iter().filter(|lun| lun.mapped)) {
-                let unit = match &lun.unit {
-                    LunUnit::Own(_) => units.get(lun.id.as_str()),
-                    LunUnit::Shared(name) => units.get(name.as_str()),
-                };
-                let unit = unit.ok_or_else(|| ControllerError::lun(&config.id, lun.address, LunError::NoUnit))?;
-                first.push(InitialLun { address: lun.address, slot, unit: Arc::clone(unit) });
-                mapped.push((lun, slot, Arc::clone(unit)));
-            }
-            let controller = match Controller::start(config, number, &first, host) {
-                Ok(controller) => Arc::new(controller),
-                Err(error) if config.origin == ChangeSource::RunTime => {
-                    super::not_served(&error);
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            for (lun, slot, unit) in mapped {
-                table.push(LunEntry {
-                    id: lun.id.clone(),
-                    controller: Arc::clone(&controller),
-                    address: lun.address,
-                    slot,
-                    state: LunState::Ready,
-                    unit: Some(unit),
-                    claims: vec![("id", lun.id.clone())],
-                    origin: lun.origin,
-                    added_settings: added.get(&lun.id).filter(|_| lun.origin == LunOrigin::RunTime).cloned(),
-                });
-            }
-            controllers.push(controller);
-        }
-        let luns = Luns {
-            controllers: RankedMutex::new(LockRank::Controllers, controllers),
-            next_number: AtomicUsize::new(configs.len()),
-            host: host.clone(),
-            table: RankedMutex::new(LockRank::LunTable, table),
-            changed: Condvar::new(),
-            removals: RankedMutex::leaf(Vec::new()),
-            saved: RankedMutex::new(LockRank::SavedSection, saved),
-        };
-        // Drops entries that did not fit the configuration.
-        luns.save(|_| {});
-        Ok(luns)
+    /// Returns the controllers, in the order of their addition.
+    pub(super) fn controllers(&self) -> Vec<Arc<Controller>> {
+        self.controllers.lock().clone()
     }
 
-    /// Enables or disables the migration of guests. Waits for incoming migrations.
-    pub(super) fn set_migratable(self: &Arc<Luns>, on: bool) {
-        let luns = if on { Arc::downgrade(self) } else { Weak::new() };
-        self.controllers().iter().for_each(|controller| controller.migration().set_luns(Weak::clone(&luns)));
+    /// Returns the controller `id`.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(super) fn controller(&self, id: &str) -> Result<Arc<Controller>, SettingError> {
+        let mut named = Settings::new("lun");
+        named.insert("controller", id)?;
+        self.find_controller(&mut named)
+    }
+
+    /// Takes `controller`, and returns the controller of that id, unless it is being removed.
+    fn find_controller(&self, settings: &mut Settings) -> Result<Arc<Controller>, SettingError> {
+        let mut controllers = self.controllers();
+        controllers.retain(|controller| !controller.is_removing());
+        let ids: Vec<&str> = controllers.iter().map(|controller| controller.id()).collect();
+        let at = find_controller(settings, &ids)?;
+        Ok(controllers.swap_remove(at))
     }
 
     /// Returns the ready LUNs of the controller `id`, sorted by address.

@@ -3,10 +3,11 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
+use mqblk_core::lock::LockRank;
 use mqblk_core::{Disk, DiskChannel, DiskError, Geometry, Limits};
 use mqblk_engine::{AnyDisk, Engine, EngineOptions, QueuePlacement, UringContext, UringOptions};
 
-use super::super::config::TargetLun;
+use super::super::config::{ControllerConfig, TargetLun, UnitConfig};
 use super::*;
 use crate::out::OutDisks;
 use crate::storage::{CacheMode, StorageConfig};
@@ -111,7 +112,7 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
         out: OutDisks::new(Vec::new()),
         stands_by: Arc::default(),
     };
-    Arc::new(Luns::start(&[controller], &host, SavedLuns::default()).unwrap())
+    Luns::start(&[controller], &host, SavedLuns::default()).unwrap()
 }
 
 const AT_ONCE: Duration = Duration::ZERO;

@@ -7,7 +7,7 @@ use mqblk_admin::model::{ConfigDifference, ConfigDifferences};
 use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError};
 use serde_json::Value;
 
-use super::setting_error;
+use super::conversion::{response, setting_error};
 use crate::state::{AppliedChange, DaemonState};
 
 const PARAMS: &[Param] = &[Param {
@@ -45,5 +45,5 @@ fn call(state: &DaemonState, params: &Params, apply: bool) -> Result<Value, Verb
         error: result.and_then(Result::err),
     });
     let differences = ConfigDifferences { changes: differences.collect() };
-    super::response(differences)
+    response(differences)
 }

@@ -7,8 +7,8 @@ use mqblk_admin::model::{ControllerList, DiskAdded, DiskRemoved, ListedControlle
 use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError};
 use serde_json::Value;
 
+use super::conversion::{change_error, response, take_settings};
 use super::disk::frontend_info;
-use super::{change_error, response, take_settings};
 use crate::change::ChangeSource;
 use crate::interface::ServedDevice;
 use crate::report::settings_json;

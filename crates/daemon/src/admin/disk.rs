@@ -8,7 +8,7 @@ use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError};
 use mqblk_vhost_user_server::Frontend;
 use serde_json::Value;
 
-use super::{change_error, response, take_settings};
+use super::conversion::{change_error, response, take_settings};
 use crate::change::ChangeSource;
 use crate::interface::{Export, ServedDevice};
 use crate::out::open_all;

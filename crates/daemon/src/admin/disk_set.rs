@@ -7,7 +7,7 @@ use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError, found};
 use mqblk_core::settings::SettingError;
 use serde_json::Value;
 
-use super::{change_error, response, take_settings};
+use super::conversion::{change_error, response, take_settings};
 use crate::live::LiveTarget;
 use crate::report::settings_json;
 use crate::saved_changes::Keeping;

@@ -8,7 +8,7 @@ use mqblk_core::settings::Settings;
 use mqblk_engine::LimitGroup;
 use serde_json::Value;
 
-use super::{change_error, response, take_settings};
+use super::conversion::{change_error, response, take_settings};
 use crate::limits::limit_pairs;
 use crate::report::settings_json;
 use crate::saved_changes::Keeping;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mqblk_admin::{Param, ParamKind, Verb};
 use serde_json::json;
 
-use super::setting_error;
+use super::conversion::setting_error;
 use crate::state::DaemonState;
 
 const PARAMS: &[Param] = &[Param {

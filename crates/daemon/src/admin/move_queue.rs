@@ -6,8 +6,8 @@ use mqblk_admin::model::{ListedQueue, QueueList, QueueMoved};
 use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError};
 use serde_json::Value;
 
+use super::conversion::{change_error, response};
 use super::disk_set::no_such_id;
-use super::{change_error, response};
 use crate::live::MovedQueue;
 use crate::state::DaemonState;
 

@@ -8,7 +8,7 @@ use mqblk_core::settings::{EXPECTED_SIZE, parse_size};
 use mqblk_core::{ByteLen, Resize};
 use serde_json::Value;
 
-use super::change_error;
+use super::conversion::{change_error, response};
 use crate::state::DaemonState;
 
 /// Shared with `lun.resize`.
@@ -41,7 +41,7 @@ pub fn verb(state: &Arc<DaemonState>) -> Verb {
             size_bytes: changed.resized.size.0,
             guest: changed.guest.word().to_owned(),
         };
-        super::response(result)
+        response(result)
     })
 }
 

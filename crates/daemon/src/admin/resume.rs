@@ -6,6 +6,7 @@ use mqblk_admin::model::Resumed;
 use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError, found};
 use mqblk_engine::Resume;
 
+use super::conversion::response;
 use crate::state::DaemonState;
 
 const PARAMS: &[Param] = &[
@@ -21,7 +22,7 @@ pub(super) fn verb(state: &Arc<DaemonState>) -> Verb {
     let state = Arc::clone(state);
     Verb::new("resume", "Resumes a stopped disk: submits its parked requests", PARAMS, move |params| {
         let resumed = resume(&state, params)?;
-        super::response(resumed)
+        response(resumed)
     })
 }
 

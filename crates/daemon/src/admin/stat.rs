@@ -6,6 +6,7 @@ use mqblk_admin::model::Stat;
 use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError, found};
 use mqblk_engine::WorkerStats;
 
+use super::conversion::response;
 use crate::clock::monotonic_ns;
 use crate::interface::{DeviceStat, StatDetail};
 use crate::report;
@@ -29,7 +30,7 @@ pub(super) fn verb(state: &Arc<DaemonState>) -> Verb {
         PARAMS,
         move |params| {
             let stat = read(&state, params)?;
-            super::response(stat)
+            response(stat)
         },
     )
 }

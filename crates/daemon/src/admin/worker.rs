@@ -6,7 +6,7 @@ use mqblk_admin::model::{ListedWorker, WorkerChange, WorkerList};
 use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError};
 use serde_json::Value;
 
-use super::{change_error, response};
+use super::conversion::{change_error, response};
 use crate::saved_changes::Keeping;
 use crate::state::DaemonState;
 

@@ -1,98 +1,28 @@
 //! Settings that change while guests use their object: a disk, a LUN, a controller's queues, or a group of limits.
 //!
-//! [`LIVE`] is the table of them. All keys of a change are checked before the first is applied. `queues` are the keys
-//! of queues, `storage` those of a disk's requests, `saved` records changes in the state file.
+//! [`LIVE`] is the table of them. All keys of a change are checked before the first is applied. `target` is such an
+//! object, `queues` are the keys of queues, `storage` those of a disk's requests; `saved` records changes in the state
+//! file.
 
 pub(crate) mod queues;
 mod saved;
 mod storage;
+mod target;
 mod workers;
 
-use std::sync::Arc;
-
 pub use queues::MovedQueue;
+pub use target::LiveTarget;
 
 use mqblk_core::settings::{SettingError, Settings};
 
 use crate::change::ChangeError;
 use crate::exclusive::VerbScope;
-use crate::interface::{Export, ServedDevice};
 use crate::key_values::finish;
 use crate::limits::{limit_pairs, take_limits};
-use crate::live_keys::{is_live_key, is_queue_key};
 use crate::pair::Pair;
 use crate::saved_changes::Keeping;
 use crate::state::DaemonState;
-
-/// An object whose settings can be changed: a disk, a LUN, or a controller.
-pub struct LiveTarget {
-    id: String,
-    device: Arc<dyn ServedDevice>,
-    /// Its storage; `None` for a controller.
-    export: Option<Export>,
-}
-
-impl LiveTarget {
-    /// Returns the device whose queues are its own; `None` for a LUN, whose queues are its controller's.
-    fn queues(&self) -> Option<&dyn ServedDevice> {
-        (!self.is_lun()).then_some(self.device.as_ref())
-    }
-
-    fn is_lun(&self) -> bool {
-        self.export.is_some() && self.device.id() != self.id
-    }
-
-    /// Returns its name for messages.
-    fn subject(&self) -> String {
-        let noun = match &self.export {
-            None => "controller",
-            Some(_) if self.is_lun() => "lun",
-            Some(_) => "disk",
-        };
-        format!("{noun} {:?}", self.id)
-    }
-
-    /// Returns the ids of its LUNs, or of its disk.
-    pub fn luns(&self) -> Vec<String> {
-        self.device.exports().iter().map(|export| export.id.clone()).collect()
-    }
-
-    /// Returns the keys that can be changed, with their present values.
-    pub fn current(&self) -> Vec<Pair> {
-        LIVE.iter().flat_map(|live| (live.current)(self)).collect()
-    }
-
-    /// Fails if a key is left, with the reason why it cannot be changed.
-    fn check_left(&self, settings: Settings) -> Result<(), SettingError> {
-        let Some(key) = settings.keys_left().next().map(str::to_owned) else { return Ok(()) };
-        let value = format!("{:?}", settings.peek(&key).unwrap_or_default());
-        let expected = if self.is_lun() && is_queue_key(&key) {
-            let id = self.device.id();
-            format!("a key of a LUN; {key} is one of its controller: mqblk controller set {id} {key}=...")
-        } else if self.export.is_none() && is_live_key(&key) && !is_queue_key(&key) {
-            format!("a key of a controller; {key} is one of its LUNs: mqblk disk set LUN {key}=...")
-        } else if is_queue_key(&key) {
-            format!("another key: {}", crate::interface::FIXED_QUEUES)
-        } else if self.fixed_keys().contains(&key) {
-            let noun = if self.export.is_none() { "controller" } else { "disk" };
-            format!(
-                "a key that can be changed while it is served; {key} cannot: remove the {noun} and add it with the new value"
-            )
-        } else {
-            return finish(settings);
-        };
-        Err(settings.error(&key, value, expected))
-    }
-
-    /// Returns the keys of its configuration that cannot be changed.
-    fn fixed_keys(&self) -> Vec<String> {
-        let about = self.device.describe();
-        let own = ["id", "storage", "interface", "controller", "target", "lun", "unit", "unit-name", "serial", "cache"];
-        let more = ["path", "size", "on-error", "on-enospc", "readonly", "block-size", "direct", "reservations"];
-        let pairs = about.settings.into_iter().map(|(key, _)| key);
-        pairs.chain(own).chain(more).map(str::to_owned).collect()
-    }
-}
+use target::{Apply, describe};
 
 /// Settings that are changed together.
 struct LiveSetting {
@@ -102,9 +32,6 @@ struct LiveSetting {
     current: fn(&LiveTarget) -> Vec<Pair>,
 }
 
-/// Applies a checked change.
-type Apply = Box<dyn FnOnce(&DaemonState) -> Result<(), ChangeError>>;
-
 /// All of them. Queues move last: that may fail half-way.
 const LIVE: &[LiveSetting] = &[
     LiveSetting { prepare: storage::prepare_limits, current: storage::current_limits },
@@ -112,6 +39,13 @@ const LIVE: &[LiveSetting] = &[
     LiveSetting { prepare: queues::prepare_polling, current: queues::current_polling },
     LiveSetting { prepare: queues::prepare_map, current: queues::current_map },
 ];
+
+impl LiveTarget {
+    /// Returns the keys that can be changed, with their present values.
+    pub fn current(&self) -> Vec<Pair> {
+        LIVE.iter().flat_map(|live| (live.current)(self)).collect()
+    }
+}
 
 impl DaemonState {
     /// Returns the disk or LUN of this id.
@@ -188,10 +122,4 @@ impl DaemonState {
         self.keep_group(name, &given, &limit_pairs(&limits), keeping);
         self.engine().disks_changed().map_err(|gone| ChangeError::Failed(gone.to_string()))
     }
-}
-
-/// Formats settings for the log.
-pub(crate) fn describe(pairs: &[Pair]) -> String {
-    let pairs: Vec<String> = pairs.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    if pairs.is_empty() { "off".to_owned() } else { pairs.join(",") }
 }

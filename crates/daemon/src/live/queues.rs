@@ -6,7 +6,7 @@ use std::time::Duration;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{QueueMove, QueueSettings};
 
-use super::{Apply, LiveTarget, describe};
+use super::target::{Apply, LiveTarget, describe};
 use crate::change::ChangeError;
 use crate::exclusive::VerbScope;
 use crate::interface::ServedDevice;

@@ -3,7 +3,7 @@
 use mqblk_core::settings::{SettingError, Settings};
 use toml::Value;
 
-use super::LiveTarget;
+use super::target::LiveTarget;
 use crate::change::ChangeError;
 use crate::limits::{LIMIT_GROUP, keys_of_limit};
 use crate::live_keys::keys_set_with;

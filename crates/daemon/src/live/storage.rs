@@ -2,7 +2,7 @@
 
 use mqblk_core::settings::Settings;
 
-use super::{Apply, LiveTarget, describe};
+use super::target::{Apply, LiveTarget, describe};
 use crate::change::ChangeError;
 use crate::limits::current_limit_pairs;
 use crate::limits::{LIMIT_GROUP, is_limit_key, take_limits};

@@ -2,6 +2,7 @@
 //! rest.
 
 mod fields;
+mod format;
 mod journald;
 mod limit;
 mod writer;
@@ -17,6 +18,8 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 
+pub use format::LogFormat;
+
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 const EXPECTED: &str = "off, error, warn, info, debug or trace, or TARGET=LEVEL,...";
 
@@ -30,36 +33,6 @@ pub struct LogOptions {
     /// How log lines look [default: journald if standard error is systemd's journal, else text]
     #[arg(long, global = true, hide_short_help = true, value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
-}
-
-/// How log lines look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum LogFormat {
-    /// Time, level, message and fields, in colours on a terminal
-    Text,
-    /// A JSON object a line
-    Json,
-    /// As systemd's journal reads standard error: the level as `<N>`, no time
-    Journald,
-}
-
-impl LogFormat {
-    /// Returns the format for the reader of standard error.
-    fn detect() -> LogFormat {
-        let stderr = rustix::fs::fstat(std::io::stderr());
-        let journal = std::env::var("JOURNAL_STREAM").ok();
-        let is_journal = |journal: &str| stderr.is_ok_and(|file| journal == format!("{}:{}", file.st_dev, file.st_ino));
-        if journal.as_deref().is_some_and(is_journal) { LogFormat::Journald } else { LogFormat::Text }
-    }
-
-    /// Returns a line of the logger's own, without its end.
-    fn note(self, text: &str) -> String {
-        match self {
-            LogFormat::Text => format!("({text})"),
-            LogFormat::Json => serde_json::json!({ "level": "WARN", "message": text }).to_string(),
-            LogFormat::Journald => format!("<{}>({text})", journald::WARNING),
-        }
-    }
 }
 
 /// The log level, which can be changed.

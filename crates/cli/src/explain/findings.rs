@@ -1,10 +1,8 @@
 //! The limits of a disk: rules over two samples. Pure: no I/O, no clock.
 
-use std::collections::BTreeMap;
-
 use mqblk_admin::model::{PollingStat, QueueStat, Stat};
-use serde::Serialize;
 
+use super::evidence::{Evidence, Finding, requests_per_s, time};
 use super::subject::Subject;
 use super::throttle::{self, throttled};
 use crate::stat::rates::{IoRates, QueueRates, Report, WorkerRates};
@@ -26,33 +24,6 @@ const SMALL: f64 = 32.0 * 1024.0;
 const FEW_PER_S: f64 = 10.0;
 /// With more requests in flight, some can be merged.
 const ALONE: f64 = 1.5;
-
-/// A sentence, and its evidence.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Finding {
-    /// A word for programs.
-    pub(super) kind: &'static str,
-    /// For readers.
-    pub(super) sentence: String,
-    /// The numbers by name; each name ends with the unit.
-    pub(super) figures: BTreeMap<&'static str, f64>,
-}
-
-impl Finding {
-    pub(super) fn new(kind: &'static str, sentence: String, figures: &[(&'static str, f64)]) -> Finding {
-        Finding { kind, sentence, figures: figures.iter().copied().collect() }
-    }
-}
-
-/// Input of the rules.
-pub(super) struct Evidence<'a> {
-    pub(super) subject: &'a Subject<'a>,
-    /// The rates of its device.
-    pub(super) rates: IoRates,
-    queues: Vec<&'a QueueRates>,
-    pub(super) report: &'a Report,
-    stat: &'a Stat,
-}
 
 type Rule = fn(&Evidence<'_>) -> Vec<Finding>;
 
@@ -91,19 +62,6 @@ pub(super) fn findings(subject: &Subject<'_>, stat: &Stat, report: &Report) -> O
         found.push(nothing(&evidence));
     }
     Some(found)
-}
-
-pub(super) fn requests_per_s(rates: &IoRates) -> f64 {
-    rates.reads_per_s + rates.writes_per_s + rates.discards_per_s + rates.flushes_per_s
-}
-
-/// Formats a time.
-pub(super) fn time(us: f64) -> String {
-    match us {
-        us if us >= 1e6 => format!("{:.1} s", us / 1e6),
-        us if us >= 1e3 => format!("{:.2} ms", us / 1e3),
-        us => format!("{us:.1} us"),
-    }
 }
 
 /// Formats a number, with one decimal if it is small.

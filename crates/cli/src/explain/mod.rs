@@ -1,5 +1,6 @@
 //! `mqblk explain DISK`: explains the current limit of a disk in sentences, from two samples of its daemon.
 
+mod evidence;
 mod findings;
 mod subject;
 mod throttle;
@@ -17,7 +18,8 @@ use crate::failure;
 use crate::stat::rates::{self, Report};
 use crate::stat::source::StatSource;
 use crate::table::wrap;
-use findings::{Finding, findings};
+use evidence::Finding;
+use findings::findings;
 use subject::Subject;
 
 /// Shortest and longest time between the samples, in seconds, and the default.

@@ -3,7 +3,7 @@
 use mqblk_core::settings::parse_size;
 use serde_json::{Map, Value};
 
-use super::findings::{Evidence, Finding, requests_per_s, time};
+use super::evidence::{Evidence, Finding, requests_per_s, time};
 use crate::stat::throttle::ThrottleRates;
 
 /// Smallest share of waiting requests that gets a sentence, in percent.

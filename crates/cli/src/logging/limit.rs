@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use mqblk_core::lock::lock;
 
-use super::LogFormat;
+use super::format::LogFormat;
 use mqblk_core::{RateLimit, TokenBucket};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};

@@ -4,7 +4,7 @@
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::LogFormat;
+use super::format::LogFormat;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::AsFd;
 

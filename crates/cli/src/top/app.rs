@@ -3,38 +3,10 @@
 use mqblk_admin::model::Stat;
 use mqblk_core::settings::SettingError;
 
-use super::rows::{self, DataRow};
+use super::rows::{self, DataRow, TopView};
 use super::terminal::Key;
 use crate::stat::rates::{self, Report};
 use crate::stat::selection::SortKey;
-
-/// A table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TopView {
-    /// Disks, controllers and LUNs.
-    Disks,
-    /// Their queues.
-    Queues,
-    /// The worker threads.
-    Workers,
-}
-
-impl TopView {
-    pub(super) const ALL: [TopView; 3] = [TopView::Disks, TopView::Queues, TopView::Workers];
-
-    /// Returns its title.
-    pub(super) fn title(self) -> &'static str {
-        match self {
-            TopView::Disks => "disks",
-            TopView::Queues => "queues",
-            TopView::Workers => "workers",
-        }
-    }
-
-    fn index(self) -> usize {
-        TopView::ALL.iter().position(|view| *view == self).unwrap_or(0)
-    }
-}
 
 /// The action after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,36 @@
-//! The rows of the tables.
+//! The tables, and their rows.
 
-use super::app::TopView;
 use crate::stat::columns::{COLUMNS, IoColumn, columns_within, lun_as_io, percent, rate};
 use crate::stat::rates::{ControllerRates, IoRates, QueueRates, Report, TurnRates, WorkerRates};
+
+/// A table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TopView {
+    /// Disks, controllers and LUNs.
+    Disks,
+    /// Their queues.
+    Queues,
+    /// The worker threads.
+    Workers,
+}
+
+impl TopView {
+    pub(super) const ALL: [TopView; 3] = [TopView::Disks, TopView::Queues, TopView::Workers];
+
+    /// Returns its title.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            TopView::Disks => "disks",
+            TopView::Queues => "queues",
+            TopView::Workers => "workers",
+        }
+    }
+
+    /// Returns its place in [`TopView::ALL`].
+    pub(super) fn index(self) -> usize {
+        TopView::ALL.iter().position(|view| *view == self).unwrap_or(0)
+    }
+}
 
 /// The sort key of rows besides columns.
 pub(super) const NAME: &str = "name";

@@ -2,7 +2,7 @@
 
 use mqblk_admin::model::{ControllerStat, DiskStat, LunStat, QueueStat, WorkerStat};
 
-use super::app::TopView;
+use super::rows::TopView;
 use super::terminal::Key;
 use super::*;
 

@@ -2,8 +2,8 @@
 
 use mqblk_admin::model::Stat;
 
-use super::app::{App, TopView};
-use super::rows::{DataRow, NAME, headings};
+use super::app::App;
+use super::rows::{DataRow, NAME, TopView, headings};
 use super::terminal::{ALARM, BOLD, DIM, PLAIN, REVERSED, ScreenLine, TextStyle, UNDERLINED};
 use crate::explain;
 use crate::stat::rates::Report;

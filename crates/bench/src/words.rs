@@ -159,3 +159,9 @@ impl std::fmt::Display for Distribution {
         }
     }
 }
+
+/// Returns text with its first letter in upper case.
+pub(crate) fn capitalised(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
+}

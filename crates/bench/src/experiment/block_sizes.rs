@@ -5,8 +5,10 @@
 
 use mqblk_core::ByteLen;
 
+use super::claim::Claim;
+use super::definition::{Columns, Experiment, column, plot_of, prefix, published_series, queue_count};
+use super::estimate::MeasuredMean;
 use super::published::{BLOCK_SIZE_WRITES_4K, BLOCK_SIZES};
-use super::{Claim, Columns, Experiment, MeasuredMean, column, plot_of, prefix, published_series, queue_count};
 use crate::BenchError;
 use crate::plan::{Target, value_of};
 use crate::plot::{AxisChoice, Figure, KeyValue, Metric, PlotGroup, PlotRow, PublishedSeries, RowFilter, RowKey};

@@ -3,8 +3,10 @@
 //! the window gave 68.5 thousand IOPS instead of 43.2 thousand. Here also with storage that takes 10, 30 and 100 us,
 //! and with other policies.
 
+use super::claim::Claim;
+use super::definition::{Columns, Experiment, error_cell, iops_ratio_cell, load, plot_of, published_series};
+use super::estimate::MeasuredMean;
 use super::published::{POLLING, POLLING_CPU_PERCENT, POLLING_IOPS, POLLING_MEAN_US, POLLING_PERCENTILES};
-use super::{Claim, Columns, Experiment, MeasuredMean, error_cell, iops_ratio_cell, load, plot_of, published_series};
 use crate::plan::{Target, value_of};
 use crate::plot::{AxisChoice, Figure, Metric, PlotGroup, RowFilter, RowKey};
 use crate::report::ResultRow;

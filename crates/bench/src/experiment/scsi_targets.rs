@@ -3,8 +3,10 @@
 //! disks on tmpfs, one logical unit a target. There many queues gave 30 to 90 percent more from 4 targets on, and lost
 //! 6 to 13 percent from 16 to 32.
 
+use super::claim::Claim;
+use super::definition::{Columns, Experiment, column, plot_of, prefix, published_series, queue_count};
+use super::estimate::MeasuredMean;
 use super::published::{SCSI_BANDWIDTH, SCSI_COLUMNS, ScsiBandwidth};
-use super::{Claim, Columns, Experiment, MeasuredMean, column, plot_of, prefix, published_series, queue_count};
 use crate::columns::block_size;
 use crate::plan::Target;
 use crate::plot::{AxisChoice, Figure, Metric, PlotGroup, RowFilter, RowKey};

@@ -1,9 +1,12 @@
 //! The experiments on invented rows: plans, tables, claims, pictures.
 
+use std::path::Path;
+
 use super::polling::{LATENCIES, POLICIES};
 use super::*;
 use crate::benchmark::Benchmark;
 use crate::plan::TargetSource;
+use crate::report::ResultRow;
 use crate::table::three_digits;
 use crate::tests::{benchmark, plan};
 

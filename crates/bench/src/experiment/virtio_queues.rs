@@ -3,10 +3,10 @@
 //! "dataplane", a thread that serves the virtqueues. There 4 queues gave 16 percent more with it and 30 percent more
 //! without.
 
+use super::claim::Claim;
+use super::definition::{Columns, Experiment, column, error_cell, iops_ratio_cell, load, plot_of, prefix, queue_count};
+use super::estimate::MeasuredMean;
 use super::published::VIRTIO_QUEUES;
-use super::{
-    Claim, Columns, Experiment, MeasuredMean, column, error_cell, iops_ratio_cell, load, plot_of, prefix, queue_count,
-};
 use crate::BenchError;
 use crate::plan::Target;
 use crate::plot::{Figure, KeyValue, Metric, PlotGroup, PublishedSeries, RowFilter, RowKey};

@@ -3,8 +3,10 @@
 //! at a time, on null_blk. There IOPS fell by a third from 4 rings to 16 while all rings shared a pool of persistent
 //! grants and free pages under a lock. With a pool for each ring they did not fall. Here: both kinds of pool.
 
+use super::claim::Claim;
+use super::definition::{Columns, Experiment, column, load, plot_of, prefix, published_series};
+use super::estimate::MeasuredMean;
 use super::published::{XEN_IOPS, XEN_QUEUES};
-use super::{Claim, Columns, Experiment, MeasuredMean, column, load, plot_of, prefix, published_series};
 use crate::plan::{Target, value_of};
 use crate::plot::{Figure, Metric, PlotGroup, RowFilter, RowKey};
 use crate::report::ResultRow;

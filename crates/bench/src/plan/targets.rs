@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::path::PathBuf;
 
-use super::Combination;
+use super::combination::Combination;
 
 /// Keys of a disk: most entries of a virtqueue.
 pub(crate) const QUEUE_SIZE_KEYS: [&str; 2] = ["queue-size", "queue_size"];

@@ -8,9 +8,9 @@ use clap::ValueEnum;
 use mqblk_core::ByteLen;
 use serde_json::Value;
 
+use super::intervals::{OperationSeries, series_of_runs};
 use super::keys::{KeyFormat, KeyValue, RowKey};
 use super::place::{FilePlace, truncate};
-use super::series::{OperationSeries, series_of_runs};
 use crate::BenchError;
 use crate::words::IoSizes;
 

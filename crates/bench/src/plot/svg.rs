@@ -4,7 +4,8 @@
 use std::f64::consts::TAU;
 use std::fmt::Write as _;
 
-use super::chart::{Chart, Panel, PanelGroup, Sample, SeriesLine};
+use super::group::MAX_SERIES;
+use super::picture::{Chart, Panel, PanelGroup, Sample, SeriesLine};
 
 /// Colour of titles and names.
 const INK: &str = "#222222";
@@ -35,7 +36,7 @@ const MAX_MARKERS: usize = 60;
 /// Colours of series. The first seven are the palette of Okabe and Ito ("Color Universal Design", 2008), which
 /// colour-blind people can distinguish, without its yellow, which is too light on white. The others are darker and
 /// lighter ones, and their lines are dotted.
-const COLORS: [&str; super::select::MAX_SERIES] = [
+const COLORS: [&str; MAX_SERIES] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#1b2f7a", "#7a2d00", "#005540",
     "#7d2d5b", "#8a6400", "#7b61c4", "#9ccc3c",
 ];

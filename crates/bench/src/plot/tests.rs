@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use roxmltree::{Document, Node};
 use serde_json::{Value, json};
 
+use super::group::MAX_SERIES;
 use super::keys::UNKNOWN;
 use super::rows::{label, parse};
-use super::select::{MAX_SERIES, constants, select};
+use super::select::{constants, select};
 use super::series::of_each_run;
 use super::svg::{reference_style, style, svg};
 use super::*;

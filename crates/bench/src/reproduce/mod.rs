@@ -39,7 +39,7 @@ const QUICK_SCRATCH: ByteLen = ByteLen(256 << 20);
 /// after Ctrl-C, 143 after SIGTERM.
 pub fn run(args: &ReproduceArgs) -> ExitCode {
     let outcome = if args.list { files::print(&list()).map(|()| 0) } else { reproduce(args) };
-    crate::exit("reproduce", outcome)
+    crate::error::exit("reproduce", outcome)
 }
 
 /// Returns the list of all experiments.

@@ -1,10 +1,10 @@
 //! The report: one page of HTML that needs nothing besides itself.
 
 use super::result::{ExperimentResult, lines};
-use crate::capitalised;
 use crate::experiment::{ClaimResult, Outcome};
 use crate::machine::MachineDescription;
 use crate::plot::markup_text;
+use crate::words::capitalised;
 
 const STYLE: &str = "\
 :root { color-scheme: light; }

@@ -2,13 +2,14 @@
 
 use serde::Serialize;
 
+use crate::BenchError;
 use crate::benchmark::Benchmark;
 use crate::experiment::{self, BenchCommand, ClaimResult, Experiment};
 use crate::interrupt::Interrupt;
 use crate::report::ResultRow;
 use crate::sweep::Sweep;
 use crate::table::ResultTable;
-use crate::{BenchError, capitalised};
+use crate::words::capitalised;
 
 /// The result of an experiment, also of an unfinished one.
 #[derive(Debug)]

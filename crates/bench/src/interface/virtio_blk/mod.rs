@@ -10,7 +10,8 @@ use mqblk_core::ByteLen;
 use mqblk_driver::DriverError;
 use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice};
 
-use super::{Interface, InterfaceDefinition, vhost_user};
+use super::definition::{Interface, InterfaceDefinition};
+use super::vhost_user;
 use crate::BenchError;
 use crate::connector::{Connector, PreparedServer};
 use crate::plan::{Case, TargetSource};

@@ -1,6 +1,7 @@
 //! virtio-scsi: a controller with targets and logical units, at the socket of a vhost-user server.
 
 mod device;
+mod options;
 mod server;
 
 use std::path::{Path, PathBuf};
@@ -8,15 +9,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_driver::DriverError;
-use mqblk_driver::virtio_scsi::SteeringPolicy;
 
-use super::{Interface, InterfaceDefinition, vhost_user};
+use super::definition::{Interface, InterfaceDefinition};
+use super::vhost_user;
 use crate::BenchError;
 use crate::connector::{Connector, PreparedServer};
 use crate::plan::{Case, TargetSource};
 use crate::report::InterfaceResults;
-use crate::words::{Choice, one_of, word};
 use device::ScsiDevice;
+use options::steering;
+
+pub(crate) use options::VirtioScsi;
 
 /// The interface's line of the table.
 pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
@@ -29,37 +32,6 @@ pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
 
 /// Most logical units of a controller that are measured.
 const MAX_DISKS: u32 = 8192;
-
-/// The options that only `--interface virtio-scsi` has.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct VirtioScsi {
-    /// virtio-scsi: targets to use [default: 1]
-    #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub targets: Vec<u16>,
-
-    /// virtio-scsi: logical units to use of each target [default: 1]
-    #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=4096))]
-    luns: Vec<u16>,
-
-    /// virtio-scsi: the queue that a command is put on [default: target]
-    #[arg(long, value_parser = one_of(&STEERING, word))]
-    steer: Option<&'static Choice<SteeringPolicy>>,
-}
-
-/// The ways to select the request queue of a command. The first is the default.
-static STEERING: [Choice<SteeringPolicy>; 3] = [
-    (
-        "target",
-        "A target stays on a queue while it has commands in flight, and moves to that of the thread that finds it idle",
-        SteeringPolicy::Target,
-    ),
-    ("submitter", "The submitting thread's", SteeringPolicy::Submitter),
-    ("fixed", "Target T is on queue T modulo queues", SteeringPolicy::Fixed),
-];
-
-fn steering(options: &VirtioScsi) -> &'static Choice<SteeringPolicy> {
-    options.steer.unwrap_or(&STEERING[0])
-}
 
 /// Returns a list of counts; 1 if none was given.
 fn counts(given: &[u16]) -> &[u16] {

@@ -13,7 +13,7 @@ use mqblk_core::ByteLen;
 use mqblk_driver::DriverError;
 use mqblk_driver::blkfront::{BlkfrontDevice, BlkfrontOptions};
 
-use super::{Interface, InterfaceDefinition, InterfaceOptions};
+use super::definition::{Interface, InterfaceDefinition, InterfaceOptions};
 use crate::BenchError;
 use crate::connector::{Connector, PreparedServer};
 use crate::plan::{Case, DeviceName, MAX_DEPTH, Target, TargetSource, value_of};

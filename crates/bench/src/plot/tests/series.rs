@@ -1,7 +1,7 @@
 //! Time series: lines, points, and pauses.
 
-use super::super::chart::SeriesLine;
-use super::super::series::{OperationSeries, SeriesInterval};
+use super::super::intervals::{OperationSeries, SeriesInterval};
+use super::super::picture::SeriesLine;
 use super::*;
 
 /// Returns a series with intervals of 100 ms. `None`: nothing completed.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use clap::builder::PossibleValue;
 
-use super::virtio_scsi::VirtioScsi;
-use super::xen::XenOptions;
+use super::virtio_scsi::options::VirtioScsi;
+use super::xen::options::XenOptions;
 use crate::BenchError;
 use crate::plan::{Case, DeviceName, Target};
 use crate::report::InterfaceResults;

@@ -72,7 +72,7 @@ impl Style {
     }
 }
 
-/// Returns the style of a series, or of its second line. Of up to [`MAX_SERIES`](super::select::MAX_SERIES) no two have
+/// Returns the style of a series, or of its second line. Of up to [`MAX_SERIES`] no two have
 /// the same colour.
 pub(super) fn style(series: usize, second: bool) -> Style {
     let at = series % COLORS.len();

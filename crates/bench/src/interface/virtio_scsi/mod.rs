@@ -1,7 +1,7 @@
 //! virtio-scsi: a controller with targets and logical units, at the socket of a vhost-user server.
 
 mod device;
-mod options;
+pub(super) mod options;
 mod server;
 
 use std::path::{Path, PathBuf};

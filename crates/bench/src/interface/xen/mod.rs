@@ -1,7 +1,7 @@
 //! Xen's block interface: a disk of the domain that the benchmark runs in, or of a simulated machine.
 
 mod device;
-mod options;
+pub(super) mod options;
 mod server;
 
 use std::path::Path;

@@ -78,7 +78,7 @@ fetch_fio_source() {
 
 # Prepares QEMU and a kernel of Debian trixie.
 prepare_trixie() {
-    [ -e "$trixie/qemu.version" ] && [ -e "$trixie/kernel.version" ] && return
+    [ -e "$trixie/qemu/qemu-img" ] && [ -e "$trixie/kernel.version" ] && return
     mkdir -p "$trixie"
     say "fetching the package lists of Debian trixie"
     own_apt "$trixie/apt" deb trixie
@@ -90,7 +90,7 @@ prepare_trixie() {
 
 # Prepares the QEMU of Debian sid, the newest one.
 prepare_sid() {
-    [ -e "$sid/qemu.version" ] && return
+    [ -e "$sid/qemu/qemu-img" ] && return
     mkdir -p "$sid"
     say "fetching the package lists of Debian sid"
     own_apt "$sid/apt" deb sid
@@ -99,16 +99,17 @@ prepare_sid() {
     own_apt
 }
 
-# prepare_qemu RELEASE FOLDER: QEMU of a Debian release, unpacked and not installed: with its firmware, and its libraries
-# with their loader, because this system's may be older.
+# prepare_qemu RELEASE FOLDER: QEMU of a Debian release and its programs for images, unpacked and not installed: with the
+# firmware, and the libraries with their loader, because this system's may be older.
 prepare_qemu() {
-    [ -e "$2/qemu.version" ] && return
-    local release=$1 folder=$2 work=$2/qemu.new chosen library libraries loader=lib/ld-linux-x86-64.so.2
+    [ -e "$2/qemu/qemu-img" ] && return
+    local release=$1 folder=$2 work=$2/qemu.new chosen program library libraries loader=lib/ld-linux-x86-64.so.2
+    local programs=(qemu-system-x86_64 qemu-img qemu-io)
     rm -rf "$work" && mkdir "$work"
     # All dependencies except those for installation, such as debconf.
-    apt_quiet --no-install-recommends --simulate install qemu-system-x86 >"$cache/$release-packages.log" 2>&1 ||
-        fail "apt cannot tell what $release's qemu-system-x86 needs: $(tail -n 3 "$cache/$release-packages.log")"
-    chosen=$(awk '$1 == "Inst" && $2 ~ /^(lib.*|zlib1g|qemu-system-.*|seabios|ipxe-qemu)$/ { print $2 }' "$cache/$release-packages.log")
+    apt_quiet --no-install-recommends --simulate install qemu-system-x86 qemu-utils >"$cache/$release-packages.log" 2>&1 ||
+        fail "apt cannot tell what $release's qemu-system-x86 and qemu-utils need: $(tail -n 3 "$cache/$release-packages.log")"
+    chosen=$(awk '$1 == "Inst" && $2 ~ /^(lib.*|zlib1g|qemu-system-.*|qemu-utils|seabios|ipxe-qemu)$/ { print $2 }' "$cache/$release-packages.log")
     say "downloading $release's QEMU and its libraries"
     (cd "$work" && logged "$release-download" apt_quiet download $chosen)
     for package in "$work"/*.deb; do
@@ -116,23 +117,27 @@ prepare_qemu() {
     done
     mkdir -p "$work/qemu/lib" "$work/qemu/firmware"
     cp "$work"/root/usr/share/qemu/*.{bin,rom} "$work"/root/usr/share/seabios/*.bin "$work/qemu/firmware"
-    cp "$work/root/usr/bin/qemu-system-x86_64" "$work/qemu/program"
     libraries=$work/root/usr/lib/x86_64-linux-gnu
     cp "$libraries/${loader#lib/}" "$work/qemu/lib"
-    "$work/qemu/$loader" --library-path "$libraries" --list "$work/qemu/program" >"$cache/$release-libraries.log" 2>&1 ||
-        fail "$release's QEMU lacks libraries: $(grep "not found" "$cache/$release-libraries.log")"
-    # libgcc_s is loaded by dlopen when a thread is cancelled.
-    for library in $(sed -n "s|.*=> \($work/root/[^ ]*\).*|\1|p" "$cache/$release-libraries.log") "$libraries/libgcc_s.so.1"; do
-        cp "$library" "$work/qemu/lib" || fail "cannot copy $library"
-    done
-    cat >"$work/qemu/qemu-system-x86_64" <<'END'
+    for program in "${programs[@]}"; do
+        cp "$work/root/usr/bin/$program" "$work/qemu/lib/$program"
+        "$work/qemu/$loader" --library-path "$libraries" --list "$work/qemu/lib/$program" >"$cache/$release-libraries.log" 2>&1 ||
+            fail "$release's $program lacks libraries: $(grep "not found" "$cache/$release-libraries.log")"
+        # libgcc_s is loaded by dlopen when a thread is cancelled.
+        for library in $(sed -n "s|.*=> \($work/root/[^ ]*\).*|\1|p" "$cache/$release-libraries.log") "$libraries/libgcc_s.so.1"; do
+            cp "$library" "$work/qemu/lib" || fail "cannot copy $library"
+        done
+        cat >"$work/qemu/$program" <<'END'
 #!/bin/sh
-# A later QEMU with the loader, the libraries and the firmware that came with it.
+# A program of a later QEMU with the loader, the libraries and the firmware that came with it.
 here=$(dirname "$(readlink -f "$0")")
-exec "$here/lib/ld-linux-x86-64.so.2" --library-path "$here/lib" --argv0 qemu-system-x86_64 "$here/program" -L "$here/firmware" "$@"
+program=$(basename "$0")
+[ "$program" != qemu-system-x86_64 ] || set -- -L "$here/firmware" "$@"
+exec "$here/lib/ld-linux-x86-64.so.2" --library-path "$here/lib" --argv0 "$program" "$here/lib/$program" "$@"
 END
-    chmod +x "$work/qemu/qemu-system-x86_64"
-    hide_modules "$work/qemu/program"
+        chmod +x "$work/qemu/$program"
+        hide_modules "$work/qemu/lib/$program"
+    done
     "$work/qemu/qemu-system-x86_64" --version >"$work/version" 2>&1 || fail "$release's QEMU does not run: $(cat "$work/version")"
     rm -rf "$folder/qemu" && mv "$work/qemu" "$folder/qemu"
     sed -n 's/^QEMU emulator version \([^ ]*\).*/\1/p' "$work/version" >"$folder/qemu.version"

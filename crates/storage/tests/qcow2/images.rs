@@ -3,8 +3,11 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use mqblk_core::Outcome;
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
 
 use crate::model::{Model, open};
 use crate::tools::{Leaks, assert_clean, assert_equal, create, folder, must, run, text};
@@ -76,6 +79,40 @@ fn compressed_clusters() {
         let option = format!("cluster_size={cluster}");
         must("qemu-img", &["convert", "-c", "-f", "raw", "-O", "qcow2", "-o", &option, text(&raw), text(&path)]);
         takes_turns(&path, &[], content.clone(), 30 + seed as u64);
+    }
+}
+
+/// Each first write to a cluster decompresses it and frees a part of another. For `MQBLK_COMPRESSED_SECONDS`, at least
+/// one image of each cluster size, which is opened several times.
+#[test]
+fn small_writes_to_compressed_clusters() {
+    let seconds = std::env::var("MQBLK_COMPRESSED_SECONDS").map_or(0, |text| text.parse().expect("seconds"));
+    let (_dir, root) = folder();
+    let (raw, path) = (root.join("a.raw"), root.join("a.qcow2"));
+    let began = Instant::now();
+    let mut seeds = 0..;
+    while seeds.start < 3 || began.elapsed().as_secs() < seconds {
+        let seed = seeds.next().expect("no end");
+        // Clusters of no data, of little, and of some that does not compress.
+        let mut random = SmallRng::seed_from_u64(seed);
+        let mut content = vec![0; SIZE as usize];
+        for sector in content.chunks_mut(512).skip(random.random_range(0..5000)) {
+            match random.random_range(0..40) {
+                0 => random.fill(sector),
+                1..20 => sector.fill(random.random()),
+                _ => {}
+            }
+        }
+        std::fs::write(&raw, &content).expect("a raw file");
+        let option = format!("cluster_size={}", ["4k", "64k", "2M"][seed as usize % 3]);
+        must("qemu-img", &["convert", "-c", "-f", "raw", "-O", "qcow2", "-o", &option, text(&raw), text(&path)]);
+        for turn in 0..3 {
+            let mut model = Model::new(open(&path, &[]).expect("an image of QEMU"), content, seed << 8 | turn);
+            model.write_small(300);
+            content = model.close();
+            assert_clean(&path, Leaks::No);
+            assert_equal(&path, &content);
+        }
     }
 }
 

@@ -15,6 +15,8 @@ use crate::tools::text;
 const SECTOR: u64 = 512;
 /// Longest transfer, in sectors.
 const LONGEST: u64 = 512;
+/// Longest small write, in sectors.
+const SMALL: u64 = 8;
 
 /// Opens an image with more settings.
 pub(crate) fn open(path: &Path, more: &[(&str, &str)]) -> Result<Arc<dyn Disk<UringContext>>, String> {
@@ -56,7 +58,7 @@ impl Model {
     pub(crate) fn run(&mut self, count: u32) -> Option<Outcome> {
         for _ in 0..count {
             let outcome = match self.random.random_range(0..10) {
-                0..=5 => self.write(),
+                0..=5 => self.write(LONGEST),
                 6 => self.discard(),
                 7..=8 => self.zeroes(),
                 _ => self.worker().run_one(TestRequest::without_data(Op::Flush, 0, 0)),
@@ -69,8 +71,20 @@ impl Model {
         None
     }
 
-    fn write(&mut self) -> Outcome {
-        let (start, len) = self.range(LONGEST);
+    /// Writes `count` times a few sectors, with a flush now and then, and reads the whole disk at the end.
+    pub(crate) fn write_small(&mut self, count: u32) {
+        for _ in 0..count {
+            assert!(matches!(self.write(SMALL), Outcome::Done(_)));
+            if self.random.random_ratio(1, 100) {
+                let flush = TestRequest::without_data(Op::Flush, 0, 0);
+                assert!(matches!(self.worker().run_one(flush), Outcome::Done(_)));
+            }
+        }
+        self.verify();
+    }
+
+    fn write(&mut self, longest: u64) -> Outcome {
+        let (start, len) = self.range(longest);
         let bytes: Vec<u8> = (0..len).map(|_| self.random.random()).collect();
         self.worker().write_memory(0, &bytes);
         let fua = self.random.random_bool(0.1);

@@ -23,11 +23,21 @@ enum Interface {
     Scsi,
 }
 
-/// A daemon with a copy of the image, and the guest that boots from it.
-struct Machine {
-    daemon: VhostUserDaemon,
-    builder: GuestBuilder,
-    _folder: TempDir,
+/// A guest that boots from a disk.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    vmm: Vmm,
+    ovmf: bool,
+    interface: Interface,
+    /// Entries of a ring.
+    ring: u16,
+    packed: bool,
+}
+
+/// A copy of the image, and the variables of OVMF.
+struct Files {
+    folder: TempDir,
+    shape: Shape,
 }
 
 /// Returns the image of `prepare.sh boot`.
@@ -37,21 +47,37 @@ fn image() -> Result<PathBuf> {
     Ok(image)
 }
 
-impl Machine {
-    fn new(vmm: Vmm, ovmf: bool, interface: Interface, ring: u16, packed: bool) -> Result<Machine> {
-        let folder = tempfile::tempdir()?;
-        let disk = folder.path().join("disk.img");
-        fs::copy(image()?, &disk)?;
+impl Files {
+    fn new(shape: Shape) -> Result<Files> {
+        let files = Files { folder: tempfile::tempdir()?, shape };
+        fs::copy(image()?, files.path("disk.img"))?;
+        fs::copy(format!("{OVMF}/OVMF_VARS_4M.fd"), files.path("variables")).context("apt-get install ovmf")?;
+        Ok(files)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Starts a daemon with the image, and the lock `lock` on it.
+    fn daemon(&self, lock: &str) -> Result<VhostUserDaemon> {
         // QEMU 10.0 offers rings of 1024 entries whatever it was told, of which SeaBIOS takes 256.
-        let daemon = match interface {
+        let disk = self.path("disk.img");
+        match self.shape.interface {
             Interface::Blk => {
-                VhostUserDaemon::start(&[DaemonDisk::new("boot", &disk, QUEUES).option("queue-size", "1024")])?
+                let disk = DaemonDisk::new("boot", &disk, QUEUES).option("queue-size", "1024").option("lock", lock);
+                VhostUserDaemon::start(&[disk])
             }
             Interface::Scsi => {
-                let controller = ControllerConfig::new("boot", QUEUES, vec![LunConfig::new(0, 0, &disk)]);
-                VhostUserDaemon::start_controllers(&[controller.option("queue-size", "1024")])?
+                let lun = LunConfig::new(0, 0, &disk).option("lock", lock).option("unit-name", "boot");
+                let controller = ControllerConfig::new("boot", QUEUES, vec![lun]);
+                VhostUserDaemon::start_controllers(&[controller.option("queue-size", "1024")])
             }
-        };
+        }
+    }
+
+    fn guest(&self, daemon: &VhostUserDaemon) -> GuestBuilder {
+        let Shape { vmm, ovmf, interface, ring, packed } = self.shape;
         let socket = daemon.socket("boot");
         let after = Duration::from_millis(200);
         let builder = Guest::builder().vmm(vmm).machine("q35").memory_mib(512).boot_within(WITHIN);
@@ -71,40 +97,33 @@ impl Machine {
                     .reconnect(after),
             ),
         };
-        let firmware = if ovmf {
-            let variables = folder.path().join("variables");
-            fs::copy(format!("{OVMF}/OVMF_VARS_4M.fd"), &variables).context("apt-get install ovmf")?;
-            Firmware::Ovmf(variables)
-        } else {
-            Firmware::SeaBios
-        };
-        Ok(Machine { daemon, builder: builder.firmware(firmware), _folder: folder })
+        builder.firmware(if ovmf { Firmware::Ovmf(self.path("variables")) } else { Firmware::SeaBios })
     }
+}
 
-    /// Waits until GRUB shows its menu, for the `times`-th time: it has read its files by the firmware's driver.
-    fn wait_menu(guest: &Guest, times: usize) -> Result<()> {
-        let console = guest.folder().join("console");
-        let mut deadline = WITHIN.begin();
-        loop {
-            let text = fs::read(&console).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())?;
-            if text.matches("a test guest").count() >= times {
-                return Ok(());
-            }
-            ensure!(!deadline.has_passed(), "no menu of GRUB within {WITHIN}: {text}");
-            std::thread::sleep(Duration::from_millis(50));
+/// Waits until GRUB shows its menu, for the `times`-th time: it has read its files by the firmware's driver.
+fn wait_menu(guest: &Guest, times: usize) -> Result<()> {
+    let console = guest.folder().join("console");
+    let mut deadline = WITHIN.begin();
+    loop {
+        let text = fs::read(&console).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())?;
+        if text.matches("a test guest").count() >= times {
+            return Ok(());
         }
+        ensure!(!deadline.has_passed(), "no menu of GRUB within {WITHIN}: {text}");
+        std::thread::sleep(Duration::from_millis(50));
     }
+}
 
-    /// Checks that Linux has the disk, with all queues, and reads what the firmware has read.
-    fn check_booted(guest: &mut Guest, interface: Interface) -> Result<()> {
-        let node = if interface == Interface::Blk { "vda" } else { "sda" };
-        let script = format!(
-            "mkdir -p /mnt && dd if=/dev/{node} of=/run/head bs=1M count=2 iflag=direct 2>/dev/null && ls /sys/block/{node}/mq | wc -l"
-        );
-        let queues = guest.must(&script)?;
-        ensure!(queues.trim() == "2", "a queue for each of 2 CPUs: found {queues:?}");
-        Ok(())
-    }
+/// Checks that Linux has the disk, with all queues, and reads what the firmware has read.
+fn check_booted(guest: &mut Guest, interface: Interface) -> Result<()> {
+    let node = if interface == Interface::Blk { "vda" } else { "sda" };
+    let script = format!(
+        "mkdir -p /mnt && dd if=/dev/{node} of=/run/head bs=1M count=2 iflag=direct 2>/dev/null && ls /sys/block/{node}/mq | wc -l"
+    );
+    let queues = guest.must(&script)?;
+    ensure!(queues.trim() == "2", "a queue for each of 2 CPUs: found {queues:?}");
+    Ok(())
 }
 
 /// Each firmware on each interface, with rings of all sizes that were seen in the field.
@@ -112,19 +131,19 @@ impl Machine {
 #[ignore = "long: make soak, make test-guest"]
 fn guests_boot_from_it() -> Result<()> {
     let newest = Vmm::newest()?;
-    let shapes = [
-        (Vmm::System, false, Interface::Blk, 128, false),
-        (Vmm::System, true, Interface::Blk, 512, false),
-        (Vmm::System, false, Interface::Blk, 256, true),
-        (newest, true, Interface::Blk, 1024, true),
-        (newest, false, Interface::Scsi, 1024, false),
-        (newest, true, Interface::Scsi, 1024, true),
-    ];
-    for (vmm, ovmf, interface, ring, packed) in shapes {
-        let what = format!("{vmm:?}, OVMF {ovmf}, {interface:?}, {ring} entries, packed {packed}");
-        let Machine { daemon, builder, _folder } = Machine::new(vmm, ovmf, interface, ring, packed)?;
-        let mut guest = builder.boot().with_context(|| format!("{what}: {}", daemon.log()))?;
-        Machine::check_booted(&mut guest, interface).with_context(|| what.clone())?;
+    let shape = |vmm, ovmf, interface, ring, packed| Shape { vmm, ovmf, interface, ring, packed };
+    for shape in [
+        shape(Vmm::System, false, Interface::Blk, 128, false),
+        shape(Vmm::System, true, Interface::Blk, 512, false),
+        shape(Vmm::System, false, Interface::Blk, 256, true),
+        shape(newest, true, Interface::Blk, 1024, true),
+        shape(newest, false, Interface::Scsi, 1024, false),
+        shape(newest, true, Interface::Scsi, 1024, true),
+    ] {
+        let files = Files::new(shape)?;
+        let daemon = files.daemon("exclusive")?;
+        let mut guest = files.guest(&daemon).boot().with_context(|| format!("{shape:?}: {}", daemon.log()))?;
+        check_booted(&mut guest, shape.interface).with_context(|| format!("{shape:?}"))?;
         guest.power_off()?;
         daemon.stop()?;
     }
@@ -136,18 +155,43 @@ fn guests_boot_from_it() -> Result<()> {
 #[ignore = "long: make soak, make test-guest"]
 fn the_firmware_has_the_disk() -> Result<()> {
     for (ovmf, interface) in [(false, Interface::Blk), (true, Interface::Scsi)] {
-        let machine = Machine::new(Vmm::newest()?, ovmf, interface, 128, false)?;
-        let Machine { mut daemon, builder, _folder } = machine;
-        let mut guest = builder.power_on()?;
-        Machine::wait_menu(&guest, 1)?;
+        let files = Files::new(Shape { vmm: Vmm::newest()?, ovmf, interface, ring: 128, packed: false })?;
+        let mut daemon = files.daemon("exclusive")?;
+        let mut guest = files.guest(&daemon).power_on()?;
+        wait_menu(&guest, 1)?;
         daemon.crash_and_restart()?;
         guest.qmp().execute("system_reset", json!({}))?;
-        Machine::wait_menu(&guest, 2)?;
+        wait_menu(&guest, 2)?;
         daemon.take_over()?;
         guest.wait_ready(WITHIN).with_context(|| format!("OVMF {ovmf}, {interface:?}"))?;
-        Machine::check_booted(&mut guest, interface)?;
+        check_booted(&mut guest, interface)?;
         guest.power_off()?;
         daemon.stop()?;
+    }
+    Ok(())
+}
+
+/// A migration while GRUB's menu has the disk: it boots Linux on the other host.
+#[test]
+#[ignore = "long: make soak, make test-guest"]
+fn a_guest_migrates_while_the_firmware_has_the_disk() -> Result<()> {
+    for (ovmf, interface) in [(false, Interface::Blk), (true, Interface::Scsi)] {
+        let files = Files::new(Shape { vmm: Vmm::newest()?, ovmf, interface, ring: 128, packed: false })?;
+        let [here, there] = [files.daemon("shared-migration")?, files.daemon("shared-migration")?];
+        let mut source = files.guest(&here).power_on()?;
+        wait_menu(&source, 1)?;
+        // Nothing boots meanwhile: the menu waits for some seconds of the guest's time only.
+        source.qmp().execute("stop", json!({}))?;
+        let mut destination = files.guest(&there).await_incoming()?;
+        source.start_migration_to(&mut destination)?;
+        source.wait_migration_completed(WITHIN)?;
+        source.quit()?;
+        here.stop()?;
+        destination.qmp().execute("cont", json!({}))?;
+        destination.wait_ready(WITHIN).with_context(|| format!("OVMF {ovmf}, {interface:?}: {}", there.log()))?;
+        check_booted(&mut destination, interface)?;
+        destination.power_off()?;
+        there.stop()?;
     }
     Ok(())
 }

@@ -2,7 +2,8 @@
 //! workers start.
 //!
 //! It is two round trips between threads that both sleep. One passes when a worker sleeps and a waiting guest wakes it.
-//! The other is the guest's loss: it is not served meanwhile, so that its own thread sleeps too.
+//! The other is the guest's loss: it is not served meanwhile, so that its own thread sleeps too. The threads have a CPU
+//! each: on a common one a wake-up is a switch of threads, a third of the cost of waking a CPU.
 
 use std::ops::RangeInclusive;
 use std::sync::OnceLock;
@@ -10,6 +11,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use mqblk_core::thread::spawn;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Accepted results, in nanoseconds: the host may be busy during the measurement, or a virtual machine's CPUs all
 /// awake.
@@ -37,24 +39,54 @@ pub(crate) fn get() -> u64 {
     SLEEP_NS.get().copied().unwrap_or(*BELIEVED.start())
 }
 
-/// Returns the median time in which a sleeping thread is woken and wakes the one that waits for it. `None`: no second
-/// thread could be started.
+/// Returns the median time in which a sleeping thread is woken and wakes the one that waits for it. `None`: no thread
+/// could be started.
 fn round_trip_ns() -> Option<u64> {
     let (wake, woken) = sync_channel::<()>(1);
     let (answer, answered) = sync_channel::<()>(1);
-    let other = spawn("sleep-cost", move || while woken.recv().is_ok() && answer.send(()).is_ok() {}).ok()?;
-    let start = Instant::now();
-    let mut times = Vec::with_capacity(ROUND_TRIPS);
-    while times.len() < ROUND_TRIPS && start.elapsed() < AT_MOST {
-        std::thread::sleep(ASLEEP);
-        let sent = Instant::now();
-        let (true, true) = (wake.send(()).is_ok(), answered.recv().is_ok()) else { break };
-        times.push(sent.elapsed().as_nanos() as u64);
-    }
-    drop(wake);
+    let [here, there] = two_cpus();
+    let other = move || {
+        pin(there);
+        while woken.recv().is_ok() && answer.send(()).is_ok() {}
+    };
+    let measuring = move || {
+        pin(here);
+        let start = Instant::now();
+        let mut times = Vec::with_capacity(ROUND_TRIPS);
+        while times.len() < ROUND_TRIPS && start.elapsed() < AT_MOST {
+            std::thread::sleep(ASLEEP);
+            let sent = Instant::now();
+            let (true, true) = (wake.send(()).is_ok(), answered.recv().is_ok()) else { break };
+            times.push(sent.elapsed().as_nanos() as u64);
+        }
+        times
+    };
+    let other = spawn("sleep-cost", other).ok()?;
+    // Without this thread `wake` is dropped, which ends the other one.
+    let times = spawn("sleep-cost", measuring).ok().and_then(|measuring| measuring.join().ok());
     let _ = other.join();
+    let mut times = times?;
     times.sort_unstable();
     times.get(times.len() / 2).copied()
+}
+
+/// Returns two of the process's CPUs; `None`: it has one, or they are unknown.
+fn two_cpus() -> [Option<usize>; 2] {
+    let allowed = sched_getaffinity(None).unwrap_or_default();
+    let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+    match (cpus.next(), cpus.next()) {
+        (Some(one), Some(other)) => [Some(one), Some(other)],
+        _ => [None; 2],
+    }
+}
+
+/// Runs this thread on a CPU, if the system lets it.
+fn pin(cpu: Option<usize>) {
+    if let Some(cpu) = cpu {
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        let _ = sched_setaffinity(None, &set);
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use mqblk_core::thread::spawn;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use mqblk_engine::pin_thread;
+use rustix::thread::{CpuSet, sched_getaffinity};
 
 /// The usable CPUs of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +22,7 @@ impl Cpus {
         let allowed = sched_getaffinity(None).unwrap_or_default();
         let pinnable = spawn("cpus", || {
             let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-            parse_list(online.trim()).into_iter().filter(|cpu| pin_this_thread(*cpu)).collect()
+            parse_list(online.trim()).into_iter().filter(|cpu| pin_thread((*cpu).into()).is_ok()).collect()
         });
         let pinnable = match pinnable {
             Ok(thread) => thread.join().unwrap_or_default(),
@@ -31,15 +32,6 @@ impl Cpus {
         };
         Cpus { count: u16::try_from(allowed.count()).unwrap_or(u16::MAX).max(1), pinnable }
     }
-}
-
-fn pin_this_thread(cpu: u16) -> bool {
-    let mut set = CpuSet::new();
-    if usize::from(cpu) >= CpuSet::MAX_CPU {
-        return false;
-    }
-    set.set(usize::from(cpu));
-    sched_setaffinity(None, &set).is_ok()
 }
 
 /// Parses the kernel's list format: `0-3,8`. Skips malformed items.

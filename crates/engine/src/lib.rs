@@ -25,6 +25,7 @@ mod channels;
 mod clock;
 mod coalesce;
 mod counters;
+mod cpu;
 mod draining;
 mod engine;
 mod errors;
@@ -61,6 +62,7 @@ pub use attach_error::{AttachError, WorkerError};
 pub use counters::{
     DiskCounters, LatencyParts, Polling, QueueCounters, QueueId, QueueLatency, QueueStats, WorkerStats,
 };
+pub use cpu::pin_thread;
 pub use draining::{ClosingDisk, Draining};
 pub use engine::{Engine, EngineOptions, QueueHandle};
 pub use errors::{DiskHealth, ErrorPolicy, HealthStats, OnError, OnNoSpace, StopReport, failure_count};

@@ -11,7 +11,9 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use mqblk_core::thread::spawn;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+use crate::cpu::pin_thread;
 
 /// Accepted results, in nanoseconds: the host may be busy during the measurement, or a virtual machine's CPUs all
 /// awake.
@@ -46,11 +48,12 @@ fn round_trip_ns() -> Option<u64> {
     let (answer, answered) = sync_channel::<()>(1);
     let [here, there] = two_cpus();
     let other = move || {
-        pin(there);
+        // A thread that cannot be pinned measures where it is.
+        let _ = there.map(pin_thread);
         while woken.recv().is_ok() && answer.send(()).is_ok() {}
     };
     let measuring = move || {
-        pin(here);
+        let _ = here.map(pin_thread);
         let start = Instant::now();
         let mut times = Vec::with_capacity(ROUND_TRIPS);
         while times.len() < ROUND_TRIPS && start.elapsed() < AT_MOST {
@@ -77,15 +80,6 @@ fn two_cpus() -> [Option<usize>; 2] {
     match (cpus.next(), cpus.next()) {
         (Some(one), Some(other)) => [Some(one), Some(other)],
         _ => [None; 2],
-    }
-}
-
-/// Runs this thread on a CPU, if the system lets it.
-fn pin(cpu: Option<usize>) {
-    if let Some(cpu) = cpu {
-        let mut set = CpuSet::new();
-        set.set(cpu);
-        let _ = sched_setaffinity(None, &set);
     }
 }
 

@@ -13,6 +13,7 @@ use mqblk_core::thread_role::{ThreadRole, enter};
 use mqblk_uring::UringOptions;
 
 use crate::attach_error::WorkerError;
+use crate::cpu::pin_thread;
 use crate::mailbox::Mailbox;
 use crate::sleep_cost;
 use crate::worker::Worker;
@@ -171,7 +172,10 @@ fn spawn_worker(number: usize, cpu: Option<usize>, context: UringOptions) -> std
     let (mailbox, receiver) = Mailbox::new(number as u32)?;
     let (ready, started) = sync_channel(1);
     let thread = spawn(format!("worker-{number}"), move || {
-        let made = pin(cpu).and_then(|()| enter(ThreadRole::Worker)).and_then(|()| Worker::new(context, receiver));
+        let made = cpu
+            .map_or(Ok(()), pin_thread)
+            .and_then(|()| enter(ThreadRole::Worker))
+            .and_then(|()| Worker::new(context, receiver));
         let mut worker = match made {
             Ok(worker) => worker,
             Err(error) => {
@@ -192,17 +196,6 @@ fn spawn_worker(number: usize, cpu: Option<usize>, context: UringOptions) -> std
         Ok(Err(error)) => Err(std::io::Error::new(error.kind(), format!("worker {number}: {error}"))),
         Err(_) => Err(std::io::Error::other(format!("worker {number} ended while starting"))),
     }
-}
-
-fn pin(cpu: Option<usize>) -> std::io::Result<()> {
-    let Some(cpu) = cpu else { return Ok(()) };
-    if cpu >= rustix::thread::CpuSet::MAX_CPU {
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, format!("no CPU {cpu}")));
-    }
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(cpu);
-    rustix::thread::sched_setaffinity(None, &set)
-        .map_err(|error| std::io::Error::new(error.kind(), format!("pinning to CPU {cpu}: {error}")))
 }
 
 #[cfg(test)]

@@ -153,17 +153,13 @@ impl BlkRig {
     /// # Panics
     /// When it cannot be started.
     pub fn start(disks: &[(&str, &str)], more: &[&str]) -> BlkRig {
-        let mut arguments = vec!["--workers".to_owned(), "2".to_owned()];
-        arguments.extend(more.iter().map(|one| (*one).to_owned()));
-        for (id, settings) in disks {
+        let arguments = disks.iter().flat_map(|(id, settings)| {
             let has_image = ["storage=qcow2", "storage=rbd", "path="].iter().any(|word| settings.contains(word));
             let path = if has_image { String::new() } else { format!("path=FOLDER/{id}.img,") };
-            let disk = format!("id={id},socket=FOLDER/{id}.sock,queues=2,{path}{settings}");
-            arguments.extend(["--disk".to_owned(), disk]);
-        }
-        let images: Vec<String> = disks.iter().map(|(id, _)| format!("{id}.img")).collect();
-        let images: Vec<&str> = images.iter().map(String::as_str).collect();
-        CrashRig { daemon: RestartableDaemon::start(&arguments, &images), devices: vec![] }
+            ["--disk".to_owned(), format!("id={id},socket=FOLDER/{id}.sock,queues=2,{path}{settings}")]
+        });
+        let ids = disks.iter().map(|(id, _)| *id);
+        CrashRig { daemon: RestartableDaemon::of_disks(more, arguments, ids), devices: vec![] }
     }
 
     /// Connects to a disk.

@@ -34,6 +34,21 @@ impl RestartableDaemon {
         daemon
     }
 
+    /// Starts a daemon with two workers, these arguments, and disks with an image `ID.img` each, by their ids.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub(super) fn of_disks<'a>(
+        more: &[&str],
+        disks: impl Iterator<Item = String>,
+        ids: impl Iterator<Item = &'a str>,
+    ) -> RestartableDaemon {
+        let own = ["--workers", "2"].iter().chain(more).map(|one| (*one).to_owned());
+        let images: Vec<String> = ids.map(|id| format!("{id}.img")).collect();
+        let images: Vec<&str> = images.iter().map(String::as_str).collect();
+        RestartableDaemon::start(&own.chain(disks).collect::<Vec<_>>(), &images)
+    }
+
     /// As [`start`](Self::start), without starting the daemon: [`spawn`](Self::spawn) does.
     ///
     /// # Panics

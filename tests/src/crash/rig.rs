@@ -58,6 +58,14 @@ impl<B: Backend, D: Device> CrashRig<B, D> {
         self.daemon.folder().join(name)
     }
 
+    /// Returns the content of the image `ID.img`.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    pub fn image(&self, id: &str) -> Vec<u8> {
+        std::fs::read(self.path(&format!("{id}.img"))).expect("the image")
+    }
+
     /// Reconnects the devices, within `timeout` each.
     ///
     /// # Errors

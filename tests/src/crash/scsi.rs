@@ -217,16 +217,16 @@ impl ScsiRig {
     /// # Panics
     /// When it cannot be started.
     pub fn start(units: &[(&str, &str)], more: &[&str]) -> ScsiRig {
-        let mut arguments = vec!["--workers".to_owned(), "2".to_owned()];
-        arguments.extend(more.iter().map(|one| (*one).to_owned()));
-        arguments.extend(["--controller".to_owned(), "id=c,socket=FOLDER/c.sock,queues=3".to_owned()]);
-        for (lun, (name, settings)) in units.iter().enumerate() {
+        let controller = ["--controller", "id=c,socket=FOLDER/c.sock,queues=3"].map(str::to_owned);
+        let luns = units.iter().enumerate().flat_map(|(lun, (name, settings))| {
             let unit = format!("controller=c,target=0,lun={lun},path=FOLDER/{name}.img,{settings}");
-            arguments.extend(["--lun".to_owned(), unit]);
+            ["--lun".to_owned(), unit]
+        });
+        let names = units.iter().map(|(name, _)| *name);
+        CrashRig {
+            daemon: RestartableDaemon::of_disks(more, controller.into_iter().chain(luns), names),
+            devices: vec![],
         }
-        let images: Vec<String> = units.iter().map(|(name, _)| format!("{name}.img")).collect();
-        let images: Vec<&str> = images.iter().map(String::as_str).collect();
-        CrashRig { daemon: RestartableDaemon::start(&arguments, &images), devices: vec![] }
     }
 
     /// Connects to the controller.
@@ -238,13 +238,5 @@ impl ScsiRig {
         let (device, port) = ScsiQueues::connect(&ScsiConnectOptions { packed, ..options });
         self.devices.push(device);
         port
-    }
-
-    /// Returns the content of a unit's image.
-    ///
-    /// # Panics
-    /// When it cannot be read.
-    pub fn content(&self, name: &str) -> Vec<u8> {
-        std::fs::read(self.path(&format!("{name}.img"))).expect("the image")
     }
 }

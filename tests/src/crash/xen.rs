@@ -180,12 +180,4 @@ impl XenRig {
         self.devices.push(device);
         port
     }
-
-    /// Returns the content of a disk's image.
-    ///
-    /// # Panics
-    /// When it cannot be read.
-    pub fn content(&self, id: &str) -> Vec<u8> {
-        std::fs::read(self.path(&format!("{id}.img"))).expect("the image")
-    }
 }

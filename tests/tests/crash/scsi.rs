@@ -25,7 +25,7 @@ fn kill_and_stop_under_load(packed: bool) {
     let mut rig = ScsiRig::start(&UNITS, &[]);
     let load = (UNITS.map(|(name, _)| name).to_vec(), rig.connect(packed));
     let name = if packed { "virtio-scsi, packed rings" } else { "virtio-scsi" };
-    let stats = rig.kill_and_stop(name, vec![load], KillPlan::usual(), ScsiRig::content);
+    let stats = rig.kill_and_stop(name, vec![load], KillPlan::usual(), ScsiRig::image);
     assert!(stats.compare_writes > 0, "no COMPARE AND WRITE succeeded");
 }
 
@@ -39,7 +39,7 @@ const SLOW: [(&str, &str); 2] = [
 fn killed_and_stopped_while_a_unit_is_slow() {
     let mut rig = ScsiRig::start(&SLOW, &[]);
     let load = (SLOW.map(|(name, _)| name).to_vec(), rig.connect(false));
-    rig.kill_and_stop("virtio-scsi, a slow unit", vec![load], KillPlan::slow(), ScsiRig::content);
+    rig.kill_and_stop("virtio-scsi, a slow unit", vec![load], KillPlan::slow(), ScsiRig::image);
 }
 
 #[test]
@@ -47,5 +47,5 @@ fn stopped_while_a_unit_does_not_complete_in_time() {
     let unit = ("stuck", "storage=fault,inner=file,direct=off,fault-latency-us=1800000");
     let mut rig = ScsiRig::start(&[unit], &["--drain-timeout-s", "1"]);
     let port = rig.connect(false);
-    rig.stop_while_stuck("virtio-scsi, a unit that does not answer", (unit.0, port), ScsiRig::content);
+    rig.stop_while_stuck("virtio-scsi, a unit that does not answer", (unit.0, port), ScsiRig::image);
 }

@@ -15,5 +15,5 @@ const DISKS: [(&str, &str); 3] = [
 fn killed_and_stopped_under_load() {
     let mut rig = XenRig::start(&DISKS);
     let loads = DISKS.map(|(id, _)| (vec![id], rig.connect(id))).into();
-    rig.kill_and_stop("xen", loads, KillPlan::usual(), XenRig::content);
+    rig.kill_and_stop("xen", loads, KillPlan::usual(), XenRig::image);
 }

@@ -38,6 +38,9 @@ scripts/check-toolchain.sh || exit 1
 
 with_long=(--include-ignored --skip the_vmm_alone --skip storage_that_hangs_at_the_switch)
 long=()
+# Tests that need root are ignored without it: their names begin with as_root.
+as_root=()
+[ "$(id -u)" -ne 0 ] || as_root=(--include-ignored)
 for part in "$@"; do
     case $part in
         fast | guest | xen | crash | ceph | hour | deb | libvirt) ;;
@@ -215,15 +218,15 @@ fast() {
     wait "${others[@]}"
 }
 
-# Tests that need root are ignored by the others: their names begin with as_root.
 root() {
     local p f
-    [ "$(id -u)" -eq 0 ] || return 0
+    [ ${#as_root[@]} -gt 0 ] || return 0
     run root '' "${tests[@]}" --tests --no-fail-fast -- --ignored as_root
     read -r p f _ <"$logs/root.counts"
     # They are not left out.
     echo "$p $f -$((p + f))" >"$logs/root.counts"
 }
+
 # Returns true if a part is wanted, or has a test to repeat.
 needs() {
     wants "$1" || { wants again && grep -qE -- "(--test |^)$1( |\$)" <<<"$failed_before"; }
@@ -258,7 +261,7 @@ xen() {
 crash() {
     echo "daemons that are killed and stopped under verified load (half a minute to a minute each or more)"
     rm -f "$logs/crash.json"
-    MQBLK_CRASH=full run crash each "${tests[@]}" --test crash --no-fail-fast -- --test-threads=1 --include-ignored --nocapture
+    MQBLK_CRASH=full run crash each "${tests[@]}" --test crash --no-fail-fast -- --test-threads=1 "${as_root[@]}" --nocapture
     [ ! -f "$logs/crash.json" ] || { echo "statistics, also in $logs/crash.json:"; cat "$logs/crash.json"; }
 }
 
@@ -270,7 +273,7 @@ ceph() {
 # Runs alone, because it compares latencies.
 hour() {
     echo "hostile guests, frontends and admin clients for 10 minutes beside verifying disks"
-    MQBLK_HOSTILE_SECONDS=${MQBLK_HOSTILE_SECONDS:-600} run hour each "${tests[@]}" --test hostile -- hour:: --include-ignored --nocapture
+    MQBLK_HOSTILE_SECONDS=${MQBLK_HOSTILE_SECONDS:-600} run hour each "${tests[@]}" --test hostile -- hour:: "${as_root[@]}" --nocapture
     [ ! -f "$logs/hostile-hour.json" ] || echo "statistics are in $logs/hostile-hour.json"
 }
 

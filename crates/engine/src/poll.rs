@@ -3,8 +3,8 @@
 //! The rule is that of KVM's halt polling and QEMU's adaptive polling, with the bound of ski rental. After a request or
 //! a completion a queue is polled for a window, at most as long as the cost of sleeping and waking. A window grows when
 //! the next event came soon after it had closed, and closes otherwise. There is one window while no request is in
-//! flight, and one, half as long, while some are: so the worker sleeps for slow storage, and polls for the guest's next
-//! request. A worker whose CPU another thread took for a time slice closes its windows for a while.
+//! flight, and one, half as long, while some are: so the worker sleeps for slow storage, and then hardly polls for the
+//! guest's next request. A worker whose CPU another thread took for a time slice closes its windows for a while.
 
 use std::fmt;
 use std::str::FromStr;
@@ -184,10 +184,21 @@ impl PollState {
             self.polled_at = now;
         }
         self.gap = now.since(self.active_at);
-        if self.gap > self.windows[usize::from(self.in_flight)] {
+        if self.gap > self.window() {
             self.missed();
         }
         (self.active_at, self.in_flight, self.by_timer) = (now, in_flight, false);
+    }
+
+    /// Returns the present window.
+    fn window(&self) -> u64 {
+        let [idle, in_flight] = self.windows;
+        match self.in_flight {
+            true => in_flight,
+            // Beside slow storage the wake-up that polling for the guest's next request spares is small.
+            false if in_flight == 0 => idle.min(OFF_MAX),
+            false => idle,
+        }
     }
 
     /// Adapts the window that has closed before an event.
@@ -215,13 +226,13 @@ impl PollState {
     /// soon.
     #[inline]
     pub(crate) fn should_resume(&self) -> bool {
-        self.polled_at == NOT_POLLED && self.windows[usize::from(self.in_flight)] > 0
+        self.polled_at == NOT_POLLED && self.window() > 0
     }
 
     /// Returns the reason for polling the queue, or for not polling it, and the longest time, in nanoseconds; `None`:
     /// unlimited. `is_wanted`: others want the worker's CPU.
     pub(crate) fn reason(&self, is_wanted: bool) -> (PollReason, Option<u64>) {
-        let window = self.windows[usize::from(self.in_flight)];
+        let window = self.window();
         match self.policy {
             PollPolicy::Busy => (PollReason::Policy, None),
             PollPolicy::Static(_) => (PollReason::Policy, Some(window)),
@@ -247,7 +258,7 @@ impl PollState {
         let result = if is_wanted && self.max[0] > 0 {
             // A check that finds nothing is the last one.
             (!was_by_timer && self.gap <= BUSY).then_some(IdleResult::PollByTimer)
-        } else if now.since(self.active_at) < self.windows[usize::from(self.in_flight)] {
+        } else if now.since(self.active_at) < self.window() {
             // A busy one does not offer its CPU.
             Some(if self.policy == PollPolicy::Busy { IdleResult::Poll } else { IdleResult::PollInWindow })
         } else {
@@ -258,7 +269,7 @@ impl PollState {
         result
     }
 
-    /// Returns the total time spent polling without finding anything, in nanoseconds.
+    /// Returns the time spent polling without finding anything, in nanoseconds.
     pub(crate) fn empty_poll_ns(&self) -> u64 {
         self.empty_poll_ns
     }
@@ -277,7 +288,7 @@ const GIVE_WAY: u64 = 100_000_000;
 const MAX_GIVE_WAY: u64 = 1_600_000_000;
 
 /// Offers of a polling worker's CPU, and the demand of others for it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct CpuOffers {
     /// True if something happened in the turn before this one.
     was_active: bool,
@@ -293,13 +304,7 @@ pub(crate) struct CpuOffers {
 
 impl CpuOffers {
     pub(crate) fn new() -> CpuOffers {
-        CpuOffers {
-            was_active: false,
-            offered_at: Ticks(0),
-            taken_at: Ticks(0),
-            give_way_until: Ticks(0),
-            give_way: GIVE_WAY,
-        }
+        CpuOffers { give_way: GIVE_WAY, ..CpuOffers::default() }
     }
 
     /// Called if something happened in this turn.

@@ -29,6 +29,7 @@ pub mod power;
 pub mod stepped;
 pub mod stepped_scsi;
 pub mod unprivileged;
+pub mod windows;
 pub mod xen;
 
 /// Returns the number of repetitions of a test's body: `MQBLK_REPETITIONS` in a long run, else 1.

@@ -22,3 +22,5 @@ mod scsi_paths;
 mod stat;
 mod takeover;
 mod vmm;
+mod windows_blk;
+mod windows_scsi;

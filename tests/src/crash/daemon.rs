@@ -34,7 +34,9 @@ impl RestartableDaemon {
         daemon
     }
 
-    /// Starts a daemon with two workers, these arguments, and disks with an image `ID.img` each, by their ids.
+    /// Starts a daemon with two workers, these arguments, and disks with an image `ID.img` each, by their ids. It has
+    /// an admin socket, and so outlives a disk that is out: the kernel lets go of a killed daemon's files late while it
+    /// closes the io_urings of many processes.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -43,7 +45,7 @@ impl RestartableDaemon {
         disks: impl Iterator<Item = String>,
         ids: impl Iterator<Item = &'a str>,
     ) -> RestartableDaemon {
-        let own = ["--workers", "2"].iter().chain(more).map(|one| (*one).to_owned());
+        let own = ["--workers", "2", "--admin", "FOLDER/admin"].iter().chain(more).map(|one| (*one).to_owned());
         let images: Vec<String> = ids.map(|id| format!("{id}.img")).collect();
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
         RestartableDaemon::start(&own.chain(disks).collect::<Vec<_>>(), &images)

@@ -5,7 +5,7 @@
 #
 #   tests/guest/prepare.sh           install, download and build all missing files
 #   tests/guest/prepare.sh sid       and the QEMU of Debian sid, for MQBLK_GUEST_VMM=sid
-#   tests/guest/prepare.sh boot      and a disk image from which a BIOS and UEFI boot trixie's kernel by GRUB
+#   tests/guest/prepare.sh boot      and a disk image from which a BIOS and UEFI boot trixie's kernel by GRUB, and iPXE
 #
 # MQBLK_GUEST_CACHE    the folder of the files                       (<repository>/.cache/guest)
 # MQBLK_GUEST_KERNEL   the Debian kernel package to boot             (linux-image-cloud-amd64)
@@ -28,12 +28,12 @@ kernel_package=${MQBLK_GUEST_KERNEL:-linux-image-cloud-amd64}
 # The manifest's first line. The Rust side requires this version; increase it on incompatible changes.
 format="mqblk-guest 6"
 
-packages=(qemu-system-x86 qemu-utils busybox-static dmsetup kmod cpio e2fsprogs xfsprogs sqlite3 util-linux mount sysstat sg3-utils sdparm xz-utils lz4 zstd
+packages=(qemu-system-x86 qemu-utils busybox-static dmsetup kexec-tools kmod cpio e2fsprogs xfsprogs sqlite3 util-linux mount sysstat sg3-utils sdparm xz-utils lz4 zstd
     gcc make libc6-dev)
 modules=(virtio_pci virtio_console virtio_blk virtio_scsi sd_mod sg ext4)
 # Loaded by the tests that use them: xfs alone takes a third of an emulated boot.
-modules_later=(xfs dm_mod dm_thin_pool dm_crypt xts)
-guest_programs=(/sbin/dmsetup /sbin/mkfs.ext4 /sbin/e2fsck /usr/sbin/blkdiscard /usr/bin/fallocate /usr/bin/iostat
+modules_later=(xfs dm_mod dm_thin_pool dm_crypt xts virtio_mem)
+guest_programs=(/sbin/dmsetup /sbin/kexec /sbin/mkfs.ext4 /sbin/e2fsck /usr/sbin/blkdiscard /usr/bin/fallocate /usr/bin/iostat
     /usr/bin/sdparm /sbin/mkfs.xfs /sbin/xfs_repair /usr/bin/sqlite3)
 # The programs of sg3-utils in the SCSI tests.
 for program in compare_and_write get_lba_status inq logs luns modes opcodes persist prevent raw readcap requests reset \
@@ -167,7 +167,7 @@ le() {
 prepare_boot() {
     [ -e "$cache/boot.img" ] && [ "$cache/boot.img" -nt "$trixie/initramfs.cpio" ] && return
     local work=$cache/boot.new image=$cache/boot.new/image first=2048 esp=4096 sectors=196608 core modules
-    packages=(grub-common grub-pc-bin grub-efi-amd64-bin ovmf mtools fdisk)
+    packages=(grub-common grub-pc-bin grub-efi-amd64-bin ipxe ovmf mtools fdisk)
     install_packages
     rm -rf "$work" && mkdir "$work"
     say "fetching trixie's kernel, compressed"

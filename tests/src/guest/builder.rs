@@ -26,6 +26,9 @@ pub(crate) const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=0 8250.nr_
 /// The files of Debian's package `ovmf`.
 pub const OVMF: &str = "/usr/share/OVMF";
 
+/// iPXE of Debian's package `ipxe`, as a Linux kernel.
+const IPXE: &str = "/usr/lib/ipxe/ipxe.lkrn";
+
 /// Configuration of a guest.
 #[derive(Debug, Clone)]
 pub struct GuestBuilder {
@@ -54,6 +57,8 @@ pub enum Firmware {
     SeaBios,
     /// OVMF, with this file of variables.
     Ovmf(PathBuf),
+    /// iPXE, started by SeaBIOS, with this script.
+    Ipxe(PathBuf),
 }
 
 impl GuestBuilder {
@@ -272,6 +277,7 @@ impl GuestBuilder {
                 add(&["-append", &format!("{KERNEL_PARAMETERS} {}", self.kernel_parameters)]);
             }
             Some(Firmware::SeaBios) => {}
+            Some(Firmware::Ipxe(script)) => add(&["-kernel", IPXE, "-initrd", &script.to_string_lossy()]),
             Some(Firmware::Ovmf(variables)) => {
                 add(&["-drive", &format!("if=pflash,format=raw,unit=0,readonly=on,file={OVMF}/OVMF_CODE_4M.fd")]);
                 add(&["-drive", &format!("if=pflash,format=raw,unit=1,file={}", variables.display())]);

@@ -14,6 +14,8 @@ pub struct GuestDisk {
     id: String,
     chardev: Chardev,
     device: Map<String, Value>,
+    /// Behind a PCI Express root port of its own.
+    is_behind_port: bool,
 }
 
 impl GuestDisk {
@@ -33,7 +35,7 @@ impl GuestDisk {
         device.insert("driver".into(), json!("vhost-user-blk-pci"));
         device.insert("id".into(), json!(id));
         device.insert("chardev".into(), json!(chardev.id()));
-        Self { id: id.to_owned(), chardev, device }
+        Self { id: id.to_owned(), chardev, device, is_behind_port: false }
     }
 
     /// Sets the number of entries of each virtqueue.
@@ -48,6 +50,18 @@ impl GuestDisk {
     pub fn packed(mut self) -> Self {
         self.device.insert("packed".into(), json!(true));
         self
+    }
+
+    /// Puts it behind a PCI Express root port of its own, of a machine `q35`.
+    #[must_use]
+    pub fn behind_root_port(mut self) -> Self {
+        self.is_behind_port = true;
+        let port = json!(self.port());
+        self.property("bus", port)
+    }
+
+    fn port(&self) -> String {
+        format!("port-{}", self.id)
     }
 
     /// Sets a property of QEMU's device.
@@ -77,7 +91,12 @@ impl GuestDisk {
     }
 
     /// Returns QEMU's arguments.
-    pub(crate) fn arguments(&self, vmm: Vmm) -> [String; 4] {
-        ["-chardev".into(), self.chardev.argument(vmm), "-device".into(), self.device().to_string()]
+    pub(crate) fn arguments(&self, vmm: Vmm) -> Vec<String> {
+        let mut all = vec!["-chardev".into(), self.chardev.argument(vmm)];
+        if self.is_behind_port {
+            all.extend(["-device".into(), format!("pcie-root-port,id={}", self.port())]);
+        }
+        all.extend(["-device".into(), self.device().to_string()]);
+        all
     }
 }

@@ -219,6 +219,15 @@ impl Guest {
         self.wait_ready(BOOT_TIMEOUT)
     }
 
+    /// Runs a script that ends with the start of another kernel, and waits until that kernel's agent is ready.
+    ///
+    /// # Errors
+    /// When the other kernel does not boot.
+    pub fn run_into_another_kernel(&mut self, script: &str, within: Bound) -> Result<()> {
+        self.agent.send(script, SCRIPT_TIMEOUT)?;
+        self.wait_ready(within)
+    }
+
     /// Powers the guest off and waits until QEMU has ended well.
     ///
     /// # Errors

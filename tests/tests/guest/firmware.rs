@@ -2,7 +2,8 @@
 //! `tests/guest/prepare.sh boot` makes the image.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -23,11 +24,24 @@ enum Interface {
     Scsi,
 }
 
+/// The way from power-on to Linux.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Boot {
+    /// SeaBIOS, GRUB.
+    Bios,
+    /// OVMF, GRUB.
+    Uefi,
+    /// OVMF, and the kernel's EFI stub, which reads the initramfs by the firmware.
+    EfiStub,
+    /// SeaBIOS, iPXE's sanboot, GRUB.
+    Ipxe,
+}
+
 /// A guest that boots from a disk.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     vmm: Vmm,
-    ovmf: bool,
+    boot: Boot,
     interface: Interface,
     /// Entries of a ring.
     ring: u16,
@@ -38,6 +52,27 @@ struct Shape {
 struct Files {
     folder: TempDir,
     shape: Shape,
+}
+
+/// The first byte of the image's EFI system partition, as mtools name it.
+const PARTITION: &str = "@@2097152";
+
+/// The shell of OVMF runs this if no boot loader is there.
+const STARTUP: &str = "fs0:\nvmlinuz.efi initrd=\\initramfs.cpio console=ttyS0 quiet panic=0 mitigations=off nokaslr \
+     cryptomgr.notests random.trust_cpu=on no_timer_check lpj=10000000\n";
+
+/// iPXE boots from the second disk of the BIOS. The BIOS would boot from the first, whose boot sector halts.
+const SANBOOT: &str = "#!ipxe\nsanboot --no-describe --drive 0x81\n";
+/// cli; hlt; jmp to hlt.
+const HALTS: [u8; 4] = [0xfa, 0xf4, 0xeb, 0xfd];
+
+/// Runs a program of mtools, on the image's partition.
+fn mtools(program: &str, image: &Path, arguments: &[&str]) -> Result<()> {
+    let mut command = Command::new(program);
+    command.env("MTOOLS_SKIP_CHECK", "1").arg("-i").arg(format!("{}{PARTITION}", image.display())).args(arguments);
+    let out = command.output().with_context(|| format!("{program}: apt-get install mtools"))?;
+    ensure!(out.status.success(), "{program}: {}", String::from_utf8_lossy(&out.stderr));
+    Ok(())
 }
 
 /// Returns the image of `prepare.sh boot`.
@@ -52,6 +87,18 @@ impl Files {
         let files = Files { folder: tempfile::tempdir()?, shape };
         fs::copy(image()?, files.path("disk.img"))?;
         fs::copy(format!("{OVMF}/OVMF_VARS_4M.fd"), files.path("variables")).context("apt-get install ovmf")?;
+        fs::write(files.path("sanboot"), SANBOOT)?;
+        let mut sector = vec![0; 1 << 20];
+        sector[..HALTS.len()].copy_from_slice(&HALTS);
+        sector[510..512].copy_from_slice(&[0x55, 0xaa]);
+        fs::write(files.path("first.img"), sector)?;
+        if shape.boot == Boot::EfiStub {
+            let (image, startup) = (files.path("disk.img"), files.path("startup.nsh"));
+            fs::write(&startup, STARTUP)?;
+            mtools("mdel", &image, &["::/EFI/BOOT/BOOTX64.EFI"])?;
+            mtools("mren", &image, &["::/vmlinuz", "::/vmlinuz.efi"])?;
+            mtools("mcopy", &image, &[&startup.to_string_lossy(), "::/startup.nsh"])?;
+        }
         Ok(files)
     }
 
@@ -66,7 +113,7 @@ impl Files {
         match self.shape.interface {
             Interface::Blk => {
                 let disk = DaemonDisk::new("boot", &disk, QUEUES).option("queue-size", "1024").option("lock", lock);
-                VhostUserDaemon::start(&[disk])
+                VhostUserDaemon::start(&[disk, DaemonDisk::new("first", &self.path("first.img"), 1)])
             }
             Interface::Scsi => {
                 let lun = LunConfig::new(0, 0, &disk).option("lock", lock).option("unit-name", "boot");
@@ -77,18 +124,24 @@ impl Files {
     }
 
     fn guest(&self, daemon: &VhostUserDaemon) -> GuestBuilder {
-        let Shape { vmm, ovmf, interface, ring, packed } = self.shape;
+        let Shape { vmm, boot, interface, ring, packed } = self.shape;
         let socket = daemon.socket("boot");
         let after = Duration::from_millis(200);
         let builder = Guest::builder().vmm(vmm).machine("q35").memory_mib(512).boot_within(WITHIN);
         let builder = match interface {
-            Interface::Blk => builder.disk(
-                GuestDisk::new("boot", &socket, QUEUES)
-                    .queue_size(ring)
-                    .property("bootindex", json!(0))
-                    .property("packed", json!(packed))
-                    .reconnect(after),
-            ),
+            Interface::Blk => {
+                let disk = GuestDisk::new("boot", &socket, QUEUES).queue_size(ring).property("packed", json!(packed));
+                let disk = disk.reconnect(after);
+                // QEMU boots iPXE, a kernel to it, with index 0. UEFI's disks are behind root ports, as libvirt's are.
+                match boot {
+                    Boot::Bios => builder.disk(disk.property("bootindex", json!(0))),
+                    Boot::Uefi | Boot::EfiStub => builder.disk(disk.property("bootindex", json!(0)).behind_root_port()),
+                    Boot::Ipxe => {
+                        let first = GuestDisk::new("first", &daemon.socket("first"), 1);
+                        builder.disk(disk.property("bootindex", json!(2))).disk(first.property("bootindex", json!(1)))
+                    }
+                }
+            }
             Interface::Scsi => builder.controller(
                 GuestController::vhost_user("boot", &socket, QUEUES)
                     .property("virtqueue_size", json!(ring))
@@ -97,7 +150,11 @@ impl Files {
                     .reconnect(after),
             ),
         };
-        builder.firmware(if ovmf { Firmware::Ovmf(self.path("variables")) } else { Firmware::SeaBios })
+        builder.firmware(match boot {
+            Boot::Bios => Firmware::SeaBios,
+            Boot::Uefi | Boot::EfiStub => Firmware::Ovmf(self.path("variables")),
+            Boot::Ipxe => Firmware::Ipxe(self.path("sanboot")),
+        })
     }
 }
 
@@ -131,19 +188,24 @@ fn check_booted(guest: &mut Guest, interface: Interface) -> Result<()> {
 #[ignore = "long: make soak, make test-guest"]
 fn guests_boot_from_it() -> Result<()> {
     let newest = Vmm::newest()?;
-    let shape = |vmm, ovmf, interface, ring, packed| Shape { vmm, ovmf, interface, ring, packed };
+    let shape = |vmm, boot, interface, ring, packed| Shape { vmm, boot, interface, ring, packed };
     for shape in [
-        shape(Vmm::System, false, Interface::Blk, 128, false),
-        shape(Vmm::System, true, Interface::Blk, 512, false),
-        shape(Vmm::System, false, Interface::Blk, 256, true),
-        shape(newest, true, Interface::Blk, 1024, true),
-        shape(newest, false, Interface::Scsi, 1024, false),
-        shape(newest, true, Interface::Scsi, 1024, true),
+        shape(Vmm::System, Boot::Bios, Interface::Blk, 128, false),
+        shape(Vmm::System, Boot::Uefi, Interface::Blk, 512, false),
+        shape(Vmm::System, Boot::Bios, Interface::Blk, 256, true),
+        shape(Vmm::System, Boot::Ipxe, Interface::Blk, 128, false),
+        shape(newest, Boot::EfiStub, Interface::Blk, 128, false),
+        shape(newest, Boot::Uefi, Interface::Blk, 1024, true),
+        shape(newest, Boot::Bios, Interface::Scsi, 1024, false),
+        shape(newest, Boot::Uefi, Interface::Scsi, 1024, true),
     ] {
         let files = Files::new(shape)?;
         let daemon = files.daemon("exclusive")?;
         let mut guest = files.guest(&daemon).boot().with_context(|| format!("{shape:?}: {}", daemon.log()))?;
         check_booted(&mut guest, shape.interface).with_context(|| format!("{shape:?}"))?;
+        let console = String::from_utf8_lossy(&fs::read(guest.folder().join("console"))?).into_owned();
+        let by_grub = console.contains("GRUB loads the kernel");
+        ensure!(by_grub == (shape.boot != Boot::EfiStub), "{shape:?}: by GRUB: {by_grub}");
         guest.power_off()?;
         daemon.stop()?;
     }
@@ -154,8 +216,8 @@ fn guests_boot_from_it() -> Result<()> {
 #[test]
 #[ignore = "long: make soak, make test-guest"]
 fn the_firmware_has_the_disk() -> Result<()> {
-    for (ovmf, interface) in [(false, Interface::Blk), (true, Interface::Scsi)] {
-        let files = Files::new(Shape { vmm: Vmm::newest()?, ovmf, interface, ring: 128, packed: false })?;
+    for (boot, interface) in [(Boot::Bios, Interface::Blk), (Boot::Uefi, Interface::Scsi)] {
+        let files = Files::new(Shape { vmm: Vmm::newest()?, boot, interface, ring: 128, packed: false })?;
         let mut daemon = files.daemon("exclusive")?;
         let mut guest = files.guest(&daemon).power_on()?;
         wait_menu(&guest, 1)?;
@@ -163,7 +225,7 @@ fn the_firmware_has_the_disk() -> Result<()> {
         guest.qmp().execute("system_reset", json!({}))?;
         wait_menu(&guest, 2)?;
         daemon.take_over()?;
-        guest.wait_ready(WITHIN).with_context(|| format!("OVMF {ovmf}, {interface:?}"))?;
+        guest.wait_ready(WITHIN).with_context(|| format!("{boot:?}, {interface:?}"))?;
         check_booted(&mut guest, interface)?;
         guest.power_off()?;
         daemon.stop()?;
@@ -175,8 +237,8 @@ fn the_firmware_has_the_disk() -> Result<()> {
 #[test]
 #[ignore = "long: make soak, make test-guest"]
 fn a_guest_migrates_while_the_firmware_has_the_disk() -> Result<()> {
-    for (ovmf, interface) in [(false, Interface::Blk), (true, Interface::Scsi)] {
-        let files = Files::new(Shape { vmm: Vmm::newest()?, ovmf, interface, ring: 128, packed: false })?;
+    for (boot, interface) in [(Boot::Bios, Interface::Blk), (Boot::Uefi, Interface::Scsi)] {
+        let files = Files::new(Shape { vmm: Vmm::newest()?, boot, interface, ring: 128, packed: false })?;
         let [here, there] = [files.daemon("shared-migration")?, files.daemon("shared-migration")?];
         let mut source = files.guest(&here).power_on()?;
         wait_menu(&source, 1)?;
@@ -188,7 +250,7 @@ fn a_guest_migrates_while_the_firmware_has_the_disk() -> Result<()> {
         source.quit()?;
         here.stop()?;
         destination.qmp().execute("cont", json!({}))?;
-        destination.wait_ready(WITHIN).with_context(|| format!("OVMF {ovmf}, {interface:?}: {}", there.log()))?;
+        destination.wait_ready(WITHIN).with_context(|| format!("{boot:?}, {interface:?}: {}", there.log()))?;
         check_booted(&mut destination, interface)?;
         destination.power_off()?;
         there.stop()?;

@@ -7,6 +7,7 @@ mod block;
 mod defaults;
 mod documented;
 mod firmware;
+mod kexec;
 mod lifecycle;
 mod live;
 mod migration;

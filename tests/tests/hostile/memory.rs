@@ -384,7 +384,6 @@ fn tables_of_512_gib_hold_up_no_neighbour() {
         }
         load.assert_runs();
         let phase = load.end_phase();
-        println!("beside 10 tables: {}", phase.to_json());
         // Seen: 0.05 to 2 ms.
         assert!(phase.record.worst() < Bound::seconds(1).time(), "{}", phase.to_json());
     }

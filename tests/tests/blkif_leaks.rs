@@ -53,7 +53,7 @@ impl Opener for Ram {
                 ..QueueSettings::default()
             })),
             guests: None,
-            guard: Box::new(()),
+            disk_use: Box::new(()),
         })
     }
 }

@@ -186,8 +186,9 @@ pub(crate) struct WatchedDevice {
     pub(crate) stats: Option<Arc<DeviceStats>>,
     /// As [`Device::is_journaled`] when its last task ended.
     pub(crate) was_journaled: bool,
-    /// Set while another process has its lock: the time of the next attempt, and the interval.
-    pub(crate) lock_retry: Option<(Instant, Duration)>,
+    /// Set while another process has its lock, or another user its disk: the time of the next attempt, and the
+    /// interval.
+    pub(crate) retry: Option<(Instant, Duration)>,
     /// True if it stops, or has stopped.
     pub(crate) is_stopped: bool,
 }
@@ -195,7 +196,7 @@ pub(crate) struct WatchedDevice {
 impl WatchedDevice {
     /// Returns true if it must be checked and can be.
     fn is_ready(&self, now: Instant) -> bool {
-        self.dirty && self.device.is_some() && self.lock_retry.is_none_or(|(at, _)| now >= at)
+        self.dirty && self.device.is_some() && self.retry.is_none_or(|(at, _)| now >= at)
     }
 
     /// As [`Device::is_journaled`].
@@ -370,9 +371,9 @@ impl Watcher {
             }
         }
         let now = Instant::now();
-        let locked = self.devices.values().filter(|watched| watched.dirty && watched.device.is_some());
-        let locked = locked.filter_map(|watched| watched.lock_retry.map(|(at, _)| at.saturating_duration_since(now)));
-        let mut pause = locked.filter(|wait| !wait.is_zero()).min();
+        let waiting = self.devices.values().filter(|watched| watched.dirty && watched.device.is_some());
+        let waiting = waiting.filter_map(|watched| watched.retry.map(|(at, _)| at.saturating_duration_since(now)));
+        let mut pause = waiting.filter(|wait| !wait.is_zero()).min();
         let keys_to_check: Vec<_> =
             self.devices.iter().filter(|(_, watched)| watched.is_ready(now)).map(|(key, _)| *key).collect();
         for key in keys_to_check {
@@ -495,7 +496,7 @@ impl Watcher {
             device,
             stats: None,
             was_journaled: true,
-            lock_retry: None,
+            retry: None,
             is_stopped: false,
         };
         self.devices.insert(key, watched);

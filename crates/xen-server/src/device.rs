@@ -22,11 +22,12 @@ use crate::name::DeviceName;
 use crate::observe::{is_abandoned, read_online};
 use crate::offer::{FeatureOffer, KeyValue};
 use crate::open_disk::OpenDisk;
-use crate::ownership::DeviceOwnership;
+use crate::ownership::{DeviceOwnership, Wait};
 use crate::params::Params;
 use crate::registry::DeviceRegistry;
 use crate::state_machine::{DevicePhase, Effect, FAILED, GONE, Transition};
-use crate::storage::{DiskBacking, Opener};
+use crate::storage::{ActivationError, DiskBacking, Opener};
+use crate::succession::is_succeeded;
 
 /// State that all devices of a backend share.
 pub(crate) struct BackendShared {
@@ -66,6 +67,8 @@ impl BackendShared {
 pub(crate) enum EffectError {
     /// The device's directory is gone.
     Gone,
+    /// Another user has the disk: tried again later. The reason, for users.
+    InUse(String),
     /// An error: its errno, and the text for users.
     Failed(u16, String),
 }
@@ -84,6 +87,7 @@ impl From<FrontendConfigError> for EffectError {
 
 /// Errno values, with which the text of an `error` node starts.
 pub(crate) const EINVAL: u16 = 22;
+const EBUSY: u16 = 16;
 const ENODEV: u16 = 19;
 
 /// A time from now that never passes.
@@ -99,6 +103,8 @@ pub(crate) struct Device {
     pub(crate) open_disk: Option<OpenDisk>,
     /// Held while the device has rings or open storage, and during actions on it.
     lock: DeviceOwnership,
+    /// A wait for another user of the disk.
+    disk_wait: Wait,
     /// Statistics of the last open disk, which is usually the next one too.
     last_stats: Option<Arc<DeviceStats>>,
     /// Features offered to the connected frontend.
@@ -107,6 +113,8 @@ pub(crate) struct Device {
     params: Option<String>,
     /// True if this process has written a state since it discovered the directory.
     state_written: bool,
+    /// True if a guest was connected, and has not left.
+    has_guest: bool,
 }
 
 /// The end of a device's task.
@@ -116,8 +124,8 @@ pub(crate) enum TaskEnd {
     Phase(DevicePhase),
     /// The device is dropped.
     Dropped,
-    /// Nothing was done: another process has the device's lock.
-    Locked,
+    /// The device is in the same phase: another process has its lock, or another user its disk.
+    Waits,
 }
 
 /// Result of a device's thread. `device` is `None` if it has panicked.
@@ -160,10 +168,12 @@ impl Device {
             error_path,
             open_disk: None,
             lock: DeviceOwnership::default(),
+            disk_wait: Wait::None,
             last_stats: None,
             last_offer: None,
             params: Some(params),
             state_written: false,
+            has_guest: false,
         }
     }
 
@@ -216,13 +226,13 @@ impl Device {
     /// Runs a task.
     pub(crate) fn run_task(&mut self, shared: &BackendShared, phase: DevicePhase, task: &DeviceTask) -> TaskEnd {
         match task {
-            DeviceTask::Transition(_) if !self.lock.acquire(shared.journal_dir.as_ref(), &self.name) => TaskEnd::Locked,
+            DeviceTask::Transition(_) if !self.lock.acquire(shared.journal_dir.as_ref(), &self.name) => TaskEnd::Waits,
             DeviceTask::Transition(transition) => {
-                let next = self.execute(shared, *transition);
+                let end = self.execute(shared, phase, *transition);
                 if !self.has_storage() {
                     self.lock.end();
                 }
-                next.into()
+                end
             }
             DeviceTask::Resize(size) => {
                 let resized = self.store(shared).and_then(|mut store| self.handle_resize_key(&mut store, phase, size));
@@ -263,18 +273,28 @@ impl Device {
         shared.xen.store().map_err(|error| EffectError::Failed(5, error.to_string()))
     }
 
-    fn execute(&mut self, shared: &BackendShared, transition: Transition) -> Option<DevicePhase> {
+    fn execute(&mut self, shared: &BackendShared, phase: DevicePhase, transition: Transition) -> TaskEnd {
         let mut store = None;
         for effect in transition.effects {
             match self.execute_effect(shared, &mut store, *effect) {
                 Ok(()) => {}
-                Err(EffectError::Gone) => return self.clean_up(shared, &mut store, GONE),
+                Err(EffectError::Gone) => return self.clean_up(shared, &mut store, GONE).into(),
+                Err(EffectError::InUse(why)) => {
+                    if self.disk_wait.goes_on() {
+                        self.write_error(store.as_mut(), EBUSY, &why);
+                    }
+                    if !phase.has_storage() {
+                        self.close_storage(false);
+                    }
+                    return TaskEnd::Waits;
+                }
                 Err(EffectError::Failed(errno, why)) => {
                     self.write_error(store.as_mut(), errno, &why);
-                    return self.clean_up(shared, &mut store, FAILED);
+                    return self.clean_up(shared, &mut store, FAILED).into();
                 }
             }
         }
+        self.disk_wait.end();
         if transition.next_phase == Some(DevicePhase::Discovered) {
             self.state_written = false;
         }
@@ -285,7 +305,7 @@ impl Device {
                 tracing::info!(device = %self.name, "dropped");
             }
         }
-        transition.next_phase
+        transition.next_phase.into()
     }
 
     /// Executes a transition after a failure. Further errors are only logged.
@@ -300,7 +320,9 @@ impl Device {
             match self.execute_effect(shared, store, *effect) {
                 Ok(()) => {}
                 Err(EffectError::Gone) => next_phase = None,
-                Err(EffectError::Failed(_, why)) => tracing::warn!(device = %self.name, ?effect, "{why}"),
+                Err(EffectError::InUse(why) | EffectError::Failed(_, why)) => {
+                    tracing::warn!(device = %self.name, ?effect, "{why}");
+                }
             }
         }
         if next_phase.is_none() {
@@ -318,9 +340,11 @@ impl Device {
         match effect {
             Effect::DetachRings => {
                 self.detach_rings(shared, shared.journal_dir.as_ref());
-                if let Some(guests) = self.guests() {
+                // Another device may have the disk, and a guest.
+                if let Some(guests) = self.guests().filter(|_| self.has_guest) {
                     guests.left();
                 }
+                self.has_guest = false;
                 return Ok(());
             }
             Effect::CloseStorage => {
@@ -469,6 +493,11 @@ impl Device {
         let (cdrom, removable) = (device_type.as_deref() == Some("cdrom"), removable.as_deref() == Some("1"));
         let backing = shared.opener.open(&params, &self.name, read_only);
         let backing = backing.map_err(|why| EffectError::Failed(ENODEV, why))?;
+        if let Some(other) = backing.disk_use.other_device()
+            && !is_succeeded(store, shared.xen.domain(), &other, &self.name)?
+        {
+            return Err(EffectError::Failed(ENODEV, params.in_use_text(&other)));
+        }
         let geometry = backing.disk.geometry();
         let stats = self.stats_for(shared, &backing);
         stats.set_disk(&backing.disk);
@@ -482,6 +511,19 @@ impl Device {
             "serving"
         );
         self.open_disk = Some(OpenDisk { backing, stats, read_only, discard, cdrom, removable });
+        Ok(())
+    }
+
+    /// Activates the disk, which another user may not have released yet.
+    fn activate_disk(&mut self) -> Result<(), EffectError> {
+        let Some(opened) = &mut self.open_disk else { return Ok(()) };
+        opened.backing.disk_use.activate().map_err(|error| match error {
+            ActivationError::InUse(why) => EffectError::InUse(why),
+            ActivationError::Failed(why) => EffectError::Failed(ENODEV, why),
+        })?;
+        if self.disk_wait.end() {
+            tracing::info!(device = %self.name, "no other user has its disk any more");
+        }
         Ok(())
     }
 
@@ -502,7 +544,7 @@ impl Device {
         if let Some(journals) = journals {
             journals.remove(&self.name, rings);
         }
-        self.lock.note_detached(is_frozen);
+        self.note_detached(is_frozen);
     }
 
     /// Detaches the rings for another process. Only a stop ends the wait; requests do not wait for limits.
@@ -511,10 +553,19 @@ impl Device {
         let never = Instant::now() + NEVER;
         let end = || Some(shared.drain_end().unwrap_or(never));
         let DetachResult { is_frozen, .. } = opened.stats.detach_rings(&end, self.is_journaled(shared));
+        self.note_detached(is_frozen);
+    }
+
+    /// Records that rings were detached. `is_frozen`: with requests in flight, which only the end of the process ends.
+    fn note_detached(&mut self, is_frozen: bool) {
         self.lock.note_detached(is_frozen);
+        if let Some(opened) = self.open_disk.as_mut().filter(|_| is_frozen) {
+            opened.backing.disk_use.leave_active();
+        }
     }
 
     fn connect(&mut self, shared: &BackendShared, store: &mut Xenstore, resume: bool) -> Result<(), EffectError> {
+        self.activate_disk()?;
         let offer = if resume { self.read_previous_offer(store)? } else { self.current_offer() };
         self.last_offer = Some(offer);
         // One consistent snapshot: a frontend may write keys meanwhile.
@@ -571,6 +622,7 @@ impl Device {
         );
         opened.stats.set_rings(vbd, handles, connected_with);
         // Before the guest reads the disk's description.
+        self.has_guest = true;
         if let Some(guests) = self.guests() {
             guests.arrived();
         }

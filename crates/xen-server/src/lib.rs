@@ -9,6 +9,7 @@
 //! | `frontend`, `offer`, `params` | the keys of a frontend; those of the backend |
 //! | `connection`, `journal_dir` | opens rings; their journal files |
 //! | `ownership`, `device_lock` | the lock by which this process acts on a device |
+//! | `succession` | the next device of a disk waits for one that leaves |
 //! | `storage`, `open_disk` | the interface to the program that opens disks; an open one |
 //! | `resize`, `resize_key` | changes its size, as requested by a key |
 //! | `device_stats`, `registry` | statistics of the devices with open disks |
@@ -36,6 +37,7 @@ mod resize_key;
 mod state_machine;
 mod stepped;
 mod storage;
+mod succession;
 mod tasks;
 pub mod toolstack;
 
@@ -45,4 +47,4 @@ pub use frontend::RingLimits;
 pub use name::DeviceName;
 pub use params::Params;
 pub use stepped::SteppedBackend;
-pub use storage::{DiskBacking, Opener, VbdSettings};
+pub use storage::{ActivationError, DiskBacking, DiskUse, Opener, VbdSettings};

@@ -8,26 +8,46 @@ use crate::device_lock::DeviceLock;
 use crate::journal_dir::JournalDir;
 use crate::name::DeviceName;
 
-/// Time after which a device's wait for its lock is logged.
-const LOG_AFTER: Duration = Duration::from_secs(1);
+/// Time after which a device's wait for another process or device is reported.
+const REPORT_AFTER: Duration = Duration::from_secs(1);
 
-/// A wait for a device's lock.
+/// A device's wait for another process or device, which is reported once if it takes long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum LockWait {
+pub(crate) enum Wait {
     /// There is none.
     #[default]
     None,
     /// Since this time.
     Since(Instant),
-    /// Logged.
-    Logged,
+    /// Reported.
+    Reported,
+}
+
+impl Wait {
+    /// Records that the wait goes on. Returns true if it is to be reported now.
+    pub(crate) fn goes_on(&mut self) -> bool {
+        match *self {
+            Wait::None => *self = Wait::Since(Instant::now()),
+            Wait::Since(since) if since.elapsed() >= REPORT_AFTER => {
+                *self = Wait::Reported;
+                return true;
+            }
+            Wait::Since(_) | Wait::Reported => {}
+        }
+        false
+    }
+
+    /// Ends the wait. Returns true if it was reported.
+    pub(crate) fn end(&mut self) -> bool {
+        std::mem::take(self) == Wait::Reported
+    }
 }
 
 /// This process's right to act on a device.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceOwnership {
     lock: Option<DeviceLock>,
-    wait: LockWait,
+    wait: Wait,
     /// True if requests of the device are in flight that this process never completes: its workers keep the lock.
     is_frozen: bool,
 }
@@ -39,10 +59,10 @@ impl DeviceOwnership {
         let Some(dir) = dir.filter(|_| self.lock.is_none()) else { return true };
         let why = match dir.lock_device(name) {
             Ok(Some(lock)) => {
-                if self.wait == LockWait::Logged {
+                if self.wait.end() {
                     tracing::info!(device = %name, "no other process has requests of it any more");
                 }
-                (self.lock, self.wait) = (Some(lock), LockWait::None);
+                self.lock = Some(lock);
                 return true;
             }
             Ok(None) => {
@@ -51,13 +71,8 @@ impl DeviceOwnership {
             }
             Err(error) => format!("its lock: {error}"),
         };
-        match self.wait {
-            LockWait::None => self.wait = LockWait::Since(Instant::now()),
-            LockWait::Since(since) if since.elapsed() >= LOG_AFTER => {
-                tracing::warn!(device = %name, "{why}");
-                self.wait = LockWait::Logged;
-            }
-            _ => {}
+        if self.wait.goes_on() {
+            tracing::warn!(device = %name, "{why}");
         }
         false
     }

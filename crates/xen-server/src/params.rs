@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use mqblk_core::ByteLen;
 use mqblk_core::settings::parse_size;
 
+use crate::name::DeviceName;
+
 /// Storage of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Params {
@@ -37,6 +39,11 @@ impl Params {
             Some(("mqblk", id)) if !id.is_empty() => Ok(Params::Disk(id.to_owned())),
             _ => error("file:PATH, null:SIZE or mqblk:DISK-ID"),
         }
+    }
+
+    /// Returns the text for users that another device has the disk.
+    pub fn in_use_text(&self, other: &DeviceName) -> String {
+        format!("params: found \"{self}\", which is attached as {other}, expected a disk that is not")
     }
 }
 

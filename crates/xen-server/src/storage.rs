@@ -1,6 +1,5 @@
 //! Interface to the program that opens disks.
 
-use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,18 +50,52 @@ pub struct DiskBacking {
     pub queues: Arc<SharedQueueSettings>,
     /// Notified of the device's guest.
     pub guests: Option<Arc<dyn GuestObserver>>,
-    /// Dropped when the disk is no longer served.
-    pub guard: Box<dyn Any + Send>,
+    /// The device's use of the disk, dropped when the disk is no longer served.
+    pub disk_use: Box<dyn DiskUse>,
 }
+
+/// Error of [`DiskUse::activate`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ActivationError {
+    /// Another device, or another process, serves the disk. The reason, for users.
+    InUse(String),
+    /// The storage has failed. The reason, for users.
+    Failed(String),
+}
+
+/// A device's use of a disk that is open. Several devices may have a disk open; one at a time serves its requests. So a
+/// guest that migrates is given its disk when its source has released it.
+pub trait DiskUse: Send {
+    /// Returns another device of this process that has the disk open, and that would share it with this one.
+    fn other_device(&self) -> Option<DeviceName> {
+        None
+    }
+
+    /// Activates the disk before rings of the device are served, until the drop. Does nothing if it is active. Does not
+    /// wait for another user.
+    ///
+    /// # Errors
+    /// When another user has it, or the storage fails. The disk is then not active.
+    fn activate(&mut self) -> Result<(), ActivationError> {
+        Ok(())
+    }
+
+    /// Leaves the disk active until the process ends: requests are left in flight, and no other user may overtake them.
+    fn leave_active(&mut self) {}
+}
+
+/// The use of a disk that is never in use.
+impl DiskUse for () {}
 
 /// Opens disks.
 pub trait Opener: Send + Sync {
     /// Returns true if this program serves the device; another program may serve devices of the same type.
     fn serves(&self, params: &Params) -> bool;
 
-    /// Opens the disk of a device. Called on a thread of that device, so it may block.
+    /// Opens the disk of a device, which is not [active](DiskUse::activate) yet. Called on a thread of that device, so
+    /// it may block.
     ///
     /// # Errors
-    /// The reason, for users: the disk does not exist or is in use.
+    /// The reason, for users: the disk does not exist.
     fn open(&self, params: &Params, name: &DeviceName, read_only: bool) -> Result<DiskBacking, String>;
 }

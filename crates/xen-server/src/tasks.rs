@@ -14,9 +14,9 @@ use crate::backend::{WatchedDevice, Watcher, watch_token};
 use crate::device::{Device, DeviceTask, TaskEnd, TaskResult};
 use crate::state_machine::DevicePhase;
 
-/// Interval of attempts to take a device's lock from another process: at first, and at most. It doubles.
-const LOCK_RETRY: Duration = Duration::from_millis(5);
-const MAX_LOCK_RETRY: Duration = Duration::from_secs(1);
+/// Interval of attempts to have a device's lock, or its disk, from another user: at first, and at most. It doubles.
+const RETRY: Duration = Duration::from_millis(5);
+const MAX_RETRY: Duration = Duration::from_secs(1);
 
 impl Watcher {
     /// Runs a device's task on a thread: it may wait for storage. A device has one task at a time. Without a thread a
@@ -49,6 +49,12 @@ impl Watcher {
     /// Handles the result of a device's task.
     pub(crate) fn finish_task(&mut self, store: Option<&mut Xenstore>, ended: TaskResult) {
         let TaskResult { key, end, device } = ended;
+        if end != TaskEnd::Waits {
+            // It may have released the disk that another device waits for.
+            let now = Instant::now();
+            let waiting = self.devices.values_mut().filter_map(|watched| watched.retry.as_mut());
+            waiting.for_each(|(at, _)| *at = now);
+        }
         let Entry::Occupied(mut entry) = self.devices.entry(key) else { return };
         entry.get_mut().busy = false;
         let Some(device) = device else {
@@ -57,9 +63,9 @@ impl Watcher {
         };
         let watched = entry.get_mut();
         watched.was_journaled = device.is_journaled(&self.shared);
-        watched.lock_retry = match (end, watched.lock_retry) {
-            (TaskEnd::Locked, Some((_, interval))) => Some((interval * 2).min(MAX_LOCK_RETRY)),
-            (TaskEnd::Locked, None) => Some(LOCK_RETRY),
+        watched.retry = match (end, watched.retry) {
+            (TaskEnd::Waits, Some((_, interval))) => Some((interval * 2).min(MAX_RETRY)),
+            (TaskEnd::Waits, None) => Some(RETRY),
             _ => None,
         }
         .map(|interval| (Instant::now() + interval, interval));
@@ -69,7 +75,7 @@ impl Watcher {
                 (watched.phase, watched.device) = (phase, Some(device));
                 return;
             }
-            TaskEnd::Locked => {
+            TaskEnd::Waits => {
                 watched.device = Some(device);
                 return;
             }

@@ -259,6 +259,9 @@ pub fn wait_connected(
         return Ok(());
     }
     let now = read_end_states(store, &paths)?;
+    if let Some(why) = now.error {
+        return Err(ToolstackError::BackendFailed { name: name.clone(), why });
+    }
     let hint = match now.backend {
         Some(XenbusState::Initialising) => " (does a backend for this type run?)",
         Some(XenbusState::InitWait) => " (does the guest have a driver?)",

@@ -10,7 +10,7 @@ use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantMode, PoolScope};
 use mqblk_engine::{PlugOptions, PollPolicy, QueueSettings, SharedQueueSettings};
 use mqblk_ring::blkif::Abi;
 use mqblk_xen::{EventPort, Xen};
-use mqblk_xen_server::{DeviceName, DiskBacking, Opener, Params, RingLimits, VbdSettings};
+use mqblk_xen_server::{DeviceName, DiskBacking, DiskUse, Opener, Params, RingLimits, VbdSettings};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::retry_on_intr;
 use rustix::time::Timespec;
@@ -45,6 +45,8 @@ impl Drop for OpenGuard {
     }
 }
 
+impl DiskUse for OpenGuard {}
+
 impl Opener for MemoryDisks {
     fn serves(&self, _params: &Params) -> bool {
         true
@@ -77,7 +79,7 @@ impl Opener for MemoryDisks {
                 ..QueueSettings::default()
             })),
             guests: None,
-            guard: Box::new(OpenGuard(Arc::clone(&self.open))),
+            disk_use: Box::new(OpenGuard(Arc::clone(&self.open))),
         })
     }
 }

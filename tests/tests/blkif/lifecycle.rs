@@ -276,7 +276,7 @@ fn a_disk_of_the_configuration_has_one_guest_at_a_time() {
     let second = host.create_device(2, "xvda", "mqblk:offered");
     host.wait_for_backend_state(&second, XenbusState::Closing);
     let error = host.backend_error(&second).unwrap_or_default();
-    assert!(error.starts_with("19 params: found disk \"offered\", which is attached as mqblk-1-51712"), "{error}");
+    assert!(error.starts_with("19 params: found \"mqblk:offered\", which is attached as mqblk-1-51712"), "{error}");
     load.round();
     load.finish();
     // A device of another daemon of the same type is left alone.

@@ -6,4 +6,5 @@ mod hostile;
 mod kill;
 mod lifecycle;
 mod out;
+mod succession;
 mod tool;

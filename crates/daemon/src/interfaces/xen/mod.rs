@@ -2,6 +2,7 @@
 
 mod config;
 mod devices;
+mod disk_use;
 mod host;
 mod keys;
 mod opener;

@@ -3,32 +3,19 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use mqblk_core::ACTIVATION_TIMEOUT;
-use mqblk_core::lock::{RankedMutex, assert_may_wait};
+use mqblk_core::lock::RankedMutex;
 use mqblk_core::settings::Settings;
 use mqblk_engine::{AnyDisk, DiskHealth, ErrorPolicy, PlugOptions, QueueSettings, SharedQueueSettings};
 use mqblk_xen_server::{DeviceName, DiskBacking, Opener, Params, VbdSettings};
 
 use super::config::{WORD, XenAttachment, XenDiskConfig, vbd_settings};
+use super::disk_use::{DiskUsers, UsedDisk};
 use super::keys::{device_key, disk_key};
 use crate::contract::{ContractRecorder, DeviceContract, DiskContract, KeptContracts, ONLY_DISK};
 use crate::interface::HostContext;
 use crate::out::OutDisks;
 use crate::storage::CacheMode;
 use crate::storage_backends::StorageBackends;
-
-/// A device's exclusive use of a disk of the configuration. Dropping it deactivates the disk and makes it available
-/// again.
-struct DiskUse(Arc<RankedMutex<Option<DeviceName>>>, Arc<AnyDisk>);
-
-impl Drop for DiskUse {
-    fn drop(&mut self) {
-        if let Err(error) = self.1.deactivate() {
-            tracing::error!("{error}");
-        }
-        *self.0.lock() = None;
-    }
-}
 
 /// A disk of the configuration that devices can attach.
 struct OfferedDisk {
@@ -40,7 +27,6 @@ struct OfferedDisk {
     queues: Arc<SharedQueueSettings>,
     attachment: Option<XenAttachment>,
     guests: Arc<ContractRecorder>,
-    used_by: Arc<RankedMutex<Option<DeviceName>>>,
 }
 
 impl OfferedDisk {
@@ -58,7 +44,6 @@ impl OfferedDisk {
             settings: vbd_settings(&disk.endpoint, disk.storage.cache == CacheMode::Writethrough),
             queues: Arc::clone(queues),
             attachment: disk.endpoint.attachment,
-            used_by: Arc::new(RankedMutex::leaf(None)),
         }
     }
 }
@@ -72,6 +57,7 @@ pub(super) struct DiskOpener {
     offered: RankedMutex<BTreeMap<String, Arc<OfferedDisk>>>,
     /// Devices that name one of these wait until it is offered.
     out: Arc<OutDisks>,
+    users: DiskUsers,
     contracts: Arc<KeptContracts>,
     storages: Arc<dyn StorageBackends>,
 }
@@ -81,15 +67,6 @@ pub(super) struct DiskOpener {
 fn device_contract(queues: u16, disk: DiskContract) -> DeviceContract {
     let disks = BTreeMap::from([(ONLY_DISK.to_owned(), disk)]);
     DeviceContract { interface: WORD.to_owned(), queues, queue_size: 0, disks }
-}
-
-/// On drop forgets a device that is no longer served and has no guest.
-struct DeviceUse(Arc<ContractRecorder>);
-
-impl Drop for DeviceUse {
-    fn drop(&mut self) {
-        self.0.release();
-    }
 }
 
 impl Opener for DiskOpener {
@@ -112,6 +89,10 @@ impl Opener for DiskOpener {
         if read_only && kind == "file" {
             settings.insert("readonly", "on").map_err(|error| error.to_string())?;
         }
+        if kind == "file" {
+            // The device of a guest that migrates is made while its source still has the image.
+            settings.insert("lock", "shared-migration").map_err(|error| error.to_string())?;
+        }
         let (key, saved) = (device_key(name), self.contracts.saved());
         let given = saved.devices().get(&key).and_then(|device| device.disks.get(ONLY_DISK));
         given.iter().for_each(|given| given.apply_settings(&mut settings, kind));
@@ -123,6 +104,9 @@ impl Opener for DiskOpener {
         let contract =
             device_contract(self.default.0.ring_limits.queues, DiskContract::new(kind, &resolved, &*disk, &[]));
         let guests = self.contracts.serve(key, contract);
+        // Any number of guests may read an image, or have their own null storage.
+        let is_exclusive = kind == "file" && !disk.geometry().read_only;
+        let disk_use = UsedDisk::open(&self.users, is_exclusive.then_some(params), name, &disk);
         Ok(DiskBacking {
             id: name.to_string(),
             storage: kind.to_owned(),
@@ -132,7 +116,7 @@ impl Opener for DiskOpener {
             settings: self.default.0.clone(),
             queues: Arc::new(SharedQueueSettings::new(self.default.1.clone())),
             guests: Some(Arc::clone(&guests) as _),
-            guard: Box::new(DeviceUse(guests)),
+            disk_use: Box::new(disk_use.of_device(guests)),
         })
     }
 }
@@ -149,7 +133,8 @@ impl DiskOpener {
         let offered = RankedMutex::leaf(BTreeMap::new());
         let (out, storages) = (Arc::clone(&context.out), Arc::clone(&context.storages));
         let contracts = Arc::clone(&context.contracts);
-        let opener = DiskOpener { watch, default, offered, out, contracts, storages };
+        let users = DiskUsers::default();
+        let opener = DiskOpener { watch, default, offered, out, users, contracts, storages };
         disks.iter().for_each(|disk| opener.offer(disk));
         opener
     }
@@ -179,17 +164,8 @@ impl DiskOpener {
                 "params: found disk {id:?}, which is attached to domain {domid} by the daemon's configuration"
             ));
         }
-        let mut taken = disk.used_by.lock();
-        if let Some(other) = &*taken {
-            return Err(format!("params: found disk {id:?}, which is attached as {other}, expected one that is not"));
-        }
-        *taken = Some(name.clone());
-        drop(taken);
-        assert_may_wait("storage");
-        if let Err(error) = disk.disk.activate(ACTIVATION_TIMEOUT) {
-            *disk.used_by.lock() = None;
-            return Err(error.to_string());
-        }
+        let params = Params::Disk(id.to_owned());
+        let disk_use = UsedDisk::open(&self.users, Some(&params), name, &disk.disk);
         Ok(DiskBacking {
             id: id.to_owned(),
             storage: disk.storage.clone(),
@@ -199,7 +175,7 @@ impl DiskOpener {
             settings: disk.settings.clone(),
             queues: Arc::clone(&disk.queues),
             guests: Some(Arc::clone(&disk.guests) as _),
-            guard: Box::new(DiskUse(Arc::clone(&disk.used_by), Arc::clone(&disk.disk))),
+            disk_use: Box::new(disk_use),
         })
     }
 }

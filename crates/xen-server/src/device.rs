@@ -578,6 +578,7 @@ impl Device {
         })??;
         let opened = self.open_disk()?;
         let (description, settings) = (opened.description(), &opened.backing.settings);
+        published.check_blocks(description.geometry.logical_block)?;
         let vbd = Vbd::new(VbdOptions {
             geometry: description.geometry,
             limits: description.limits,

@@ -1,5 +1,6 @@
 //! The keys that a frontend publishes. Every value is untrusted.
 
+use mqblk_core::BlockSize;
 use mqblk_memory::{DomainId, GrantRef};
 use mqblk_ring::blkif::Abi;
 use mqblk_xen::Port;
@@ -31,6 +32,8 @@ pub(crate) struct FrontendConfig {
     pub abi: Abi,
     /// The frontend supports persistent grants.
     pub persistent: bool,
+    /// The frontend counts sectors in blocks of the disk, as an earlier specification had it, not in 512 bytes.
+    pub counts_blocks: bool,
     /// The rings.
     pub rings: Vec<RingKeys>,
 }
@@ -88,6 +91,9 @@ impl FrontendConfig {
         // An invalid value means that the frontend does not support it.
         let persistent =
             parse_flag(keys::FEATURE_PERSISTENT, read(keys::FEATURE_PERSISTENT)?.as_deref()).unwrap_or(false);
+        let counts_blocks =
+            parse_flag(keys::FEATURE_LARGE_SECTOR_SIZE, read(keys::FEATURE_LARGE_SECTOR_SIZE)?.as_deref())
+                .unwrap_or(false);
         let queues = match read(keys::MULTI_QUEUE_NUM_QUEUES)? {
             None => 1,
             Some(text) => match parse_number(keys::MULTI_QUEUE_NUM_QUEUES, &text, bounds.queues.into()) {
@@ -104,7 +110,20 @@ impl FrontendConfig {
             let prefix = if queues == 1 { String::new() } else { format!("{}/", keys::queue(queue)) };
             rings.push(RingKeys::read(read, &prefix, size)?);
         }
-        Ok(FrontendConfig { abi, persistent, rings })
+        Ok(FrontendConfig { abi, persistent, counts_blocks, rings })
+    }
+
+    /// Checks that the frontend can address a disk with these blocks.
+    ///
+    /// # Errors
+    /// When it counts in blocks: it would use other places of the disk than every other frontend.
+    pub(crate) fn check_blocks(&self, block: BlockSize) -> Result<(), FrontendConfigError> {
+        if !self.counts_blocks || block == BlockSize::B512 {
+            return Ok(());
+        }
+        let expected =
+            format!("a disk with block-size=512: the frontend counts in its {} bytes, not in 512 bytes", block.bytes());
+        Err(malformed_value(keys::FEATURE_LARGE_SECTOR_SIZE, "1", expected).into())
     }
 }
 
@@ -206,7 +225,9 @@ mod tests {
     fn one_ring_has_its_keys_in_the_frontend_directory() {
         let plain = [("ring-ref", "8"), ("event-channel", "15")];
         let found = read_keys(&plain).unwrap();
-        assert_eq!(found, FrontendConfig { abi: Abi::X86_32, persistent: false, rings: vec![ring(&[8], 15)] });
+        let want =
+            FrontendConfig { abi: Abi::X86_32, persistent: false, counts_blocks: false, rings: vec![ring(&[8], 15)] };
+        assert_eq!(found, want);
         for one in [("multi-queue-num-queues", "1"), ("feature-large-sector-size", "1"), ("num-ring-pages", "1")] {
             assert_eq!(read_keys(&[&plain[..], &[one]].concat()).unwrap().rings, [ring(&[8], 15)], "{one:?}");
         }
@@ -218,6 +239,17 @@ mod tests {
         assert_eq!(read_keys(&both).unwrap().rings, [ring(&[8], 1)]);
         let said = [("ring-page-order", "0"), ("ring-ref0", "9"), ("ring-ref", "8"), ("event-channel", "1")];
         assert_eq!(read_keys(&said).unwrap().rings, [ring(&[9], 1)]);
+    }
+
+    #[test]
+    fn a_frontend_says_that_it_counts_blocks() {
+        for (value, counts_blocks) in [("0", false), ("1", true), ("yes", false)] {
+            let keys = [("feature-large-sector-size", value), ("ring-ref", "8"), ("event-channel", "15")];
+            let found = read_keys(&keys).unwrap();
+            assert_eq!(found.counts_blocks, counts_blocks, "{value}");
+            assert!(found.check_blocks(BlockSize::B512).is_ok());
+            assert_eq!(found.check_blocks(BlockSize::B4096).is_err(), counts_blocks, "{value}");
+        }
     }
 
     #[test]
@@ -235,7 +267,7 @@ mod tests {
             ("queue-1/event-channel", "16"),
         ]);
         let rings = vec![ring(&[8, 9], 15), ring(&[10, u32::MAX], 16)];
-        assert_eq!(found.unwrap(), FrontendConfig { abi: Abi::X86_64, persistent: true, rings });
+        assert_eq!(found.unwrap(), FrontendConfig { abi: Abi::X86_64, persistent: true, counts_blocks: false, rings });
         for (name, abi) in [("x86_64-abi", Abi::X86_64), ("x86_32-abi", Abi::X86_32), ("arm-abi", Abi::Arm)] {
             assert_eq!(read_keys(&[("protocol", name), ("ring-ref", "1"), ("event-channel", "1")]).unwrap().abi, abi);
         }
@@ -329,7 +361,7 @@ mod tests {
                 prop_assert!((1..=4).contains(&found.rings.len()));
                 prop_assert!(found.rings.iter().all(|ring| [1, 2, 4].contains(&ring.grefs.len())));
             }
-            prop_assert!(reads <= 5 + 4 * 6, "{reads}");
+            prop_assert!(reads <= 6 + 4 * 6, "{reads}");
         }
     }
 }

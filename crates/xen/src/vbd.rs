@@ -354,7 +354,7 @@ pub mod keys {
     pub const RING_REF: &str = "ring-ref";
     /// The frontend's event channel port.
     pub const EVENT_CHANNEL: &str = "event-channel";
-    /// Obsolete: ignored by both ends.
+    /// Obsolete. 1: the frontend counts sectors in units of `sector-size`, not of 512 bytes.
     pub const FEATURE_LARGE_SECTOR_SIZE: &str = "feature-large-sector-size";
 
     /// Returns the key of the grant reference of page `page` of a ring with several pages.

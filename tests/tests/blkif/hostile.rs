@@ -49,6 +49,7 @@ scenarios! {
     revoked_ring_pages: "a ring whose pages are taken back",
     unusable_rings: "rings that cannot be mapped or bound",
     shared_page: "one page for two rings",
+    keys_of_other_systems: "keys of other systems' drivers",
     malformed_keys: "keys that make no sense",
     rewritten_keys: "keys rewritten while they are read",
     keys_rewritten_later: "keys rewritten while connected",

@@ -2,6 +2,7 @@
 //! before and after it, and the good disk is served throughout.
 
 mod disconnects;
+mod drivers;
 mod fuzz;
 mod keys;
 mod requests;
@@ -59,6 +60,7 @@ pub const SCENARIOS: &[Scenario] = &[
     anywhere("a ring whose pages are taken back", rings::revoked_pages),
     anywhere("rings that cannot be mapped or bound", rings::unusable_rings),
     anywhere("one page for two rings", rings::shared_page),
+    anywhere("keys of other systems' drivers", drivers::keys_of_other_systems),
     anywhere("keys that make no sense", keys::malformed_keys),
     anywhere("keys rewritten while they are read", keys::keys_rewritten),
     anywhere("keys rewritten while connected", keys::keys_rewritten_while_connected),

@@ -20,7 +20,7 @@ pub enum Params {
 }
 
 impl Params {
-    /// Parses `file:PATH`, `null:SIZE` or `mqblk:ID`.
+    /// Parses `file:PATH`, `null:SIZE` or `mqblk:ID`. A path alone is `file:PATH`, as xl writes a block device.
     ///
     /// # Errors
     /// For any other text: the found and the expected value.
@@ -29,6 +29,9 @@ impl Params {
             let found: String = text.chars().take(100).collect();
             Err(format!("params: found {found:?}, expected {expected}"))
         };
+        if text.starts_with('/') && !text.contains('\0') {
+            return Ok(Params::File(text.into()));
+        }
         match text.split_once(':') {
             Some(("file", path)) if path.starts_with('/') && !path.contains('\0') => Ok(Params::File(path.into())),
             Some(("file", _)) => error("file: with a path that starts with /"),
@@ -67,9 +70,10 @@ mod tests {
             assert_eq!(Params::parse(text).unwrap().to_string(), text);
         }
         assert_eq!(Params::parse("null:1G"), Ok(Params::Null(ByteLen(1 << 30))));
+        assert_eq!(Params::parse("/dev/vg/a:b"), Params::parse("file:/dev/vg/a:b"));
         for (text, want) in [
             ("", "params: found \"\", expected file:PATH, null:SIZE or mqblk:DISK-ID"),
-            ("/srv/a.img", "expected file:PATH, null:SIZE or mqblk:DISK-ID"),
+            ("srv/a.img", "expected file:PATH, null:SIZE or mqblk:DISK-ID"),
             ("raw:/srv/a.img", "expected file:PATH, null:SIZE or mqblk:DISK-ID"),
             ("file:a.img", "expected file: with a path that starts with /"),
             ("file:", "expected file: with a path"),

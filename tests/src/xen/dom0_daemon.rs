@@ -19,6 +19,8 @@ const DAEMON_TIMEOUT: Bound = Bound::seconds(60);
 /// `mqblk serve` in dom0. It ends with its host.
 #[derive(Debug)]
 pub struct Dom0Daemon {
+    /// The type of the devices that it serves.
+    type_name: &'static str,
     arguments: String,
 }
 
@@ -28,7 +30,15 @@ impl Dom0Daemon {
     /// # Errors
     /// When it ends at once, or does not listen in time.
     pub fn serve(host: &mut XenHost, arguments: &str) -> Result<Self> {
-        let daemon = Self { arguments: arguments.to_owned() };
+        Self::serve_type(host, "mqblk", arguments)
+    }
+
+    /// As [`Dom0Daemon::serve`], for devices of another type: `vbd` are those that xl makes.
+    ///
+    /// # Errors
+    /// As [`Dom0Daemon::serve`].
+    pub fn serve_type(host: &mut XenHost, type_name: &'static str, arguments: &str) -> Result<Self> {
+        let daemon = Self { type_name, arguments: arguments.to_owned() };
         daemon.launch(host)?;
         Ok(daemon)
     }
@@ -38,7 +48,7 @@ impl Dom0Daemon {
             &format!(
                 "rm -f {ADMIN_SOCKET} /run/mqblk.exit /run/mqblk.pid
                  (! [ -d {SLOW_GROUP} ] || echo 0 >{SLOW_GROUP}/cgroup.procs
-                  MQBLK_TEST_KEYS=1 mqblk serve --xen-watch mqblk --admin {ADMIN_SOCKET} {} & echo $! >/run/mqblk.new; mv /run/mqblk.new /run/mqblk.pid
+                  MQBLK_TEST_KEYS=1 mqblk serve --xen-watch {} --admin {ADMIN_SOCKET} {} & echo $! >/run/mqblk.new; mv /run/mqblk.new /run/mqblk.pid
                   wait $!; echo $? >/run/mqblk.exit) </dev/null >&4 2>&4 &
                  for i in $(seq 500); do
                      [ -S {ADMIN_SOCKET} ] && [ -e /run/mqblk.pid ] && exit 0
@@ -46,7 +56,7 @@ impl Dom0Daemon {
                      sleep 0.1
                  done
                  echo 'no admin socket'; exit 1",
-                self.arguments
+                self.type_name, self.arguments
             ),
             DAEMON_TIMEOUT,
         )
@@ -128,7 +138,7 @@ impl Dom0Daemon {
     /// # Errors
     /// The command's.
     pub fn list(&self, host: &mut XenHost) -> Result<Vec<Value>> {
-        let text = host.must("mqblk xen list --json")?;
+        let text = host.must(&format!("mqblk xen list --type {} --json", self.type_name))?;
         let json: Value = serde_json::from_str(&text).with_context(|| format!("mqblk xen list --json said: {text}"))?;
         json["devices"].as_array().cloned().with_context(|| format!("no devices in {text}"))
     }

@@ -13,6 +13,9 @@ use crate::guest::{SCRIPT_TIMEOUT, ScriptOutput, Shell};
 /// Timeout from xl to the agent's first line; an idle machine needs 4 seconds.
 const BOOT_TIMEOUT: Bound = Bound::seconds(120);
 
+/// Timeout for a guest's memory to be copied.
+const MIGRATION_TIMEOUT: Bound = Bound::seconds(240);
+
 /// Kernel parameters. The last line only speeds up an emulated boot.
 const KERNEL_PARAMETERS: &str = "console=hvc0 quiet panic=0 \
      mitigations=off nokaslr cryptomgr.notests random.trust_cpu=on";
@@ -23,13 +26,38 @@ pub struct DomainConfig {
     name: String,
     vcpus: u16,
     memory_mib: u32,
+    disks: Vec<String>,
+    ramdisk: String,
+    more: String,
 }
 
 impl DomainConfig {
     /// Configures a guest with 2 CPUs and 256 MiB.
     #[must_use]
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), vcpus: 2, memory_mib: 256 }
+        Self {
+            name: name.to_owned(),
+            vcpus: 2,
+            memory_mib: 256,
+            disks: Vec::new(),
+            ramdisk: "/guest/initramfs.cpio".to_owned(),
+            more: String::new(),
+        }
+    }
+
+    /// Makes it a driver domain, which has backends, with this initramfs of dom0.
+    #[must_use]
+    pub fn driver_domain(mut self, ramdisk: &str) -> Self {
+        ramdisk.clone_into(&mut self.ramdisk);
+        "driver_domain = 1\n".clone_into(&mut self.more);
+        self
+    }
+
+    /// Adds a disk that the toolstack makes, as in xl-disk-configuration(5).
+    #[must_use]
+    pub fn disk(mut self, specification: &str) -> Self {
+        self.disks.push(specification.to_owned());
+        self
     }
 
     /// Sets the number of virtual CPUs.
@@ -49,10 +77,10 @@ impl DomainConfig {
     /// Returns xl's configuration (xl.cfg(5)). When the guest reboots, xl creates it again, with a new domain id.
     fn text(&self) -> String {
         format!(
-            "name = \"{}\"\ntype = \"pv\"\nkernel = \"/guest/vmlinux\"\nramdisk = \"/guest/initramfs.cpio\"\n\
-             extra = \"{KERNEL_PARAMETERS}\"\nmemory = {}\nvcpus = {}\n\
-             on_poweroff = \"destroy\"\non_reboot = \"restart\"\non_crash = \"destroy\"\n",
-            self.name, self.memory_mib, self.vcpus
+            "name = \"{}\"\ntype = \"pv\"\nkernel = \"/guest/vmlinux\"\nramdisk = \"{}\"\n\
+             extra = \"{KERNEL_PARAMETERS}\"\nmemory = {}\nvcpus = {}\ndisk = {:?}\n\
+             on_poweroff = \"destroy\"\non_reboot = \"restart\"\non_crash = \"destroy\"\n{}",
+            self.name, self.ramdisk, self.memory_mib, self.vcpus, self.disks, self.more
         )
     }
 }
@@ -65,6 +93,13 @@ pub struct Domain {
     agent: Agent,
     machine: Rc<XenMachine>,
     _slot: Rc<usize>,
+}
+
+/// A guest that is saved to a file in dom0, and has no domain.
+#[derive(Debug)]
+pub struct SavedDomain {
+    name: String,
+    agent: Agent,
 }
 
 impl Domain {
@@ -93,17 +128,89 @@ impl Domain {
 
     /// Waits for the guest of that name, and for its agent.
     fn wait_for(host: &mut XenHost, name: &str) -> Result<Self> {
+        let mut domain = Self::find(host, name)?;
+        let Self { machine, agent, .. } = &mut domain;
+        machine
+            .with_alive_check(|alive| agent.wait_ready(BOOT_TIMEOUT, alive))
+            .with_context(|| format!("the guest '{name}' printed: {}", agent.noise()))?;
+        Ok(domain)
+    }
+
+    /// Waits for the domain of that name, and connects its console to a port.
+    fn find(host: &mut XenHost, name: &str) -> Result<Self> {
         let find = format!("for i in $(seq 600); do xl domid {name} 2>/dev/null && exit 0; sleep 0.1; done; exit 1");
         let id = host.must(&find).with_context(|| format!("no domain '{name}'"))?.parse()?;
         let slot = host.free_slot()?;
         let machine = host.machine();
         let port = port(*slot);
-        let mut agent = Agent::connect(&machine.socket(&port))?;
+        let agent = Agent::connect(&machine.socket(&port))?;
         host.must(&format!("setsid guest-console {id} {port} </dev/null >&4 2>&4 &"))?;
-        machine
-            .with_alive_check(|alive| agent.wait_ready(BOOT_TIMEOUT, alive))
-            .with_context(|| format!("the guest '{name}' printed: {}", agent.noise()))?;
         Ok(Self { name: name.to_owned(), id, agent, machine, _slot: slot })
+    }
+
+    /// Finds the domain in which a running guest goes on. `agent` is that of the guest's previous domain.
+    fn find_again(host: &mut XenHost, name: &str, agent: &Agent) -> Result<Self> {
+        let mut domain = Self::find(host, name)?;
+        domain.agent.continue_script_numbers_of(agent);
+        domain.must("true").with_context(|| format!("the guest '{name}' in domain {}", domain.id))?;
+        Ok(domain)
+    }
+
+    /// Migrates the guest to another domain of this host, in the steps of `xl migrate` for its devices: the destination
+    /// is made and starts while the source is suspended and has its devices, and the source is destroyed then. `xl
+    /// migrate` itself copies a running guest's memory. For a PV guest that needs a hypervisor with
+    /// CONFIG_SHADOW_PAGING, and Debian's has none.
+    ///
+    /// # Errors
+    /// xl's, a destination that has its disks before the source has released them, or a guest that does not go on.
+    pub fn migrate(self, host: &mut XenHost) -> Result<Domain> {
+        let (name, old) = (self.name.clone(), self.id);
+        let script = format!(
+            "set -e
+             xl save -p {name} /tmp/{name}.saved
+             xl rename {name} {name}--migratedaway
+             xl restore -p /tmp/{name}.saved
+             rm /tmp/{name}.saved
+             xl unpause {name}
+             id=$(xl domid {name})
+             for device in $(xenstore-list /local/domain/$id/device/vbd); do
+                 for try in $(seq 300); do
+                     state=$(xenstore-read /local/domain/$id/device/vbd/$device/state)
+                     [ $state = 3 ] && break
+                     sleep 0.1
+                 done
+                 backend=$(xenstore-read /local/domain/0/backend/vbd/$id/$device/state)
+                 source=$(xenstore-read /local/domain/0/backend/vbd/{old}/$device/state)
+                 [ \"$state $backend $source\" = '3 2 4' ] || {{ echo \"device $device: $state $backend $source\"; exit 1; }}
+             done
+             xl destroy {name}--migratedaway"
+        );
+        host.must_within(&script, MIGRATION_TIMEOUT)?;
+        let domain = Self::find_again(host, &name, &self.agent)?;
+        ensure!(domain.id != old, "the domain is the old one");
+        Ok(domain)
+    }
+
+    /// Suspends the guest to a file in dom0, and lets it go on in its domain. The xl that watched the domain ends: from
+    /// here on only [`destroy`](Self::destroy) ends it.
+    ///
+    /// # Errors
+    /// xl's.
+    pub fn checkpoint(&mut self, host: &mut XenHost) -> Result<()> {
+        let name = &self.name;
+        let script = format!("xl save -c {name} /tmp/{name}.saved && rm /tmp/{name}.saved");
+        host.must_within(&script, MIGRATION_TIMEOUT)?;
+        self.must("true").map(drop).context("after the checkpoint")
+    }
+
+    /// Saves the guest to a file in dom0. Its domain ends.
+    ///
+    /// # Errors
+    /// xl's.
+    pub fn save(self, host: &mut XenHost) -> Result<SavedDomain> {
+        let name = &self.name;
+        host.must_within(&format!("xl save {name} /tmp/{name}.saved"), MIGRATION_TIMEOUT)?;
+        Ok(SavedDomain { name: name.clone(), agent: self.agent })
     }
 
     /// Returns its domain id.
@@ -179,6 +286,19 @@ impl Domain {
         ))
         .with_context(|| format!("domain {id} is not gone; the guest printed: {}", self.agent.noise()))
         .map(drop)
+    }
+}
+
+impl SavedDomain {
+    /// Restores the guest, in a new domain.
+    ///
+    /// # Errors
+    /// xl's, or a guest that does not go on.
+    pub fn restore(self, host: &mut XenHost) -> Result<Domain> {
+        let Self { name, agent } = self;
+        let script = format!("xl restore /tmp/{name}.saved && rm /tmp/{name}.saved");
+        host.must_within(&script, MIGRATION_TIMEOUT)?;
+        Domain::find_again(host, &name, &agent)
     }
 }
 

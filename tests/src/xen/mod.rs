@@ -23,7 +23,7 @@ pub use backend::{BackendDisk, BackendProgram, XenBackend};
 pub use blkfront::{BlkfrontParameters, HardwareQueue};
 pub use cache::XenCache;
 pub use dom0_daemon::Dom0Daemon;
-pub use domain::{Domain, DomainConfig};
+pub use domain::{Domain, DomainConfig, SavedDomain};
 pub use events::{CallCounts, KernelProbe, KernelProbes, interrupts};
 pub use host::{XenHost, XenHostBuilder};
 pub use image::Dom0Image;

@@ -202,7 +202,8 @@ fn mistakes_are_written_to_the_error_node() {
     let mut store = host.store();
     for (params, want) in [
         ("", "22 params: found \"\", expected file:PATH, null:SIZE or mqblk:DISK-ID"),
-        ("/dev/sdb", "22 params: found \"/dev/sdb\", expected file:PATH"),
+        ("dev/sdb", "22 params: found \"dev/sdb\", expected file:PATH"),
+        ("/nowhere/disk", "19 params: path: found \"/nowhere/disk\" (No such file"),
         ("file:/nowhere", "19 params: path: found \"/nowhere\" (No such file"),
         ("null:x", "22 params: found \"null:x\", expected null: with a size"),
         (

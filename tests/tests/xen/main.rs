@@ -9,5 +9,6 @@ mod dom0;
 mod kernel;
 mod lifecycle;
 mod loopback;
+mod migration;
 mod modes;
 mod side_by_side;

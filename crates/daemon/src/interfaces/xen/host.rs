@@ -1,5 +1,6 @@
 //! The Xen host: the backend of its devices, and the devices created at start.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,11 +15,15 @@ use mqblk_xen_server::{Backend, BackendError, BackendOptions, DEVICE_CHECKS, Dev
 use super::config::{XenAttachment, XenConfig, XenDiskConfig, XenEndpoint, queue_settings, vbd_settings};
 use super::devices::XenDevices;
 use super::opener::DiskOpener;
+use super::selector::XenSelector;
 use crate::disk_list::DiskConfig;
 use crate::interface::HostContext;
 
 /// Grant mappings that Xen tracks for a domain by default: `gnttab_max_maptrack_frames` of 1024, each with 256 entries.
 const MAPTRACK: u64 = 1024 * 256;
+
+/// The kernel's drivers of backends, by type: `vbd` is xen-blkback.
+const KERNEL_DRIVERS: &str = "/sys/bus/xen-backend/drivers";
 
 /// Errors of the backend's start.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +31,12 @@ pub(super) enum XenStartError {
     /// There is no Xen.
     #[error("serve: xen: {0}")]
     Xen(#[from] XenError),
+    /// The kernel serves the same devices.
+    #[error(
+        "serve: xen-watch: found type {0:?}, whose devices a driver of the kernel serves ({KERNEL_DRIVERS}/{0}), \
+         expected none (for vbd: rmmod xen-blkback)"
+    )]
+    KernelDriver(String),
     /// The backend failed to start.
     #[error("serve: xen: {0}")]
     Backend(#[from] BackendError),
@@ -59,6 +70,10 @@ impl XenHost {
         context: &HostContext,
     ) -> Result<XenHost, XenStartError> {
         let xen = config.host.connect()?;
+        let is_simulated = matches!(config.host, XenSelector::Simulated(_));
+        if !is_simulated && Path::new(KERNEL_DRIVERS).join(&config.type_name).exists() {
+            return Err(XenStartError::KernelDriver(config.type_name.clone()));
+        }
         let budget = match config.mapped_pages {
             Some(pages) => GrantBudget::new(pages, MappingBudget::of_process()),
             None => GrantBudget::for_host(MAPTRACK, MappingBudget::of_process()),

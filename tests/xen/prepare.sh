@@ -32,7 +32,7 @@ xen_programs=/usr/lib/xen-4.17/bin
 dom0_modules=(virtio_pci virtio_console xen-privcmd xenfs xen-evtchn xen-gntdev xen-gntalloc)
 # Loaded by the tests that use them.
 dom0_modules_later=(xen-blkback xen-blkfront loop null_blk)
-domu_modules=(xen-blkfront xen-evtchn xen-gntalloc)
+domu_modules=(xen-blkfront xen-evtchn xen-gntalloc xen-gntdev)
 domu_programs=(/usr/sbin/blkdiscard)
 . "$guest/debian.sh"
 

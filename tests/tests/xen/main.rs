@@ -6,6 +6,8 @@ mod bench;
 mod crash;
 mod disk;
 mod dom0;
+mod driver_domain;
+mod hotplug;
 mod kernel;
 mod lifecycle;
 mod loopback;

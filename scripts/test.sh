@@ -245,6 +245,7 @@ prepare() {
     fi
     if needs ceph; then
         tests/ceph/cluster.sh install </dev/null || fail prepare "Ceph could not be installed: the tests that need it fail"
+        [ ${#long[@]} -eq 0 ] || tests/ceph/trixie.sh </dev/null || fail prepare "trixie's Ceph could not be unpacked: the tests that need it fail"
     fi
 }
 
@@ -268,6 +269,10 @@ crash() {
 ceph() {
     echo "tests on clusters of Ceph, which each test starts for itself"
     run ceph each "${tests[@]}" --test ceph --no-fail-fast -- --test-threads=1
+    [ ${#long[@]} -gt 0 ] || return 0
+    echo "the same with Debian trixie's Ceph"
+    CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$PWD/tests/ceph/trixie.sh run" \
+        run ceph-trixie each "${tests[@]}" --test ceph --no-fail-fast -- --test-threads=1
 }
 
 # Runs alone, because it compares latencies.

@@ -8,17 +8,22 @@
 #   tests/ceph/cluster.sh kill FOLDER NAME     kill one daemon (SIGKILL): mon.a, mgr.x, osd.0 or osd.1
 #   tests/ceph/cluster.sh revive FOLDER NAME   restart it
 #
+# With MQBLK_CEPH=trixie the daemons and rbd are those of Debian trixie (tests/ceph/trixie.sh); the program ceph is this system's.
+#
 # FOLDER/ceph.conf is for clients: rbd --conf FOLDER/ceph.conf ls. FOLDER/log has the daemons' logs.
 #
 # The OSDs are BlueStores in sparse files, not in memory, because a killed OSD must come back with its data. The pool
-# keeps 2 copies and goes on with 1. Authentication is off (auth_..._required = none): the daemons listen only on
-# loopback, and keys would change nothing that a storage backend sees. A dead OSD is reported after seconds, not after
-# the default 20. The daemons have as few threads and as little memory as possible, and no debug logs.
+# keeps 2 copies and goes on with 1. Users authenticate (cephx); FOLDER/keyring has the keys of the daemons and of
+# client.admin. A dead OSD is reported after seconds, not after the default 20. The daemons have as few threads and as
+# little memory as possible, and no debug logs.
 set -euo pipefail
 export PATH=$PATH:/usr/sbin:/sbin LC_ALL=C
 
+trixie=$(cd "$(dirname "$0")/../.." && pwd)/.cache/ceph/trixie
 packages=(ceph-mon ceph-mgr ceph-osd ceph-common librbd1)
 daemons=(mon.a mgr.x osd.0 osd.1)
+# The folder of the plug-ins of other programs than the system's.
+plugins=
 pool=rbd
 
 fail() {
@@ -31,7 +36,20 @@ usage() {
     exit 2
 }
 
+# Chooses the version of the programs by MQBLK_CEPH.
+choose_version() {
+    case ${MQBLK_CEPH:-} in
+        "") ;;
+        trixie)
+            PATH=$trixie/bin:$PATH
+            plugins=$trixie/root/usr/lib/x86_64-linux-gnu
+            ;;
+        *) fail "found MQBLK_CEPH='$MQBLK_CEPH', expected trixie or nothing" ;;
+    esac
+}
+
 install_missing() {
+    [ "${MQBLK_CEPH:-}" != trixie ] || "$(dirname "$0")/trixie.sh"
     . "$(dirname "$0")/../../scripts/apt.sh"
     local missing
     missing=($(missing_packages "${packages[@]}"))
@@ -70,7 +88,7 @@ pid_of() { cat "$folder/$1.pid" 2>/dev/null || true; }
 runs() {
     local pid
     pid=$(pid_of "$1")
-    [ -n "$pid" ] && { tr '\0' ' ' <"/proc/$pid/cmdline"; } 2>/dev/null | grep -- "^ceph-${1%%.*} .*--conf $folder/ceph.conf" >/dev/null
+    [ -n "$pid" ] && { tr '\0' ' ' <"/proc/$pid/cmdline"; } 2>/dev/null | grep -- "\(^\|/\)ceph-${1%%.*} .*--conf $folder/ceph.conf" >/dev/null
 }
 
 launch() {
@@ -102,9 +120,7 @@ fsid = $fsid
 mon_host = [v2:127.0.0.1:$port]
 public_addr = 127.0.0.1
 cluster_addr = 127.0.0.1
-auth_cluster_required = none
-auth_service_required = none
-auth_client_required = none
+keyring = $folder/keyring
 ms_async_op_threads = 1
 run_dir = $folder
 admin_socket =
@@ -149,17 +165,41 @@ osd_scrub_during_recovery = false
 osd_scrub_min_interval = 8640000
 osd_scrub_max_interval = 86400000
 CONF
+    if [ -n "$plugins" ]; then
+        sed -i "/^\[global\]/a plugin_dir = $plugins/ceph\nerasure_code_dir = $plugins/ceph/erasure-code\n\
+osd_class_dir = $plugins/rados-classes\nmgr_module_path = $trixie/root/usr/share/ceph/mgr" "$folder/ceph.conf"
+    fi
     # Clients have no log file.
     sed -i -e '/^\[mon\]\|^\[mgr\]\|^\[osd\]/a log_file = '"$folder"'/log/$name.log\nlog_to_stderr = false' "$folder/ceph.conf"
 }
 
+# add_key NAME CAPABILITY...: makes a key, which the monitor takes over with its capabilities.
+add_key() {
+    local name=$1
+    shift
+    ceph-authtool "$folder/keyring" --gen-key --name "$name" "$@" >>"$folder/log/keys" 2>&1
+}
+
+make_keys() {
+    local n
+    (umask 077 && : >"$folder/keyring")
+    add_key mon. --cap mon 'allow *'
+    add_key client.admin --cap mon 'allow *' --cap mgr 'allow *' --cap osd 'allow *'
+    add_key mgr.x --cap mon 'allow profile mgr' --cap osd 'allow *'
+    for n in 0 1; do
+        add_key "osd.$n" --cap mon 'allow profile osd' --cap mgr 'allow profile osd' --cap osd 'allow *'
+    done
+}
+
 make_mon() {
     local host fsid
+    make_keys
     fsid=$(awk '$1 == "fsid" { print $3 }' "$folder/ceph.conf")
     host=$(awk '$1 == "mon_host" { print $3 }' "$folder/ceph.conf")
     mkdir "$folder/mon.a" "$folder/mgr.x"
     monmaptool --create --addv a "$host" --fsid "$fsid" "$folder/monmap" >"$folder/log/monmap" 2>&1
-    ceph-mon --mkfs --id a --conf "$folder/ceph.conf" --monmap "$folder/monmap" >"$folder/log/mon-mkfs" 2>&1
+    ceph-mon --mkfs --id a --conf "$folder/ceph.conf" --monmap "$folder/monmap" --keyring "$folder/keyring" \
+        >"$folder/log/mon-mkfs" 2>&1
 }
 
 make_osds() {
@@ -226,6 +266,7 @@ known() {
 }
 
 [ $# -ge 1 ] || usage
+choose_version
 verb=$1
 if [ "$verb" = install ]; then
     install_missing

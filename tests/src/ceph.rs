@@ -71,6 +71,11 @@ impl CephCluster {
         self.folder().join("ceph.conf")
     }
 
+    /// Returns the path of the keyring with the key of `client.admin`.
+    pub fn keyring(&self) -> PathBuf {
+        self.folder().join("keyring")
+    }
+
     /// Runs Ceph's program `rbd` and returns its output.
     ///
     /// # Panics
@@ -108,6 +113,29 @@ impl CephCluster {
     /// Returns the settings of a disk on an image.
     pub fn settings(&self, name: &str) -> String {
         format!("storage=rbd,pool={POOL},image={name},conf={}", self.conf().display())
+    }
+
+    /// Makes a user with these capabilities: pairs of a service and its capability. Returns the path of its keyring.
+    ///
+    /// # Panics
+    /// When the cluster refuses.
+    pub fn user(&self, name: &str, capabilities: &[&str]) -> PathBuf {
+        let keyring = self.folder().join(format!("client.{name}.keyring"));
+        let text = self.ceph(&[&["auth", "get-or-create", &format!("client.{name}")], capabilities].concat());
+        std::fs::write(&keyring, text).expect("a keyring");
+        keyring
+    }
+
+    /// Writes a configuration file with nothing but the monitors, as `ceph config generate-minimal-conf` makes it for
+    /// clients, and these lines. Returns its path.
+    ///
+    /// # Panics
+    /// When the cluster refuses.
+    pub fn minimal_conf(&self, name: &str, lines: &str) -> PathBuf {
+        let conf = self.folder().join(format!("{name}.conf"));
+        let minimal = self.ceph(&["config", "generate-minimal-conf"]);
+        std::fs::write(&conf, format!("{minimal}\n[client]\n{lines}\n")).expect("a configuration file");
+        conf
     }
 
     /// Reads an image, or a snapshot of it (`image@snapshot`), with Ceph's own program.

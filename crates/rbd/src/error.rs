@@ -34,12 +34,18 @@ pub enum FailedStep {
     Load,
     /// Reading the cluster's configuration file.
     Configuration,
-    /// Connecting to the monitors, with authentication.
+    /// Reaching the monitors.
     Connection,
+    /// Authentication to the monitors.
+    Authentication,
     /// Finding the pool.
     Pool,
     /// Opening the image or its snapshot.
     Image,
+    /// An option of the pool or the image overrides one that this process needs.
+    Override,
+    /// Loading the image's encryption.
+    Encryption,
     /// A call for the open image.
     Call,
 }

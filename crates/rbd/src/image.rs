@@ -1,24 +1,17 @@
 //! An open image with its connection.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;
+use std::ptr;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::{io, ptr};
 
+use crate::config::{self, ImageConfig};
+use crate::encryption::{self, Encryption};
 use crate::error::{FailedStep, RbdError, check};
-use crate::library::{self, Cluster, ConfigOption, FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, Libraries, Pool};
-
-/// Timeout of a connection without a `client_mount_timeout` in the configuration file. The library's own 300 s would
-/// delay a daemon's start.
-const MOUNT_TIMEOUT_S: &str = "30";
-/// The library's default of it, in seconds.
-const DEFAULT_MOUNT_TIMEOUT_S: f64 = 300.0;
-/// Options by which the library completes writes that are still in this process, with the value that turns each off. A
-/// killed process would lose such writes without the guest's knowledge.
-const WRITE_CACHES: [(&CStr, &str); 2] = [(c"rbd_cache", "false"), (c"rbd_persistent_cache_mode", "disabled")];
-/// Options of an image: the library has about 80.
-const MAX_CONFIG_OPTIONS: usize = 1024;
+use crate::handles::{Handles, ImageEvent, UnusedImage, WatchArgument, c_string, size_of_image};
+use crate::keyring;
+use crate::library::{self, FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, Libraries};
 
 /// The image to open, and its access.
 #[derive(Clone, Debug, Default)]
@@ -50,15 +43,6 @@ pub struct ImageStat {
     pub exclusive_lock: bool,
 }
 
-/// An event of an open image, from any thread.
-#[derive(Debug)]
-pub enum ImageEvent {
-    /// The image's header has changed: its size or its snapshots.
-    Updated,
-    /// It has no users: a thread that may block must close it.
-    Unused(UnusedImage),
-}
-
 /// An open image. Cheap to clone; all clones are one handle of the library, with or without the exclusive lock. Its
 /// methods may be called from all threads, and block until the cluster answers.
 #[derive(Clone, Debug)]
@@ -73,65 +57,9 @@ pub(crate) struct OpenImage {
     handles: Option<Handles>,
     /// The cache of writes, as option and value: each write is followed by a flush.
     write_cache: Option<String>,
+    /// Bytes of the header of its encryption, beside its size.
+    header: u64,
     events: Mutex<Sender<ImageEvent>>,
-}
-
-/// The argument of the watch's callback: a sender.
-type WatchArgument = Mutex<Sender<ImageEvent>>;
-
-/// The library's handles, each created once in this order, and ended once in reverse.
-struct Handles {
-    libraries: &'static Libraries,
-    cluster: Cluster,
-    pool: Pool,
-    image: ImageHandle,
-    /// The watch's handle and the callback's argument, which it owns.
-    watch: Option<(u64, *mut WatchArgument)>,
-}
-
-// SAFETY: librbd and librados may be called from all threads with the same handles (librbd.h, librados.h); `watch` is
-// used by drop only.
-unsafe impl Send for Handles {}
-// SAFETY: as above.
-unsafe impl Sync for Handles {}
-
-impl std::fmt::Debug for Handles {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Handles").finish_non_exhaustive()
-    }
-}
-
-/// Closes the handles. Blocks until all requests have ended and the cluster has answered.
-impl Drop for Handles {
-    fn drop(&mut self) {
-        let Libraries { rados, rbd } = self.libraries;
-        if let Some((watch, argument)) = self.watch.take() {
-            // SAFETY: the image is open. Afterwards the callback is not called any more.
-            if unsafe { (rbd.rbd_update_unwatch)(self.image, watch) } >= 0 {
-                // SAFETY: it was made by `Box::into_raw` and is not used any more.
-                drop(unsafe { Box::from_raw(argument) });
-            }
-        }
-        // SAFETY: each handle that is not null is open, and not used after this.
-        unsafe {
-            if !self.image.is_null() {
-                (rbd.rbd_close)(self.image);
-            }
-            if !self.pool.is_null() {
-                (rados.rados_ioctx_destroy)(self.pool);
-            }
-            (rados.rados_shutdown)(self.cluster);
-        }
-    }
-}
-
-/// An image without users. Dropping it closes it, which blocks.
-#[derive(Debug)]
-pub struct UnusedImage(#[expect(dead_code, reason = "dropped")] Handles);
-
-impl UnusedImage {
-    /// Closes it: completed writes are flushed, and the lock is released. Blocks until the cluster has answered.
-    pub fn close(self) {}
 }
 
 impl Drop for OpenImage {
@@ -154,11 +82,15 @@ unsafe extern "C" fn updated(argument: *mut c_void) {
 impl Image {
     /// Connects to the cluster and opens the image. Blocks at most for the cluster's connection timeout
     /// (`client_mount_timeout`; 30 s unless it is set). This call starts the threads of the library, which have the
-    /// rights of the calling thread.
+    /// rights of the calling thread. With `encryption` guests see the decrypted image.
     ///
     /// # Errors
     /// With the step that failed.
-    pub fn open(options: &ImageOptions, events: &Sender<ImageEvent>) -> Result<Image, RbdError> {
+    pub fn open(
+        options: &ImageOptions,
+        encryption: Option<&Encryption>,
+        events: &Sender<ImageEvent>,
+    ) -> Result<Image, RbdError> {
         let libraries = library::libraries()?;
         let mut handles = connect(libraries, options)?;
         find_pool(&mut handles, options)?;
@@ -172,6 +104,8 @@ impl Image {
             handles.image = ptr::null_mut();
         }
         check(opened, FailedStep::Image, || "opening the image".to_owned())?;
+        let ImageConfig { write_cache } = ImageConfig::check(&handles, options.read_only)?;
+        let header = encryption.map_or(Ok(0), |encryption| encryption::load(&handles, encryption))?;
         let argument = Box::into_raw(Box::new(Mutex::new(events.clone())));
         let mut watch = 0;
         // SAFETY: the argument lives until `rbd_update_unwatch` has returned.
@@ -182,8 +116,12 @@ impl Image {
             check(watched, FailedStep::Image, || "watching the image".to_owned())?;
         }
         handles.watch = Some((watch, argument));
-        let write_cache = write_cache(&handles)?;
-        Ok(Image(Arc::new(OpenImage { handles: Some(handles), write_cache, events: Mutex::new(events.clone()) })))
+        Ok(Image(Arc::new(OpenImage {
+            handles: Some(handles),
+            write_cache,
+            header,
+            events: Mutex::new(events.clone()),
+        })))
     }
 
     /// Returns the option of the pool or the image that gives the library a write cache in spite of the process's
@@ -228,12 +166,7 @@ impl Image {
     /// # Errors
     /// When the cluster does not report it.
     pub fn size(&self) -> Result<u64, RbdError> {
-        let (rbd, image) = self.raw();
-        let mut size = 0;
-        // SAFETY: the image is open.
-        let result = unsafe { (rbd.rbd_get_size)(image, &raw mut size) };
-        check(result, FailedStep::Call, || "size of the image".to_owned())?;
-        Ok(size)
+        size_of_image(self.0.handles.as_ref().expect("taken by drop only"))
     }
 
     /// Resizes the image, in bytes. Data beyond a smaller size is lost.
@@ -242,9 +175,18 @@ impl Image {
     /// When the cluster refuses.
     pub fn resize(&self, size: u64) -> Result<(), RbdError> {
         let (rbd, image) = self.raw();
-        // SAFETY: the image is open.
-        let result = unsafe { (rbd.rbd_resize)(image, size) };
-        check(result, FailedStep::Call, || "resizing the image".to_owned()).map(drop)
+        let resize = |size| {
+            // SAFETY: the image is open.
+            let result = unsafe { (rbd.rbd_resize)(image, size) };
+            check(result, FailedStep::Call, || "resizing the image".to_owned()).map(drop)
+        };
+        // The library reports the size of the decrypted data, and takes that of the image with its header.
+        resize(size.saturating_add(self.0.header))?;
+        if self.0.header == 0 || self.size()? == size {
+            return Ok(());
+        }
+        // A library that takes the reported one: until now the image was too large.
+        resize(size)
     }
 
     /// Makes all completed writes durable.
@@ -325,14 +267,6 @@ impl WeakImage {
     }
 }
 
-fn c_string(text: &str) -> Result<CString, RbdError> {
-    CString::new(text).map_err(|_| RbdError {
-        step: FailedStep::Configuration,
-        what: format!("{text:?}"),
-        source: io::Error::new(io::ErrorKind::InvalidInput, "a name has no NUL"),
-    })
-}
-
 fn connect(libraries: &'static Libraries, options: &ImageOptions) -> Result<Handles, RbdError> {
     let Libraries { rados, .. } = libraries;
     let user = options.user.as_deref().map(c_string).transpose()?;
@@ -348,21 +282,14 @@ fn connect(libraries: &'static Libraries, options: &ImageOptions) -> Result<Hand
     let read =
         unsafe { (rados.rados_conf_read_file)(cluster, conf.as_ref().map_or(ptr::null(), |path| path.as_ptr())) };
     check(read, FailedStep::Configuration, || "reading the cluster's configuration".to_owned())?;
-    let default = get(&handles, c"client_mount_timeout").and_then(|value| value.parse::<f64>().ok());
-    if default.is_some_and(|seconds| (seconds - DEFAULT_MOUNT_TIMEOUT_S).abs() < 0.5) {
-        set(&handles, c"client_mount_timeout", MOUNT_TIMEOUT_S)?;
-    }
-    // A request must never wait in the thread that submits it.
-    set(&handles, c"rbd_non_blocking_aio", "true")?;
-    for (key, off) in WRITE_CACHES {
-        // A library that does not know an option does not have its cache.
-        if get(&handles, key).is_some() {
-            set(&handles, key, off)?;
-        }
-    }
+    config::set_options(&handles)?;
     // SAFETY: the cluster is configured, and was not connected before.
-    check(unsafe { (rados.rados_connect)(cluster) }, FailedStep::Connection, || {
-        "connecting to the cluster".to_owned()
+    let connected = unsafe { (rados.rados_connect)(cluster) };
+    if connected == -libc::ETIMEDOUT {
+        check(connected, FailedStep::Connection, || "connecting to the cluster".to_owned())?;
+    }
+    check(connected, FailedStep::Authentication, || {
+        format!("authentication with {}", keyring::describe(&handles, options.user.as_deref()))
     })?;
     Ok(handles)
 }
@@ -379,48 +306,4 @@ fn find_pool(handles: &mut Handles, options: &ImageOptions) -> Result<(), RbdErr
     // SAFETY: the pool is open.
     unsafe { (rados.rados_ioctx_set_namespace)(handles.pool, namespace.as_ptr()) };
     Ok(())
-}
-
-/// Returns the option that gives the open image a write cache. The options of a pool or an image (`rbd config
-/// pool|image set`) override the process's.
-fn write_cache(handles: &Handles) -> Result<Option<String>, RbdError> {
-    let mut options =
-        vec![ConfigOption { name: ptr::null_mut(), value: ptr::null_mut(), source: 0 }; MAX_CONFIG_OPTIONS];
-    let mut count = c_int::try_from(options.len()).unwrap_or(c_int::MAX);
-    let rbd = &handles.libraries.rbd;
-    // SAFETY: the image is open, and `options` has places for `count` of them.
-    let listed = unsafe { (rbd.rbd_config_image_list)(handles.image, options.as_mut_ptr(), &raw mut count) };
-    check(listed, FailedStep::Image, || "options of the image".to_owned())?;
-    let text = |text: *mut c_char| match text.is_null() {
-        true => String::new(),
-        // SAFETY: a string of the library until the cleanup.
-        false => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
-    };
-    let count = count.clamp(0, options.len() as c_int);
-    let found = options[..count as usize].iter().find_map(|option| {
-        let (name, value) = (text(option.name), text(option.value));
-        let is_on = |(key, off): &(&CStr, &str)| key.to_bytes() == name.as_bytes() && value != *off;
-        WRITE_CACHES.iter().any(is_on).then(|| format!("{name}={value}"))
-    });
-    // SAFETY: each is freed once.
-    unsafe { (rbd.rbd_config_image_list_cleanup)(options.as_mut_ptr(), count) };
-    Ok(found)
-}
-
-/// Returns an option of the cluster's configuration.
-fn get(handles: &Handles, key: &CStr) -> Option<String> {
-    let mut value = [0_u8; 64];
-    let rados = &handles.libraries.rados;
-    // SAFETY: `value` has the size that is given.
-    let result =
-        unsafe { (rados.rados_conf_get)(handles.cluster, key.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
-    let text = CStr::from_bytes_until_nul(&value).ok()?;
-    (result >= 0).then(|| text.to_string_lossy().into_owned())
-}
-
-fn set(handles: &Handles, key: &CStr, value: &str) -> Result<(), RbdError> {
-    let value = c_string(value)?;
-    // SAFETY: both end with 0.
-    let result = unsafe { (handles.libraries.rados.rados_conf_set)(handles.cluster, key.as_ptr(), value.as_ptr()) };
-    check(result, FailedStep::Configuration, || format!("setting {}", key.to_string_lossy())).map(drop)
 }

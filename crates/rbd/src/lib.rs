@@ -7,12 +7,18 @@
 //! An [`Image`] is an open image with a connection of its own to its cluster. [`Requests`] hands guest memory to the
 //! library: a [`RemoteIo`](mqblk_uring::RemoteIo) is completed by the library's callback, on a thread of the library.
 
+mod config;
+mod encryption;
 mod error;
+mod handles;
 mod image;
+mod keyring;
 mod library;
 mod requests;
 
+pub use encryption::{Encryption, EncryptionFormat, Passphrase};
 pub use error::{FailedStep, LoadError, RbdError};
-pub use image::{Image, ImageEvent, ImageOptions, ImageStat, UnusedImage, WeakImage};
+pub use handles::{ImageEvent, UnusedImage};
+pub use image::{Image, ImageOptions, ImageStat, WeakImage};
 pub use library::load;
 pub use requests::{Operation, Requests};

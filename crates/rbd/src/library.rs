@@ -48,12 +48,26 @@ pub(crate) const ZEROES_ALLOCATED: c_int = 1;
 /// `RBD_FEATURE_EXCLUSIVE_LOCK`.
 pub(crate) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
 
-/// Declares a library's functions and their loading.
+/// `rbd_encryption_luks1_format_options_t`, and `rbd_encryption_luks2_format_options_t`.
+#[repr(C)]
+pub(crate) struct EncryptionOptions {
+    /// Unused when an encryption is loaded.
+    pub(crate) algorithm: c_int,
+    pub(crate) passphrase: *const c_char,
+    pub(crate) passphrase_size: usize,
+}
+
+/// Declares a library's functions and their loading. Those after `?` may be missing.
 macro_rules! functions {
-    ($library:ident, $file:literal, $package:literal, $($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
+    (
+        $library:ident, $file:literal, $package:literal,
+        $($name:ident($($argument:ty),*) $(-> $result:ty)?;)*
+        $(? $later:ident($($of_later:ty),*) -> $later_result:ty;)*
+    ) => {
         #[doc = concat!("The functions of ", $file, ".")]
         pub(crate) struct $library {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $(pub(crate) $later: Option<unsafe extern "C" fn($($of_later),*) -> $later_result>,)*
         }
 
         impl $library {
@@ -74,9 +88,15 @@ macro_rules! functions {
                     };
                     let $name: unsafe extern "C" fn($($argument),*) $(-> $result)? = *found;
                 )*
+                $(
+                    // SAFETY: as above.
+                    let found = unsafe { loaded.get(concat!(stringify!($later), "\0").as_bytes()) };
+                    let $later: Option<unsafe extern "C" fn($($of_later),*) -> $later_result> =
+                        found.ok().map(|found| *found);
+                )*
                 // It has threads: it is never unloaded.
                 std::mem::forget(loaded);
-                Ok($library { $($name,)* })
+                Ok($library { $($name,)* $($later,)* })
             }
         }
     };
@@ -122,6 +142,7 @@ functions! {
     rbd_aio_discard(ImageHandle, u64, u64, Completion) -> c_int;
     rbd_aio_write_zeroes(ImageHandle, u64, usize, Completion, c_int, c_int) -> c_int;
     rbd_aio_flush(ImageHandle, Completion) -> c_int;
+    ? rbd_encryption_load(ImageHandle, c_int, *const EncryptionOptions, usize) -> c_int;
 }
 
 /// Both libraries.
@@ -161,6 +182,19 @@ mod tests {
         Old, "libc.so.6", "libc6",
         getpid() -> c_int;
         rbd_of_the_future(c_int) -> c_int;
+    }
+
+    functions! {
+        Optional, "libc.so.6", "libc6",
+        getppid() -> c_int;
+        ? abs(c_int) -> c_int;
+        ? rbd_of_the_future(c_int) -> c_int;
+    }
+
+    #[test]
+    fn a_function_of_later_libraries_may_be_missing() {
+        let loaded = Optional::load().map_err(|error| error.to_string()).unwrap();
+        assert!(loaded.abs.is_some() && loaded.rbd_of_the_future.is_none());
     }
 
     #[test]

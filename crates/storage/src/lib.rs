@@ -24,6 +24,7 @@ pub mod ram;
 pub mod rbd;
 pub mod registry;
 mod remote_requests;
+mod secret_file;
 #[cfg(any(feature = "nbd", feature = "qcow2"))]
 mod zeroes;
 

@@ -1,8 +1,10 @@
 //! `storage=rbd` on a real cluster of Ceph, which each test starts for itself (`tests/ceph/cluster.sh`).
 
+mod auth;
 mod changes;
 mod conformance;
 mod crash;
+mod encryption;
 mod faults;
 #[cfg(feature = "guest")]
 mod guest;

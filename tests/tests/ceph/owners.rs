@@ -1,8 +1,9 @@
 //! Two daemons and one image: one of them writes.
 
 use std::process::Command;
+use std::time::Duration;
 
-use mqblk_tests::ceph::CephCluster;
+use mqblk_tests::ceph::{CephCluster, POOL};
 use mqblk_tests::crash::blk::{self, BlkQueues};
 use mqblk_tests::hostile::daemon::{HostileDaemon, mqblk_binary};
 use mqblk_tests::hostile::load::{VhostUserLoad, start_neighbour};
@@ -17,7 +18,7 @@ fn refused(settings: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let disk = format!("id=b,socket={}/b.sock,{settings}", folder.path().display());
     let output = Command::new(mqblk_binary()).args(["serve", "--sandbox", "on", "--disk", &disk]).output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "the host refuses");
+    assert_eq!(output.status.code(), Some(1), "the host refuses: {output:?}");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -55,7 +56,52 @@ fn a_second_daemon_is_refused_until_the_first_has_stopped() {
 fn a_daemon_that_was_replaced_is_fenced() {
     let cluster = CephCluster::start();
     let settings = format!("{},queues=1", cluster.image("a", 16));
-    let first = HostileDaemon::start(1, &[("a", &settings)]);
+    replace_while_stopped(&cluster, "a", &settings, || ());
+}
+
+/// As above, with a configuration that turns blocklisting off, lets the cluster forget a blocklisted client after a
+/// second, and passes the lock to everybody who asks for it: the daemon's own options count. An image that enforces
+/// other ones is refused.
+#[test]
+fn a_configuration_cannot_unfence_a_daemon_that_was_replaced() {
+    let cluster = CephCluster::start();
+    cluster.ceph(&["config", "set", "osd", "osd_client_watch_timeout", "5"]);
+    cluster.image("a", 16);
+    let conf = cluster.minimal_conf(
+        "unfenced",
+        &format!(
+            "keyring = {}\nrbd_blocklist_on_break_lock = false\nrbd_blocklist_expire_seconds = 1\n\
+             rbd_auto_exclusive_lock_until_manual_request = false\nrbd_disable_zero_copy_writes = false\n",
+            cluster.keyring().display()
+        ),
+    );
+    let settings = format!("storage=rbd,pool={POOL},image=a,conf={},queues=1", conf.display());
+    replace_while_stopped(&cluster, "a", &settings, || {
+        // The blocklist of the configuration would have forgotten the first.
+        std::thread::sleep(Duration::from_secs(3));
+        let listed = cluster.ceph(&["osd", "blocklist", "ls"]);
+        assert!(listed.contains("127.0.0.1:0/"), "nobody is blocklisted: {listed}");
+    });
+
+    for (option, value) in [
+        ("rbd_blocklist_on_break_lock", "false"),
+        ("rbd_blocklist_expire_seconds", "60"),
+        ("rbd_disable_zero_copy_writes", "false"),
+        ("rbd_non_blocking_aio", "false"),
+    ] {
+        cluster.rbd(&["config", "image", "set", "rbd/a", option, value]);
+        let said = refused(&settings);
+        let parts =
+            [&*format!("image: found rbd:rbd/a ({option}={value}: "), "`rbd config image rm` or `rbd config pool rm`"];
+        assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+        cluster.rbd(&["config", "image", "rm", "rbd/a", option]);
+    }
+    HostileDaemon::start(1, &[("a", &settings)]).stop();
+}
+
+/// Stops a daemon by a signal under load, starts a second one on the image, calls `meanwhile`, and continues the first.
+fn replace_while_stopped(cluster: &CephCluster, image: &str, settings: &str, meanwhile: impl FnOnce()) {
+    let first = HostileDaemon::start(1, &[("a", settings)]);
     let options = blk::connect_options(first.socket("a"), 1);
     let load = RunningTimedLoad::start("fenced", 1, 1, move || BlkQueues::connect(&options));
     let mut completed = 0;
@@ -64,15 +110,17 @@ fn a_daemon_that_was_replaced_is_fenced() {
         completed += load.end_phase().record.completed();
         (completed > 100).then_some(())
     });
+    assert!(refused(settings).contains("has the exclusive lock and keeps it"), "the first keeps its lock");
     let pid = Pid::from_raw(first.pid().cast_signed()).unwrap();
     kill_process(pid, Signal::STOP).unwrap();
 
-    let second = start_patiently(&settings);
+    let second = start_patiently(settings);
     // All blocks that the first has written, so that a late write of one is detected.
     let mut writer = VhostUserLoad::connect(second.socket("a"), 1, 1024, 2);
     while writer.generations().contains(&0) {
         writer.round();
     }
+    meanwhile();
     kill_process(pid, Signal::CONT).unwrap();
     wait_for("the first to notice", || {
         writer.round();
@@ -89,7 +137,7 @@ fn a_daemon_that_was_replaced_is_fenced() {
     let generations = writer.generations().to_vec();
     drop(writer);
     second.stop();
-    cluster.check_blocks("a", &generations);
+    cluster.check_blocks(image, &generations);
     drop(first);
 }
 

@@ -161,7 +161,8 @@ const OLD_NETWORK: &[c_long] = &[libc::SYS_epoll_create];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_NETWORK: &[c_long] = &[];
 
-/// Refused to them: listening, changing files, and rings.
+/// Refused to them: listening, changing files, and rings. A file in memory (memfd_create, ftruncate) holds the header
+/// of an encrypted image.
 const NOT_FOR_NETWORK: &[c_long] = &[
     libc::SYS_accept4,
     libc::SYS_capset,
@@ -169,12 +170,10 @@ const NOT_FOR_NETWORK: &[c_long] = &[
     libc::SYS_fallocate,
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
-    libc::SYS_ftruncate,
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
     libc::SYS_linkat,
     libc::SYS_listen,
-    libc::SYS_memfd_create,
     libc::SYS_mkdirat,
     libc::SYS_renameat,
     libc::SYS_renameat2,

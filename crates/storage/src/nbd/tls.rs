@@ -4,7 +4,6 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,6 +18,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use super::address::ServerAddress;
 use super::timed_stream::TimedStream;
+use crate::secret_file::warn_if_public;
 
 pub(super) static TLS_CREDS: Key = Key::text("tls-creds", "DIR", "a folder")
     .about("the folder of certificates for TLS: ca-cert.pem, and client-cert.pem with client-key.pem", "");
@@ -30,8 +30,6 @@ const CA: &str = "ca-cert.pem";
 const REVOKED: &str = "ca-crl.pem";
 const CERTIFICATE: &str = "client-cert.pem";
 const KEY: &str = "client-key.pem";
-/// Bits of a file's mode for others than owner and group.
-const OF_OTHERS: u32 = 0o007;
 /// Bytes on the way in each direction.
 const CHUNK: usize = 128 << 10;
 
@@ -117,14 +115,7 @@ fn load(folder: &Path) -> Result<ClientConfig, String> {
     let chain = CertificateDer::pem_file_iter(folder.join(CERTIFICATE)).and_then(Iterator::collect);
     let chain: Vec<CertificateDer<'static>> = chain.map_err(|error| in_file(CERTIFICATE, &error))?;
     let metadata = folder.join(KEY).metadata().map_err(|error| in_file(KEY, &error))?;
-    if metadata.mode() & OF_OTHERS != 0 {
-        let path = folder.join(KEY);
-        tracing::warn!(
-            "{}: mode {:04o}: every user of the host may use this key (chmod o= FILE)",
-            path.display(),
-            metadata.mode() & 0o7777
-        );
-    }
+    warn_if_public(&folder.join(KEY), &metadata);
     let key = PrivateKeyDer::from_pem_file(folder.join(KEY)).map_err(|error| in_file(KEY, &error))?;
     builder.with_client_auth_cert(chain, key).map_err(|error| in_file(CERTIFICATE, &error))
 }

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::thread_role::spawn_network;
 use mqblk_core::{ByteLen, DiskError};
-use mqblk_rbd::{Image, ImageEvent, ImageOptions, ImageStat, RbdError};
+use mqblk_rbd::{Encryption, Image, ImageEvent, ImageOptions, ImageStat, RbdError};
 use rustix::net::{AddressFamily, SocketType};
 
-use super::open::place;
+use super::open::{is_not_permitted, permitted_user, place};
 use super::state::RbdState;
 use crate::lock_mode::LockMode;
 
@@ -53,20 +53,32 @@ pub(super) fn check_network() -> io::Result<()> {
 }
 
 /// Opens an image on its own thread, which serves it until it is closed. Blocks.
-pub(super) fn open(options: &ImageOptions, lock: LockMode) -> Result<OpenedImage, OpenError> {
+pub(super) fn open(
+    options: &ImageOptions,
+    encryption: Option<Encryption>,
+    lock: LockMode,
+) -> Result<OpenedImage, OpenError> {
     let (sender, result) = channel();
     let options = options.clone();
-    spawn_network("rbd", move || attend(&options, lock, &sender)).map_err(OpenError::Thread)?;
+    spawn_network("rbd", move || attend(&options, encryption, lock, &sender)).map_err(OpenError::Thread)?;
     let ended = |_| OpenError::Thread(io::Error::other("the thread of the image has ended"));
     result.recv().map_err(ended)?
 }
 
-fn attend(options: &ImageOptions, lock: LockMode, result: &Sender<Result<OpenedImage, OpenError>>) {
+fn attend(
+    options: &ImageOptions,
+    encryption: Option<Encryption>,
+    lock: LockMode,
+    result: &Sender<Result<OpenedImage, OpenError>>,
+) {
     let (sender, events) = channel();
     let (closing, closed) = channel::<()>();
-    let weak = match begin(options, lock, &sender) {
+    let opened = Image::open(options, encryption.as_ref(), &sender).map_err(OpenError::Library);
+    // The passphrase is not kept.
+    drop(encryption);
+    let weak = match opened.and_then(|image| begin(options, lock, image)) {
         Ok((image, stat)) => {
-            let state = Arc::new(RbdState::new(place(options), ByteLen(stat.size)));
+            let state = Arc::new(RbdState::new(place(options), permitted_user(options), ByteLen(stat.size)));
             let weak = (image.downgrade(), Arc::downgrade(&state));
             // The caller no longer waits: the image is returned as unused.
             let _ = result.send(Ok(OpenedImage { image, stat, state, closed }));
@@ -93,8 +105,7 @@ fn attend(options: &ImageOptions, lock: LockMode, result: &Sender<Result<OpenedI
     drop(closing);
 }
 
-fn begin(options: &ImageOptions, lock: LockMode, events: &Sender<ImageEvent>) -> Result<(Image, ImageStat), OpenError> {
-    let image = Image::open(options, events).map_err(OpenError::Library)?;
+fn begin(options: &ImageOptions, lock: LockMode, image: Image) -> Result<(Image, ImageStat), OpenError> {
     if let Some(cache) = image.write_cache().filter(|_| !options.read_only) {
         tracing::warn!(
             "{}: its pool or itself has {cache} in the cluster (`rbd config image ls`): each write waits for a flush, as the cache would lose \
@@ -113,7 +124,7 @@ fn begin(options: &ImageOptions, lock: LockMode, events: &Sender<ImageEvent>) ->
                 place(options)
             );
         } else if lock == LockMode::Exclusive {
-            acquire_lock(&image, &place(options)).map_err(OpenError::Locked)?;
+            acquire_lock(&image, &place(options), &permitted_user(options)).map_err(OpenError::Locked)?;
         }
         Ok(stat)
     });
@@ -129,7 +140,7 @@ fn begin(options: &ImageOptions, lock: LockMode, events: &Sender<ImageEvent>) ->
 
 /// Takes the exclusive lock and keeps it. Waits briefly for a user that is about to end. The library waits for a killed
 /// one until the cluster has lost it (30 s, `osd_client_watch_timeout`); then it is blocklisted.
-pub(super) fn acquire_lock(image: &Image, place: &str) -> Result<(), DiskError> {
+pub(super) fn acquire_lock(image: &Image, place: &str, permitted: &str) -> Result<(), DiskError> {
     let start = Instant::now();
     tracing::debug!("{place}: taking the exclusive lock");
     loop {
@@ -143,7 +154,8 @@ pub(super) fn acquire_lock(image: &Image, place: &str) -> Result<(), DiskError> 
             continue;
         }
         if !busy {
-            return Err(DiskError::Os { what: format!("{place}: {}", error.what), source: error.source });
+            let hint = if is_not_permitted(&error) { format!("; expected {permitted}") } else { String::new() };
+            return Err(DiskError::Os { what: format!("{place}: {}{hint}", error.what), source: error.source });
         }
         let owner = image.lock_owner().ok().flatten().unwrap_or_else(|| "another client".to_owned());
         let what = format!(
@@ -159,7 +171,7 @@ fn follow_size(image: &Image, state: &RbdState) {
     match image.size() {
         Ok(size) => state.set_found_size(ByteLen(size)),
         Err(error) => {
-            state.check_fenced(error.errno());
+            state.check_errno(error.errno());
             tracing::warn!("{}: {error}", state.place);
         }
     }

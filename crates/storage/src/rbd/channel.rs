@@ -66,7 +66,7 @@ impl DiskChannel<UringContext> for RbdChannel {
         let (state, traffic) = (&self.state, &self.traffic);
         self.requests.reap(context, completions, |result, submitted| match result {
             failed if failed < 0 => {
-                state.check_fenced(-failed);
+                state.check_errno(-failed);
                 state.observers.error(&format!("{:?}: {}", submitted.op, io::Error::from_raw_os_error(-failed)));
                 Outcome::from_errno(-failed)
             }

@@ -15,6 +15,7 @@
 
 mod attendant;
 mod channel;
+mod encryption;
 pub mod location;
 mod open;
 mod state;
@@ -39,6 +40,7 @@ use crate::keys::{BLOCK_SIZE, DISCARD, LOCK, READONLY};
 use crate::lock_mode::LockMode;
 use attendant::{OpenError, OpenedImage};
 use channel::RbdChannel;
+use encryption::EncryptionSettings;
 use open::RbdSettings;
 use state::RbdState;
 
@@ -59,6 +61,8 @@ pub(crate) const KEYS: &[&Key] = &[
     &BLOCK_SIZE,
     &LOCK,
     &DISCARD,
+    &encryption::ENCRYPTION,
+    &encryption::KEY_FILE,
 ];
 
 /// Smaller discards are ignored by the library (`rbd_discard_granularity_bytes`).
@@ -77,31 +81,34 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// # Errors
 /// When a setting does not fit, Ceph's libraries are missing, the cluster does not answer or refuses, or another client
 /// has the image's lock.
-pub fn open(settings: &mut Settings, _opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
+pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     if let Some(word) = settings.text(&PATH) {
         let expected = "rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][:conf=FILE][:id=USER]";
         let keys = location::parse(&word).map_err(|why| settings.error(&PATH, why, expected))?;
         keys.iter().try_for_each(|(key, value)| settings.insert(key, value))?;
     }
     let given = RbdSettings::take(settings)?;
+    let encryption = given.encryption.as_ref().map(|encryption| encryption.load(settings, &**opener)).transpose()?;
     attendant::check_network().map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => open::no_network(settings).into(),
         _ => DiskError::Os { what: open::place(&given.options), source: error },
     })?;
     // Here and not on the image's thread, which may not map code.
     mqblk_rbd::load().map_err(|error| open::not_loaded(settings, &error))?;
-    let opened = attendant::open(&given.options, given.lock).map_err(|error| match error {
-        OpenError::Library(error) => open::refused(settings, &given.options, &error).into(),
+    let opened = attendant::open(&given.options, encryption, given.lock).map_err(|error| match error {
+        OpenError::Library(error) => open::refused(settings, &given, &error).into(),
         OpenError::Locked(error) => error,
         OpenError::Thread(source) => DiskError::Os { what: open::place(&given.options), source },
     })?;
     let OpenedImage { image, stat, state, closed } = opened;
     check_size(ByteLen(stat.size), &given, &state.place)
         .map_err(|(found, expected)| DiskError::from(settings.refused(&open::IMAGE, found, expected)))?;
-    let geometry = Geometry {
-        opt_io: ByteLen(stat.object_size),
-        ..admission::plain_geometry(ByteLen(stat.size), given.block, given.options.read_only)
-    };
+    let plain = admission::plain_geometry(ByteLen(stat.size), given.block, given.options.read_only);
+    let physical_block = given
+        .encryption
+        .as_ref()
+        .map_or(plain.physical_block, |encryption| plain.physical_block.max(encryption.sector()));
+    let geometry = Geometry { opt_io: ByteLen(stat.object_size), physical_block, ..plain };
     let locks = stat.exclusive_lock && !geometry.read_only;
     Ok(Arc::new(RbdDisk {
         given,
@@ -113,6 +120,16 @@ pub fn open(settings: &mut Settings, _opener: &Arc<dyn ImageOpener>) -> Result<A
         closed: Mutex::new(closed),
         resizing: Mutex::new(()),
     }))
+}
+
+/// Loads Ceph's libraries and starts the thread that starts those of images, so that images can be opened when this
+/// process may neither map code nor have sockets of the network.
+///
+/// # Errors
+/// When the libraries are missing, or the host refuses a thread.
+pub fn allow_later() -> io::Result<()> {
+    mqblk_rbd::load().map_err(io::Error::other)?;
+    attendant::check_network()
 }
 
 /// Returns the found and the expected value for an invalid size.
@@ -150,7 +167,7 @@ impl RbdDisk {
     }
 
     fn os(&self, error: RbdError) -> DiskError {
-        self.state.check_fenced(error.errno());
+        self.state.check_errno(error.errno());
         DiskError::Os { what: format!("{}: {}", self.state.place, error.what), source: error.source }
     }
 
@@ -201,6 +218,7 @@ impl Disk<UringContext> for RbdDisk {
         all.push(("block-size", self.given.block.bytes().to_string()));
         all.push(("discard", if self.given.unmap { "unmap" } else { "ignore" }.to_owned()));
         all.push(("lock", self.given.lock.name().to_owned()));
+        all.extend(self.given.encryption.iter().flat_map(EncryptionSettings::resolved));
         all
     }
 
@@ -212,7 +230,7 @@ impl Disk<UringContext> for RbdDisk {
         }
         let image = self.image().map_err(io::Error::other)?;
         image.flush().map_err(|error| {
-            self.state.check_fenced(error.errno());
+            self.state.check_errno(error.errno());
             error.source
         })
     }
@@ -256,7 +274,7 @@ impl Disk<UringContext> for RbdDisk {
         }
         let mut users = lock(&self.users);
         if *users == 0 {
-            attendant::acquire_lock(&self.image()?, &self.state.place)?;
+            attendant::acquire_lock(&self.image()?, &self.state.place, &self.state.permitted_user)?;
         }
         *users += 1;
         Ok(())

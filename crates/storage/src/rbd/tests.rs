@@ -24,6 +24,9 @@ fn settings_and_their_defaults() {
     assert_eq!(place(&given.options), "rbd:vms/disk");
     assert!(!given.options.read_only && given.unmap);
     assert_eq!((given.lock, given.block), (LockMode::Exclusive, BlockSize::B512));
+    let given =
+        taken(&[("pool", "vms"), ("image", "disk"), ("encryption", "luks2"), ("key-file", "/etc/secret")]).unwrap();
+    assert!(!given.unmap, "the library would write zeroes");
     let given = taken(&[("pool", "vms"), ("image", "disk"), ("namespace", "blue"), ("snap", "monday")]).unwrap();
     assert_eq!(place(&given.options), "rbd:vms/blue/disk@monday");
     assert!(given.options.read_only, "a snapshot is read-only without being asked");
@@ -39,6 +42,16 @@ fn settings_that_do_not_fit() {
         (&[("pool", "vms"), ("image", "disk"), ("snap", "a"), ("readonly", "off")], "readonly: found off, with snap"),
         (&[("pool", "vms"), ("image", "disk"), ("lock", "on")], "lock: found \"on\", expected one of exclusive,"),
         (&[("pool", "vms"), ("image", "disk"), ("block-size", "1024")], "block-size: found \"1024\""),
+        (
+            &[("pool", "vms"), ("image", "disk"), ("encryption", "luks")],
+            "encryption: found \"luks\", expected one of luks1,",
+        ),
+        (&[("pool", "vms"), ("image", "disk"), ("encryption", "luks1")], "key-file: found nothing, with encryption"),
+        (&[("pool", "vms"), ("image", "disk"), ("key-file", "/k")], "encryption: found nothing, with a key-file"),
+        (
+            &[("pool", "vms"), ("image", "disk"), ("encryption", "luks2"), ("key-file", "/k"), ("discard", "unmap")],
+            "discard: found unmap, with encryption",
+        ),
     ] {
         let error = taken(settings).map(drop).unwrap_err();
         assert!(error.starts_with("disk \"trial\": ") && error.contains(want), "{settings:?}: {error}");
@@ -51,17 +64,17 @@ fn settings_that_do_not_fit() {
 /// The notifications of the disk's observer; true for those of the size.
 #[test]
 fn a_new_size_and_the_blocklist_are_reported_once() {
-    let state = RbdState::new("rbd:vms/disk".to_owned(), ByteLen(1 << 20));
+    let state = RbdState::new("rbd:vms/disk".to_owned(), "client.a".to_owned(), ByteLen(1 << 20));
     let log = Arc::new(Log::default());
     state.observers.set(Arc::clone(&log) as Arc<dyn DiskObserver>);
     state.set_found_size(ByteLen(1 << 20));
     state.set_found_size(ByteLen(2 << 20));
     state.set_found_size(ByteLen(2 << 20));
     assert_eq!(log.take(), ["size"]);
-    state.check_fenced(5);
+    state.check_errno(5);
     assert_eq!(log.take(), [""; 0]);
-    state.check_fenced(108);
-    state.check_fenced(108);
+    state.check_errno(108);
+    state.check_errno(108);
     assert_eq!(log.take(), ["lost: blocklisted by the cluster"]);
     // A later observer is notified too.
     let late = Arc::new(Log::default());

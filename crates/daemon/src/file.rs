@@ -290,7 +290,7 @@ mod tests {
             ("pin = [\"0\"]", "f: pin: found [\"0\"], expected an array of CPU numbers"),
             (
                 "queues = 2",
-                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, admin, admin-mode, admin-owner, admin-group, state, metrics, metrics-mode, drain-timeout-s, hang-warning-s, sandbox, sandbox-allow, user, group, strict, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[limit-group]] or [[controller]] tables",
+                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, admin, admin-mode, admin-owner, admin-group, state, metrics, metrics-mode, drain-timeout-s, hang-warning-s, sandbox, sandbox-allow, sandbox-rbd, user, group, strict, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[limit-group]] or [[controller]] tables",
             ),
             (
                 "admin-mode = 660",

@@ -7,7 +7,7 @@ use crate::interface::{ConfigTable, INTERFACE, Interfaces};
 use crate::limits::{LIMIT_GROUP, LIMIT_GROUP_NAME, LIMIT_KEYS};
 use crate::names::ID;
 use crate::process::{DRAIN_TIMEOUT_S, HANG_WARNING_S, PIN, STATE, STRICT, WORKERS};
-use crate::sandbox_keys::{SANDBOX, SANDBOX_ALLOW};
+use crate::sandbox_keys::{SANDBOX, SANDBOX_ALLOW, SANDBOX_RBD};
 use crate::sockets::{ADMIN, ADMIN_GROUP, ADMIN_MODE, ADMIN_OWNER, METRICS, METRICS_MODE};
 use crate::storage::{PLUG_KEYS, STORAGE_KEYS};
 use crate::user::{GROUP, USER};
@@ -18,7 +18,7 @@ pub const PROCESS_GROUPS: &[(&str, &[&Key])] = &[
     ("Admin socket", &[&ADMIN, &ADMIN_MODE, &ADMIN_OWNER, &ADMIN_GROUP, &STATE]),
     ("Metrics", &[&METRICS, &METRICS_MODE]),
     ("Storage that takes long", &[&DRAIN_TIMEOUT_S, &HANG_WARNING_S]),
-    ("Rights", &[&SANDBOX, &SANDBOX_ALLOW, &USER, &GROUP]),
+    ("Rights", &[&SANDBOX, &SANDBOX_ALLOW, &SANDBOX_RBD, &USER, &GROUP]),
     ("Disks that cannot be served", &[&STRICT]),
 ];
 

@@ -7,7 +7,7 @@ use mqblk_vhost_user_server::is_passed;
 use crate::config::ServeConfig;
 use crate::pair::{Section, string};
 use crate::process::{DRAIN_TIMEOUT_S, HANG_WARNING_S, MetricsAddress, PIN, STATE, STRICT, WORKERS};
-use crate::sandbox_keys::{SANDBOX, SANDBOX_ALLOW};
+use crate::sandbox_keys::{SANDBOX, SANDBOX_ALLOW, SANDBOX_RBD};
 use crate::sockets::{ADMIN, ADMIN_KEYS, METRICS, METRICS_MODE};
 use crate::user::{GROUP, USER};
 
@@ -44,6 +44,9 @@ pub fn to_toml(config: &ServeConfig) -> String {
     line(SANDBOX.name, &string(config.sandbox.mode.word()));
     if let Some(allow) = config.sandbox.allow_text() {
         line(SANDBOX_ALLOW.name, &string(&allow));
+    }
+    if config.sandbox.rbd {
+        line(SANDBOX_RBD.name, &string("on"));
     }
     if let Some(user) = &config.user {
         line(USER.name, &string(user.name()));

@@ -39,6 +39,11 @@ pub static SANDBOX_ALLOW: Key =
     Key::text("sandbox-allow", "PATH", "an absolute path; in a file several with colons between")
         .repeated()
         .about("with sandbox: allow images at and beneath PATH, for disks that are added while the daemon runs", "");
+/// The key of images of Ceph that are added while the daemon runs.
+pub static SANDBOX_RBD: Key = Key::switch("sandbox-rbd").default("off").about(
+    "with sandbox: allow disks of storage=rbd that are added while the daemon runs",
+    "A disk of it in the configuration allows others, too. [security.md](security.md#disks-of-ceph).",
+);
 
 /// The sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,10 +53,12 @@ pub struct SandboxConfig {
     /// Absolute paths of images, and of folders with images, that the broker opens while the daemon runs: for disks
     /// that are added.
     pub allow: Vec<PathBuf>,
+    /// Images of Ceph may be opened while the daemon runs, even if the configuration has none.
+    pub rbd: bool,
 }
 
 impl SandboxConfig {
-    /// Takes `sandbox` and `sandbox-allow`.
+    /// Takes `sandbox`, `sandbox-allow` and `sandbox-rbd`.
     ///
     /// # Errors
     /// If a value is invalid.
@@ -69,7 +76,11 @@ impl SandboxConfig {
         if mode == SandboxMode::Off && !allow.is_empty() {
             return Err(settings.error(&SANDBOX_ALLOW, "paths, but no sandbox", "sandbox=on with it"));
         }
-        Ok(SandboxConfig { mode, allow })
+        let rbd = settings.switch_or_default(&SANDBOX_RBD)?;
+        if mode == SandboxMode::Off && rbd {
+            return Err(settings.error(&SANDBOX_RBD, "on, but no sandbox", "sandbox=on with it"));
+        }
+        Ok(SandboxConfig { mode, allow, rbd })
     }
 
     /// Returns the value of `sandbox-allow`; `None` if there are no paths.

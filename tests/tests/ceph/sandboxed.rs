@@ -50,11 +50,12 @@ fn the_librarys_threads_are_restricted_and_connect_again() {
 
 /// Starts a daemon with a disk and an empty controller, and adds and removes a LUN. Returns the daemon, the result of
 /// the addition, and the folder of the controller's socket.
-fn add_lun(disk: &str, lun: &str) -> (HostileDaemon, Output, TempDir) {
+fn add_lun(disk: &str, lun: &str, more: &[&str]) -> (HostileDaemon, Output, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).display().to_string();
     let (admin, controller) = (at("admin"), format!("id=c,socket={}", at("c.sock")));
-    let daemon = HostileDaemon::start_with(1, &[("d", disk)], &["--admin", &admin, "--controller", &controller]);
+    let arguments = [&["--admin", &*admin, "--controller", &*controller], more].concat();
+    let daemon = HostileDaemon::start_with(1, &[("d", disk)], &arguments);
     wait_for("the admin socket", || Client::connect(Path::new(&admin)).ok());
     let verb = |words: &[&str]| Command::new(mqblk_binary()).arg("lun").args(words).output().unwrap();
     let lun = format!("controller=c,id=l,target=0,lun=1,{lun}");
@@ -66,23 +67,27 @@ fn add_lun(disk: &str, lun: &str) -> (HostileDaemon, Output, TempDir) {
     (daemon, added, folder)
 }
 
-/// A daemon with an image gets others at run time, and releases their locks when they are removed. A daemon without one
-/// cannot get any.
+/// A daemon with an image, or with `sandbox-rbd=on`, gets others at run time, and releases their locks when they are
+/// removed. Another daemon cannot get any.
 #[test]
-fn luns_come_and_go_if_the_daemon_has_an_image_from_the_start() {
+fn luns_come_and_go_if_the_daemon_was_started_for_images() {
     let cluster = CephCluster::start();
     let (settings, lun) = (cluster.image("a", 8), cluster.image("b", 8));
-    let (daemon, added, _folder) = add_lun(&format!("{settings},queues=1"), &lun);
-    assert!(added.status.success(), "{added:?}");
-    wait_for("the lock to be released", || cluster.rbd(&["lock", "ls", "rbd/b"]).is_empty().then_some(()));
-    assert_ne!(cluster.rbd(&["lock", "ls", "rbd/a"]), "");
-    daemon.stop();
+    let no_image = "storage=ram,size=1M,queues=1";
+    for (disk, more) in [(&*format!("{settings},queues=1"), &[][..]), (no_image, &["--sandbox-rbd", "on"])] {
+        let (daemon, added, _folder) = add_lun(disk, &lun, more);
+        assert!(added.status.success(), "{added:?}");
+        wait_for("the lock to be released", || cluster.rbd(&["lock", "ls", "rbd/b"]).is_empty().then_some(()));
+        assert_eq!(cluster.rbd(&["lock", "ls", "rbd/a"]).is_empty(), disk == no_image);
+        assert!(threads(daemon.pid()).iter().all(|(_, seccomp, _)| seccomp == "2"), "all are restricted");
+        daemon.stop();
+    }
 
-    let (daemon, added, _folder) = add_lun("storage=ram,size=1M,queues=1", &lun);
+    let (daemon, added, _folder) = add_lun(no_image, &lun, &[]);
     let said = String::from_utf8_lossy(&added.stderr);
     assert!(!added.status.success(), "a daemon without images has the network");
     assert!(
-        said.contains("storage: found rbd, in a sandbox without it, expected a disk of storage=rbd in the"),
+        said.contains("storage: found rbd, in a sandbox without it, expected sandbox-rbd=on, or a disk of storage=rbd"),
         "{said}"
     );
     daemon.stop();

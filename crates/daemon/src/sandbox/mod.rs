@@ -65,6 +65,10 @@ pub fn enter(config: &ServeConfig) -> Result<(), SandboxError> {
     // The library reads it from /proc at the first query, and caches it.
     rustix::param::page_size();
     rustix::thread::set_no_new_privs(true).map_err(io::Error::from)?;
+    if config.sandbox.rbd {
+        let refused = |error: io::Error| io::Error::new(error.kind(), format!("sandbox-rbd=on: {error}"));
+        mqblk_storage::rbd::allow_later().map_err(refused)?;
+    }
     let uses = file_uses(config);
     let images = config.broker.as_ref().map(|broker| seal(broker, &uses)).transpose()?;
     drop_capabilities(mode, &uses)?;

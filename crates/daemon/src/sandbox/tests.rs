@@ -299,8 +299,10 @@ fn keys() {
     assert_eq!(take(&[]), Ok(SandboxConfig::default()));
     let on = take(&[("sandbox", "on"), ("sandbox-allow", "/a:/b c")]).unwrap();
     assert_eq!((on.mode, on.allow_text().as_deref()), (SandboxMode::On, Some("/a:/b c")));
+    assert!(!on.rbd && take(&[("sandbox", "on"), ("sandbox-rbd", "on")]).unwrap().rbd);
     for (pairs, want) in [
-        (&[("sandbox", "yes")][..], "serve: sandbox: found \"yes\", expected one of off, on, log"),
+        (&[("sandbox-rbd", "on")][..], "serve: sandbox-rbd: found on, but no sandbox, expected sandbox=on with it"),
+        (&[("sandbox", "yes")], "serve: sandbox: found \"yes\", expected one of off, on, log"),
         (
             &[("sandbox", "on"), ("sandbox-allow", "images")],
             "serve: sandbox-allow: found \"images\", expected absolute paths",

@@ -386,7 +386,7 @@ fn files() {
         ),
         (
             "[[lun]]\ntarget = 1",
-            "m.toml: syntax: found an unknown key \"lun\" at the top, expected workers, pin, admin, admin-mode, admin-owner, admin-group, state, metrics, metrics-mode, drain-timeout-s, hang-warning-s, sandbox, sandbox-allow, user, group, strict, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[limit-group]] or [[controller]] tables",
+            "m.toml: syntax: found an unknown key \"lun\" at the top, expected workers, pin, admin, admin-mode, admin-owner, admin-group, state, metrics, metrics-mode, drain-timeout-s, hang-warning-s, sandbox, sandbox-allow, sandbox-rbd, user, group, strict, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[limit-group]] or [[controller]] tables",
         ),
     ] {
         let found = file::parse("m.toml", text, INTERFACES).map_err(ConfigError::from);

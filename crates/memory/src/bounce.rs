@@ -70,14 +70,15 @@ mod tests {
     #[test]
     fn slots_are_aligned_and_bounded() {
         let mut pool = BufferPool::new();
-        let mut bounce = BouncePool::new(&mut pool, 2, ByteLen(5000)).unwrap();
-        assert_eq!(bounce.slot_len(), ByteLen(8192));
-        let (a, slot_a) = bounce.take(&mut pool, ByteLen(8192)).unwrap();
+        let page = rustix::param::page_size() as u64;
+        let mut bounce = BouncePool::new(&mut pool, 2, ByteLen(page + 904)).unwrap();
+        assert_eq!(bounce.slot_len(), ByteLen(2 * page));
+        let (a, slot_a) = bounce.take(&mut pool, ByteLen(2 * page)).unwrap();
         let (b, slot_b) = bounce.take(&mut pool, ByteLen(512)).unwrap();
         assert!(bounce.take(&mut pool, ByteLen(512)).is_none());
         assert!(pool.is_aligned(&a, 4096) && !pool.is_aligned(&b, 4096) && pool.is_aligned(&b, 512));
         bounce.release(&mut pool, a, slot_a);
-        assert!(bounce.take(&mut pool, ByteLen(8193)).is_none());
+        assert!(bounce.take(&mut pool, ByteLen(2 * page + 1)).is_none());
         bounce.release(&mut pool, b, slot_b);
         bounce.close(&mut pool);
     }

@@ -290,7 +290,10 @@ mod tests {
     use super::{MemoryLoss, losses};
     use crate::{Mapping, create_memfd};
 
-    const PAGE: u64 = 4096;
+    /// Bytes of a page of the host.
+    fn page_bytes() -> u64 {
+        rustix::param::page_size() as u64
+    }
 
     fn byte(mapping: &Mapping, at: u64) -> u8 {
         let mut found = [1];
@@ -300,38 +303,38 @@ mod tests {
 
     #[test]
     fn a_truncated_file_is_marked_lost_and_reads_as_zeroes() {
-        let file = create_memfd("t", 3 * PAGE).unwrap();
-        let (mapping, _) = Mapping::from_file(&file, 0, 3 * PAGE).unwrap();
-        assert!(mapping.write(ByteOffset(0), &[5]) && mapping.write(ByteOffset(2 * PAGE), &[7; 16]));
-        file.set_len(PAGE).unwrap();
+        let file = create_memfd("t", 3 * page_bytes()).unwrap();
+        let (mapping, _) = Mapping::from_file(&file, 0, 3 * page_bytes()).unwrap();
+        assert!(mapping.write(ByteOffset(0), &[5]) && mapping.write(ByteOffset(2 * page_bytes()), &[7; 16]));
+        file.set_len(page_bytes()).unwrap();
         assert_eq!(mapping.loss(), None, "not before an access");
         let before = losses();
         let mut found = [1; 16];
-        assert!(mapping.read(ByteOffset(2 * PAGE), &mut found));
+        assert!(mapping.read(ByteOffset(2 * page_bytes()), &mut found));
         assert_eq!(found, [0; 16]);
         assert_eq!(mapping.loss(), Some(MemoryLoss::Truncated));
         assert!(losses() > before);
         assert_eq!(byte(&mapping, 0), 5, "what is not lost stays");
-        assert!(mapping.write(ByteOffset(PAGE), &[1; 16]), "the mapping stays usable");
+        assert!(mapping.write(ByteOffset(page_bytes()), &[1; 16]), "the mapping stays usable");
     }
 
     #[test]
     fn all_of_many_mappings_are_watched() {
         const COUNT: usize = 9000;
-        let file = create_memfd("t", 2 * PAGE).unwrap();
+        let file = create_memfd("t", 2 * page_bytes()).unwrap();
         let mappings: Vec<Mapping> =
-            (0..COUNT).map(|_| Mapping::from_file(&file, 0, 2 * PAGE).expect("a mapping").0).collect();
-        file.set_len(PAGE).unwrap();
+            (0..COUNT).map(|_| Mapping::from_file(&file, 0, 2 * page_bytes()).expect("a mapping").0).collect();
+        file.set_len(page_bytes()).unwrap();
         for mapping in &mappings {
-            assert_eq!(byte(mapping, PAGE), 0);
+            assert_eq!(byte(mapping, page_bytes()), 0);
             assert_eq!(mapping.loss(), Some(MemoryLoss::Truncated));
         }
     }
 
     #[test]
     fn a_signal_from_a_process_is_ignored() {
-        let file = create_memfd("t", PAGE).unwrap();
-        let (mapping, _) = Mapping::from_file(&file, 0, PAGE).unwrap();
+        let file = create_memfd("t", page_bytes()).unwrap();
+        let (mapping, _) = Mapping::from_file(&file, 0, page_bytes()).unwrap();
         for _ in 0..2 {
             // SAFETY: raising a signal whose handler is installed.
             assert_eq!(unsafe { libc::raise(libc::SIGBUS) }, 0);
@@ -350,14 +353,14 @@ mod tests {
             for pages in [1, 7, 64] {
                 let stop = &stop;
                 scope.spawn(move || {
-                    let file = create_memfd("kept", pages * PAGE).unwrap();
+                    let file = create_memfd("kept", pages * page_bytes()).unwrap();
                     while !stop.load(Ordering::Relaxed) {
-                        let (mapping, _) = Mapping::from_file(&file, 0, pages * PAGE).unwrap();
+                        let (mapping, _) = Mapping::from_file(&file, 0, pages * page_bytes()).unwrap();
                         for page in 0..pages {
-                            assert!(mapping.write(ByteOffset(page * PAGE), &[9]));
+                            assert!(mapping.write(ByteOffset(page * page_bytes()), &[9]));
                         }
                         for page in 0..pages {
-                            assert_eq!(byte(&mapping, page * PAGE), 9, "page {page} of {pages}");
+                            assert_eq!(byte(&mapping, page * page_bytes()), 9, "page {page} of {pages}");
                         }
                         assert_eq!(mapping.loss(), None);
                     }
@@ -365,11 +368,11 @@ mod tests {
             }
             for round in 0..1000_u64 {
                 let pages = 2 + round % 30;
-                let file = create_memfd("lost", pages * PAGE).unwrap();
-                let (mapping, _) = Mapping::from_file(&file, 0, pages * PAGE).unwrap();
-                file.set_len(PAGE).unwrap();
+                let file = create_memfd("lost", pages * page_bytes()).unwrap();
+                let (mapping, _) = Mapping::from_file(&file, 0, pages * page_bytes()).unwrap();
+                file.set_len(page_bytes()).unwrap();
                 for page in 1..pages {
-                    assert_eq!(byte(&mapping, page * PAGE), 0);
+                    assert_eq!(byte(&mapping, page * page_bytes()), 0);
                 }
                 assert_eq!(mapping.loss(), Some(MemoryLoss::Truncated));
             }

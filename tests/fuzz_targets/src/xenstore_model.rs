@@ -72,8 +72,10 @@ fn published(keys: &Keys, resources: &GuestResources, offer: RingOffer) -> Resul
         wrong.push("protocol".to_owned());
     }
     // A feature whose value is not a number is not supported, but the value must be text.
-    if keys.get("feature-persistent").is_some_and(|value| std::str::from_utf8(value).is_err()) {
-        wrong.push("feature-persistent".to_owned());
+    for feature in ["feature-persistent", "feature-large-sector-size"] {
+        if keys.get(feature).is_some_and(|value| std::str::from_utf8(value).is_err()) {
+            wrong.push(feature.to_owned());
+        }
     }
     let queues =
         number_of("multi-queue-num-queues").unwrap_or(Some(1)).filter(|count| (1..=offer.queues).contains(count));

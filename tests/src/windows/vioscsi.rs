@@ -4,11 +4,12 @@ use super::PAGE;
 use super::buffer::Buffer;
 use super::device::Device;
 use super::rings::DriverRings;
+use crate::hostile::frontend::{EVENT_IDX, INDIRECT_DESC};
 use crate::hostile::request::{readable, writable};
 
 /// Feature bits that it accepts if they are offered: HOTPLUG, CHANGE, INDIRECT_DESC, EVENT_IDX, VERSION_1,
 /// ACCESS_PLATFORM. Packed rings, which it accepts too, are left to tests of rings.
-const ACCEPTED: u64 = 1 << 1 | 1 << 2 | 1 << 28 | 1 << 29 | 1 << 32 | 1 << 33;
+const ACCEPTED: u64 = 1 << 1 | 1 << 2 | INDIRECT_DESC | EVENT_IDX | 1 << 32 | 1 << 33;
 /// Its own limit of data segments; it does not look at seg_max.
 const MAX_PHYS_SEGMENTS: u64 = 512;
 

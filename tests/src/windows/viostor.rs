@@ -4,14 +4,17 @@ use super::PAGE;
 use super::buffer::Buffer;
 use super::device::Device;
 use super::rings::DriverRings;
-use crate::hostile::request::{STATUS_OK, STATUS_POISON, header, readable, request_type, writable};
+use crate::hostile::frontend::{EVENT_IDX, INDIRECT_DESC, SEG_MAX, SIZE_MAX};
+use crate::hostile::request::{
+    MemorySegment, STATUS_OK, STATUS_POISON, header, range, readable, request_type, writable,
+};
 
 /// Feature bits of virtio-blk that it accepts if they are offered: BARRIER, SIZE_MAX, SEG_MAX, GEOMETRY, RO, BLK_SIZE,
 /// FLUSH, CONFIG_WCE, MQ, DISCARD, WRITE_ZEROES; INDIRECT_DESC, EVENT_IDX, VERSION_1, ACCESS_PLATFORM, ORDER_PLATFORM.
 /// Packed rings, which it accepts too, are left to tests of rings.
 const ACCEPTED: u64 = 1
-    | 1 << 1
-    | 1 << 2
+    | SIZE_MAX
+    | SEG_MAX
     | 1 << 4
     | 1 << 5
     | 1 << 6
@@ -20,13 +23,11 @@ const ACCEPTED: u64 = 1
     | 1 << 12
     | 1 << 13
     | 1 << 14
-    | 1 << 28
-    | 1 << 29
+    | INDIRECT_DESC
+    | EVENT_IDX
     | 1 << 32
     | 1 << 33
     | 1 << 36;
-const SIZE_MAX: u64 = 1 << 1;
-const SEG_MAX: u64 = 1 << 2;
 /// Its own limit of data segments.
 const MAX_PHYS_SEGMENTS: u32 = 512;
 /// Its own limit of ranges of a discard.
@@ -101,14 +102,7 @@ impl Viostor {
         self.submit(queue, slot, kind, sector, &data);
     }
 
-    fn submit(
-        &mut self,
-        queue: u16,
-        slot: u16,
-        kind: u32,
-        sector: u64,
-        data: &[crate::hostile::request::MemorySegment],
-    ) {
+    fn submit(&mut self, queue: u16, slot: u16, kind: u32, sector: u64, data: &[MemorySegment]) {
         let at = self.rings.slot(slot);
         self.rings.memory().write(at, &header(kind, sector));
         self.rings.memory().write(at + STATUS, &[STATUS_POISON]);
@@ -131,8 +125,7 @@ impl Viostor {
     pub fn unmap(&mut self, queue: u16, slot: u16, ranges: &[(u64, u32)]) {
         assert!(ranges.len() <= self.limits.discard_ranges as usize);
         let at = self.rings.slot(slot) + RANGES;
-        let bytes: Vec<u8> =
-            ranges.iter().flat_map(|&(from, count)| crate::hostile::request::range(from, count, 0)).collect();
+        let bytes: Vec<u8> = ranges.iter().flat_map(|&(from, count)| range(from, count, 0)).collect();
         self.rings.memory().write(at, &bytes);
         self.submit(queue, slot, request_type::DISCARD, 0, &[readable(at, bytes.len() as u32)]);
     }

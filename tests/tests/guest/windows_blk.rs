@@ -8,8 +8,9 @@ use anyhow::Result;
 use mqblk_tests::guest::{Vmm, with_each_vmm};
 use mqblk_tests::hostile::daemon::HostileDaemon;
 use mqblk_tests::hostile::request::STATUS_OK;
-use mqblk_tests::windows::{Buffer, Buffers, PAGE, QtestDevice, QtestModel, VhostUserDevice, Viostor};
-use rustix::fs::{FallocateFlags, fallocate};
+use mqblk_tests::windows::{
+    Buffer, Buffers, PAGE, QtestDevice, QtestModel, VhostUserDevice, Viostor, new_image, pattern,
+};
 
 const MIB: u64 = 1 << 20;
 /// Bytes of the disk.
@@ -17,11 +18,6 @@ const LEN: u64 = 64 * MIB;
 const QUEUES: u16 = 2;
 /// Bytes of a sector of virtio-blk.
 const SECTOR: u64 = 512;
-
-/// Bytes that depend on the place on the disk, and on `seed`.
-fn pattern(from: u64, len: u64, seed: u64) -> Vec<u8> {
-    (from..from + len).map(|at| (at ^ at >> 9 ^ at >> 17 ^ seed.wrapping_mul(0x9d)) as u8).collect()
-}
 
 /// A buffer's offset in its first page, and its bytes. Windows' alignment of buffers is four bytes.
 fn shapes(longest: u64) -> Vec<(u64, u64)> {
@@ -157,19 +153,12 @@ fn all_of_it(driver: &mut Viostor, image: &Path, name: &str) {
     resets_go_on(driver, name);
 }
 
-/// Makes an image. All of it is allocated, so that reads are of the storage.
-fn new_image(path: &Path) -> Result<()> {
-    let file = File::create_new(path)?;
-    fallocate(&file, FallocateFlags::empty(), 0, LEN)?;
-    Ok(())
-}
-
 #[test]
 fn viostor_on_mqblk() -> Result<()> {
     for keys in ["direct=on", "direct=off", "direct=on,block-size=4096"] {
         let folder = tempfile::tempdir_in("/var/tmp")?;
         let image = folder.path().join("image");
-        new_image(&image)?;
+        new_image(&image, LEN)?;
         let disk = format!("path={},serial=windows,queues={QUEUES},queue-size=256,{keys}", image.display());
         let daemon = HostileDaemon::start_with(2, &[("disk", &disk)], &["--sandbox", "off"]);
         let mut driver = Viostor::start(Box::new(VhostUserDevice::connect(&daemon.socket("disk"))), QUEUES);
@@ -187,7 +176,7 @@ fn viostor_on_qemus_own_device() -> Result<()> {
     with_each_vmm(|vmm: Vmm| {
         let folder = tempfile::tempdir_in("/var/tmp")?;
         let image = folder.path().join("image");
-        new_image(&image)?;
+        new_image(&image, LEN)?;
         let device = QtestDevice::start(vmm, QtestModel::Blk, &image, QUEUES)?;
         let mut driver = Viostor::start(Box::new(device), QUEUES);
         all_of_it(&mut driver, &image, "QEMU");

@@ -1,7 +1,6 @@
 //! The commands of Windows' virtio-scsi driver and of the disk class driver above it, to mqblk and to QEMU's own
 //! device: mqblk carries out all that QEMU does, and refuses with the same sense data.
 
-use std::fs::File;
 use std::path::Path;
 
 use anyhow::Result;
@@ -11,8 +10,8 @@ use mqblk_tests::hostile::fuse::HangingFile;
 use mqblk_tests::hostile::wait_for;
 use mqblk_tests::windows::{
     Answer, Buffer, Buffers, PAGE, QtestDevice, QtestModel, ScsiData, TaskManagement, VhostUserDevice, Vioscsi,
+    new_image, pattern,
 };
-use rustix::fs::{FallocateFlags, fallocate};
 
 const MIB: u64 = 1 << 20;
 /// Bytes of the disk.
@@ -155,13 +154,6 @@ fn answers(driver: &mut Vioscsi) -> Vec<(Answer, Vec<u8>)> {
     FINDING.iter().map(|&(_, address, cdb, data)| execute(address, cdb, data)).collect()
 }
 
-/// Makes an image that has something in each block.
-fn new_image(path: &Path) -> Result<()> {
-    let file = File::create_new(path)?;
-    fallocate(&file, FallocateFlags::empty(), 0, LEN)?;
-    Ok(())
-}
-
 /// Starts mqblk with the image as target 0, LUN 0 of a controller.
 fn serve(image: &Path) -> HostileDaemon {
     let disk = format!("interface=virtio-scsi,path={},serial=windows,queues={QUEUES}", image.display());
@@ -219,7 +211,7 @@ fn compare(ours: &[(Answer, Vec<u8>)], theirs: &[(Answer, Vec<u8>)]) {
 fn commands_end_as_on_qemus_own_disk() -> Result<()> {
     let folder = tempfile::tempdir_in("/var/tmp")?;
     let image = folder.path().join("image");
-    new_image(&image)?;
+    new_image(&image, LEN)?;
     let daemon = serve(&image);
     let ours = answers(&mut Vioscsi::start(Box::new(VhostUserDevice::connect(&daemon.socket("disk"))), QUEUES));
     daemon.stop();
@@ -228,10 +220,6 @@ fn commands_end_as_on_qemus_own_disk() -> Result<()> {
         compare(&ours, &answers(&mut Vioscsi::start(Box::new(device), QUEUES)));
         Ok(())
     })
-}
-
-fn pattern(from: u64, len: u64, seed: u64) -> Vec<u8> {
-    (from..from + len).map(|at| (at ^ at >> 9 ^ at >> 17 ^ seed.wrapping_mul(0x9d)) as u8).collect()
 }
 
 /// Returns READ(16) or WRITE(16) of this many bytes.
@@ -323,7 +311,7 @@ fn loads(driver: &mut Vioscsi, name: &str) {
 fn vioscsi_on_mqblk() -> Result<()> {
     let folder = tempfile::tempdir_in("/var/tmp")?;
     let image = folder.path().join("image");
-    new_image(&image)?;
+    new_image(&image, LEN)?;
     let daemon = serve(&image);
     loads(&mut Vioscsi::start(Box::new(VhostUserDevice::connect(&daemon.socket("disk"))), QUEUES), "mqblk");
     assert_eq!(daemon.warnings("disk"), [""; 0]);
@@ -337,7 +325,7 @@ fn vioscsi_on_qemus_own_device() -> Result<()> {
     with_each_vmm(|vmm: Vmm| {
         let folder = tempfile::tempdir_in("/var/tmp")?;
         let image = folder.path().join("image");
-        new_image(&image)?;
+        new_image(&image, LEN)?;
         let device = QtestDevice::start(vmm, QtestModel::Scsi, &image, QUEUES)?;
         loads(&mut Vioscsi::start(Box::new(device), QUEUES), "QEMU");
         Ok(())
@@ -356,7 +344,7 @@ fn as_root_commands_are_sent_again_while_storage_is_away() -> Result<()> {
         |number, path: &Path| format!("controller=c,target=0,lun={number},block-size=512,path={}", path.display());
     let folder = tempfile::tempdir_in("/var/tmp")?;
     let (image, socket) = (folder.path().join("image"), folder.path().join("c.sock"));
-    new_image(&image)?;
+    new_image(&image, LEN)?;
     let (controller, [away, other]) =
         (format!("id=c,socket={},queues={QUEUES}", socket.display()), [lun(0, &hanging.path()), lun(1, &image)]);
     let arguments = ["--controller", &controller, "--lun", &away, "--lun", &other, "--sandbox", "off"];
